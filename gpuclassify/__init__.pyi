@@ -40,6 +40,7 @@ from .jobs.input.readers import JsonlReader as JsonlReader
 from .jobs.input.readers import ParquetReader as ParquetReader
 from .jobs.input.readers import read_files as read_files
 from .jobs.output.hub_writer import HubWriter as HubWriter
+from .jobs.output.writers import AnnotationWriter as AnnotationWriter
 from .jobs.output.writers import JsonlWriter as JsonlWriter
 from .jobs.output.writers import ParquetWriter as ParquetWriter
 from .jobs.output.writers import to_parquet as to_parquet
@@ -48,6 +49,7 @@ from .jobs.pipeline import push_to_hub as push_to_hub
 from .jobs.stages import ToBackend as ToBackend
 from .mapping.chain import classify as classify
 from .mapping.route import Route as Route
+from .mapping.select import Select as Select
 from .models.deberta import Deberta as Deberta
 from .questions.answers import Choice as Choice
 from .questions.answers import Free as Free

@@ -54,7 +54,7 @@ EXCUSED = "commands/doctor.py"
 # The rooms as a reader takes them, and the lines that each may have: a commit that needs more
 # raises the budget and says why, and one that leaves a whole hundred free lowers it.
 BUDGETS = {
-    "mapping": 3700,
+    "mapping": 4100,
     "classifiers": 2000,
     "frames": 700,
     "tokenizing": 1900,
@@ -66,12 +66,12 @@ BUDGETS = {
     "settings": 1300,
     "workers": 1100,
     "stores": 1400,
-    "jobs": 7600,
-    "dedup": 3200,
+    "jobs": 8950,
+    "dedup": 3300,
     "scores": 1300,
     "training": 2200,
     "cluster": 2300,
-    "commands": 3500,
+    "commands": 3750,
     "curator": 1000,
     "pages": 100,
 }

@@ -12,6 +12,7 @@ from gpuclassify.commands.options import (
     BUCKETS,
     GroupedOption,
     JobCommand,
+    annotate_option,
     file_options,
     options_of,
     settings_from_options,
@@ -38,7 +39,7 @@ def _options() -> list[click.Option]:
             ["--edges"], group=BUCKETS, metavar="FILE",
             help="Edges of an earlier job, from its OUTPUT/_buckets/edges.json, in place of "
             "--score, --n, --weight and --by."),
-        *file_options(),
+        annotate_option(), *file_options(),
     ]  # fmt: skip
 
 
@@ -51,7 +52,8 @@ def buckets(context: click.Context, paths: tuple[str, ...], **options: Any) -> N
     Paths are those of `classify`. The scores are read first, to find the edges between buckets of
     equal weight, which are saved in OUTPUT/_buckets/edges.json. Then documents are written, with
     a bucket column for each score and one for the row. The same command continues an interrupted
-    job. To classify and then cut, pass `classify` a --config FILE with buckets:.
+    job. With --annotate, the buckets are written beside INPUT, and no text; scores may be those of
+    --annotations. To classify and then cut, pass `classify` a --config FILE with buckets:.
 
     \b
     gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket

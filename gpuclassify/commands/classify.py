@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.jobs.job import Job, JobDeclaration
+    from gpuclassify.jobs.output.manifest import Manifest
 
 
 @click.command(
@@ -67,18 +68,20 @@ def classify(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
     """Rewrite the report of a job, finished or not, in its OUTPUT."""
+    from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.report.report import write_report
     from gpuclassify.stores.opening import open_store
 
     with wrong_call_exits():
-        made = write_report(open_store(output))
+        every = [write_report(folder) for folder in job_folders(open_store(output))]
     if as_json:
-        click.echo(json.dumps(made))
+        click.echo("\n".join(map(json.dumps, every)))
         return
-    echo(
-        f"{made['parts_done']:,} of {made['parts']:,} parts, {made['rows_in']:,} rows read, "
-        f"{made['rows_out']:,} kept\nReport: {made['output']}/_report/report.html"
-    )
+    for made in every:
+        echo(
+            f"{made['parts_done']:,} of {made['parts']:,} parts, {made['rows_in']:,} rows read, "
+            f"{made['rows_out']:,} kept\nReport: {made['output']}/_report/report.html"
+        )
 
 
 @click.command()
@@ -94,14 +97,22 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
     Exit codes: 0 complete and unchanged, 1 something is missing, damaged or not the job's, 2 OUTPUT
     is no output of a job.
     """
+    from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.output.manifest import DamagedMetadataError, manifest_of
     from gpuclassify.stores.opening import open_store
 
     with wrong_call_exits():
         try:
-            manifest = manifest_of(open_store(output))
+            manifests = [*map(manifest_of, job_folders(open_store(output)))]
         except DamagedMetadataError as err:
             raise click.ClickException(str(err)) from err
+    results = [_is_sound(manifest, as_json) for manifest in manifests]
+    context.exit(0 if all(results) else FAILED)
+
+
+def _is_sound(manifest: Manifest, as_json: bool) -> bool:
+    """Print whether a job's output is complete and unchanged, and tell."""
+    output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
     is_sound = manifest.is_complete()
@@ -118,7 +129,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
                 "The output is not complete: run the command that wrote it again, which redoes "
                 f"what is missing or damaged.\n{manifest.options.command}".rstrip()
             )
-    context.exit(0 if is_sound else FAILED)
+    return is_sound
 
 
 def run_job(

@@ -32,6 +32,7 @@ from gpuclassify.pages import visible
 
 # Module and summary of each command. Only the command that runs is imported.
 COMMANDS = {
+    "annotate": ("annotate", "Write new columns beside the input, and no text."),
     "buckets": ("buckets", "Cut scores into buckets, or continue an earlier run."),
     "classify": ("classify", "Classify files into a directory, or continue an earlier run."),
     "compare": ("compare", "Compare a classifier in two settings."),
@@ -41,6 +42,8 @@ COMMANDS = {
     "models": ("models", "List the classifiers, or the labels of one."),
     "plan": ("plan", "Forecast the work of `classify`."),
     "preview": ("preview", "Show a few texts with their labels."),
+    "show": ("show", "Show a few random texts with their annotations."),
+    "select": ("annotate", "Write the rows that meet a condition."),
     "report": ("classify", "Rewrite the report of a job."),
     "slurm-script": ("slurm_script", "Write a file for sbatch that runs a job."),
     "train": ("train", "Train a classifier's head on annotated texts."),

@@ -16,6 +16,7 @@ from gpuclassify.commands.options import (
     DUPLICATES,
     GroupedOption,
     JobCommand,
+    annotate_option,
     file_options,
     named_values,
     options_of,
@@ -59,7 +60,7 @@ def _options() -> list[click.Option]:
             ["--against"], group=DUPLICATES, metavar="PATH", multiple=True,
             help="Files of an earlier corpus, whose documents are kept; repeatable."),
         other_settings(DUPLICATES, "setting of the method"),
-        *file_options(),
+        annotate_option(), *file_options(),
     ]  # fmt: skip
 
 
@@ -73,7 +74,8 @@ def dedup(context: click.Context, paths: tuple[str, ...], **options: Any) -> Non
     """Write the documents of INPUT (Parquet or JSON lines) without duplicates into OUTPUT.
 
     Paths are those of `classify`. The same command continues an interrupted job, also on another
-    cluster. Documents that have duplicates are listed in OUTPUT/_dedup/duplicates.
+    cluster. Documents that have duplicates are listed in OUTPUT/_dedup/duplicates. With --annotate,
+    columns that mark them are written beside INPUT, and no text.
 
     \b
     gpuclassify dedup 'crawl/*.jsonl' clean/ --method fuzzy --id-field url --keep-by length
@@ -116,8 +118,9 @@ def _make_job(
 
 def _print_summary(summary: DedupSummary, console: Console) -> None:
     duplicates, removal = summary.duplicates, summary.removal
+    done = "marked" if removal.rows_out == duplicates.documents else "removed"
     lines = [
-        f"{duplicates.documents:,} documents, {duplicates.removed:,} duplicates removed "
+        f"{duplicates.documents:,} documents, {duplicates.removed:,} duplicates {done} "
         f"({duplicates.removed_share:.1%}), {removal.rows_out:,} kept",
         f"{duplicates.groups:,} groups of {duplicates.in_groups:,} documents",
     ]

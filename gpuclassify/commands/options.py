@@ -18,8 +18,10 @@ from gpuclassify.commands.settings import (
     CLUSTER,
     FILES,
     MODEL,
+    NOTES,
     REPORT,
     ROWS,
+    SELECTION,
     JobSettings,
     family_name,
     find_family,
@@ -29,7 +31,10 @@ from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import explanations
 
 DUPLICATES, TRAINING, BUCKETS = "Duplicates", "Training", "Buckets"
-GROUPS = (MODEL, ROWS, DUPLICATES, BUCKETS, TRAINING, FILES, REPORT, CLUSTER, "Settings", "Options")
+GROUPS = (
+    *(MODEL, SELECTION, ROWS, DUPLICATES, BUCKETS, TRAINING, NOTES, FILES, REPORT, CLUSTER),
+    *("Settings", "Options"),
+)
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
 _WORDS = f"{__name__}.words"
 # How the values of classifiers' arguments are written.
@@ -251,6 +256,11 @@ def setting_options(*groups: str) -> list[GroupedOption]:
     ]
 
 
+def annotate_option() -> GroupedOption:
+    """Make the option by which a recipe writes annotations."""
+    return next(option for option in setting_options(NOTES) if option.name == "annotate")
+
+
 def file_options() -> list[GroupedOption]:
     """Make the options for input, output, the cluster, and how to run a job."""
     return [*setting_options(FILES, CLUSTER), *run_options()]
@@ -356,7 +366,7 @@ def settings_from_options(
     for setting in fields(JobSettings):
         value = options.get(setting.name)
         if value is None or value == ():
-            continue
+            continue  # no option of the command, or not passed
         if setting.name == "types":
             form = "COLUMN=TYPE, such as price=double"
             types = dict(_named("--type", form, value, str.rpartition))

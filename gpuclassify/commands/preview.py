@@ -55,6 +55,11 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
+        if settings.where or settings.annotations:
+            raise ValueError(
+                "a preview reads the first rows of the input alone: leave out where= and "
+                "annotations=, or take `gpuclassify show`"
+            )
         most = settings.limit or ROWS_READ
         settings = replace(settings, limit=most)
         mappers = _with_confidence(settings)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "jsonl"]
 # Groups of options in the help.
 MODEL, ROWS, FILES, REPORT = "Classifiers", "Columns and rows", "Files", "Report"
+SELECTION, NOTES = "Selection", "Annotations"
 CLUSTER = "Cluster"  # without effect in a plan
 # Settings of `ScoreBuckets` with existing edges, and those of `AssignBuckets`.
 BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
@@ -91,6 +92,26 @@ class JobSettings:
     limit: int | None = field(default=None, metadata=_about(
         "", ROWS, metavar="ROWS", flags=["-n", "--limit"],
         help="Read only this many first rows of the input. Default: all; for `preview` 20."))
+    where: str | None = field(default=None, metadata=_about(
+        "a condition such as quality_pred != 'Low'", SELECTION, metavar="CONDITION",
+        help="Keep only rows of which this is true, such as \"quality_pred != 'Low' and "
+        "score > 0.5\"; columns are those of the input and of --annotations."))
+    annotations: list[str] | None = field(default=None, metadata=_about(
+        "a list of directories, such as [notes/quality]", FILES, metavar="DIRECTORY[=PREFIX_]",
+        flags=["--annotations"],
+        help="Read the columns of an annotation set beside the input; repeatable. With =PREFIX_, "
+        "their names begin with that."))
+    annotations_complete: bool = field(default=True, metadata=_about(
+        "", FILES, flags=["--annotations-complete/--annotations-incomplete"],
+        help="Refuse annotation sets that are unfinished or lack files, or take null for what is "
+        "missing. Default: refuse."))
+    annotate: bool = field(default=False, metadata=_about(
+        "", NOTES,
+        help="Write the new columns of every row beside the input, and no text: an annotation "
+        "set."))
+    redo_changed: bool = field(default=False, metadata=_about(
+        "", NOTES,
+        help="Annotate files again that have changed since they were annotated."))
     format: Format = field(default="parquet", metadata=_about(
         "", FILES, help=""))
     compression: str | None = field(default=None, metadata=_about(
@@ -164,6 +185,15 @@ class JobSettings:
                     "HF_TOKEN, or log in to the Hub"
                 )
         _bytes(self.part_size)
+        if self.annotate:
+            names = ("partition_by", "staging", "limit", "path_field")
+            wrong = [name for name in names if getattr(self, name) is not None]
+            wrong += ["format"] * (self.format != "parquet")
+            if wrong:
+                raise ValueError(
+                    f"annotations are Parquet files of all rows in a directory: leave out "
+                    f"{wrong[0]}="
+                )
         other = "types" if self.types else "path_field" if self.path_field else ""
         if self.limit is not None and other:
             raise ValueError(
@@ -180,7 +210,7 @@ class JobSettings:
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        if not settings.get("buckets"):
+        if not (settings.get("buckets") or settings.get("where") or settings.get("annotations")):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not settings.get(name)]
         if missing:
@@ -214,9 +244,11 @@ class JobSettings:
         return AssignBuckets(self._stages(), **self.buckets, **options)
 
     def _stages(self) -> list[Any]:
+        from gpuclassify.mapping.select import Select
         from gpuclassify.scores.buckets import ScoreBuckets
 
-        stages: list[Any] = self.mappers()
+        stages: list[Any] = [] if self.where is None else [Select(self.where)]
+        stages += self.mappers()
         if self.buckets is not None and EDGES in self.buckets:
             stages.append(ScoreBuckets(**self.buckets))
         read = self.fields_read(stages)
@@ -231,7 +263,7 @@ class JobSettings:
                 files, writer = find_files(self.input, {}), self.writer()
                 paths, real = with_linked(self.input, files), (file.real for file in files)
                 refuse_overlap(writer.directory, writer.sample_name, real, paths, {})
-            reader = first_rows_lazily(self.input, self.limit, read)
+            reader = first_rows_lazily(self.reader(read), self.limit)
         stages.insert(0, reader)
         if self.output is not None:
             stages.append(self.writer())
@@ -246,6 +278,8 @@ class JobSettings:
             "part_bytes": _bytes(self.part_size),
             "input_digest": self.input_digest,
             "path_field": self.path_field,
+            "annotations": self.annotations or (),
+            "annotations_complete": self.annotations_complete,
         }
         if self.types or self.surrogates != "refuse":
             options |= {"types": self.types, "surrogates": self.surrogates}
@@ -255,10 +289,13 @@ class JobSettings:
     def writer(self) -> FileWriter:
         """Make the writer for a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
         from gpuclassify.jobs.output.hub_writer import HubWriter
-        from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
+        from gpuclassify.jobs.output.writers import AnnotationWriter, JsonlWriter, ParquetWriter
         from gpuclassify.stores.hub import hub_uri
 
         assert self.output is not None
+        if self.annotate:
+            compression, redo = self.compression, self.redo_changed
+            return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
         names = ("compression", "non_finite", "nulls")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         repo = hub_uri(self.output)
@@ -297,7 +334,10 @@ class JobSettings:
 
         if self.fields is None:
             return None
-        names = [*as_chain(stages).text_fields, *self.fields, self.source_field]
+        chain = as_chain(stages)
+        names = [*chain.text_fields, *self.fields, self.source_field]
+        if self.where is not None:
+            names += chain.mappers[0].read_fields
         if self.buckets is not None:
             buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
             written = as_chain(stages).schema().names
@@ -335,7 +375,7 @@ def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
-    for name in {"input", "fields", "partition_by"} & passed.keys():
+    for name in {"input", "fields", "partition_by", "annotations"} & passed.keys():
         passed[name] = [passed[name]] if isinstance(passed[name], str) else passed[name]
     check_values(JobSettings, passed)
     for settings in passed.get("classifiers", ()):

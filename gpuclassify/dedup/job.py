@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dask
+import pandas as pd
 
 from gpuclassify._version import __version__
 from gpuclassify.dedup.corpus import Corpus, by_partition
 from gpuclassify.dedup.duplicates import Duplicates
+from gpuclassify.dedup.marks import DuplicateMarks, marks
 from gpuclassify.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import Frame
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 # Settings that can refuse a result but do not change it: a job may continue with other values.
 LIMITS = ("max_removed_share", "max_group_size")
 # What stays of the steps; signatures and edges are of no use once it is decided what goes.
-KEPT = ("decisions", "duplicates", "removed")
+KEPT = ("decisions", "duplicates", "removed", "marks")
 
 
 class Deduplicate(JobDeclaration["DedupSummary"]):
@@ -58,7 +60,9 @@ class Deduplicate(JobDeclaration["DedupSummary"]):
         again, so write an expensive frame to files first.
     duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
     writer : FileWriter
-        As of a `Pipeline`.
+        As of a `Pipeline`. With an `AnnotationWriter` nothing is removed: each row gets
+        ``is_duplicate``, which is true for those that would go, ``duplicate_group``, a number that
+        documents of a group share, and ``duplicate_similarity`` to the one that stays.
     against : FileReader or dask.dataframe.DataFrame, optional
         An earlier corpus: documents that have a duplicate there go; nothing there does. What
         cannot be read there stops the job, whatever `on_error` says.
@@ -140,7 +144,7 @@ class Deduplicate(JobDeclaration["DedupSummary"]):
             remember(earlier.options_name, earlier.storage_options)
         removal = make_job(
             source,
-            as_chain([]),
+            as_chain(self._marks()),
             self.writer,
             options,
             backend=self.backend,
@@ -152,6 +156,9 @@ class Deduplicate(JobDeclaration["DedupSummary"]):
         corpus = job.corpus()
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         return job
+
+    def _marks(self) -> list[PartitionMap]:
+        return [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
 
 
 @dataclass(repr=False)
@@ -209,6 +216,7 @@ class DedupJob(SteppedJob):
         "counts": "Counting",
         "duplicates": "Listing duplicates",
         "removed": "Listing rows that go",
+        "marks": "Listing rows that are marked",
         "removal": "Writing the documents that stay",
     }
 
@@ -283,20 +291,26 @@ class DedupJob(SteppedJob):
             )
             raise
 
-    def _drop(self, steps: Steps) -> DropRows:
-        """List the duplicates for people, and the rows that go for the removal."""
+    def _drop(self, steps: Steps) -> RowsOfPart:
+        """List the duplicates for people, and the rows that the last step drops or marks."""
         decisions = steps.read("decisions")
         steps.keep("duplicates", self.duplicates.listing(self.corpus(), decisions))
-        columns = decisions[["document", "keep", "is_earlier"]]
-        gone = columns.map_partitions(removed, meta=removed(columns._meta))
-        steps.keep("removed", by_partition(gone, self.source.count).reset_index())
-        manifest = steps.manifest("removed")
-        return DropRows(steps.folder("removed"), manifest.key, manifest.count)
+        listed, name = decisions[["document", "keep", "is_earlier"]], "removed"
+        change: Callable[[Any], pd.DataFrame] = removed
+        act: Callable[[Frame, int, pd.DataFrame], Any] = drop_rows
+        if self.spec.annotations is not None:
+            marker = self.spec.chain.mappers[0]
+            assert isinstance(marker, DuplicateMarks)
+            listed, name, change, act = decisions, "marks", marks, marker.mark
+        rows = listed.map_partitions(change, meta=change(listed._meta))
+        steps.keep(name, by_partition(rows, self.source.count).reset_index())
+        manifest = steps.manifest(name)
+        return RowsOfPart(steps.folder(name), manifest.key, manifest.count, act)
 
 
 @dataclass(frozen=True)
-class DropRows:
-    """Function that drops the rows of a part whose numbers the part's file of a step lists.
+class RowsOfPart:
+    """Function that does something with the rows of a part that its file of a step lists.
 
     `key` is in the names of the `count` files in `folder`.
     """
@@ -304,12 +318,12 @@ class DropRows:
     folder: Store
     key: str
     count: int
+    act: Callable[[Frame, int, pd.DataFrame], Any]  # with a frame, its number and the list
 
     def __call__(self, frame: Frame, number: int) -> Any:
-        """Return the rows of the part with this number that stay."""
+        """Return the part with this number, changed."""
         name = part_name(number, self.count, self.key, ".parquet")
-        gone = read_rows(name, self.folder)
-        return drop_rows(frame, number, gone.set_index("document"))
+        return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
 
 
 def _source(source: Any, on_error: str) -> Source:

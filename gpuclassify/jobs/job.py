@@ -16,7 +16,10 @@ import pyarrow as pa
 from gpuclassify.frames import is_text
 from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
 from gpuclassify.jobs.input.jsonl import json_columns
+from gpuclassify.jobs.input.notes import FILE
+from gpuclassify.jobs.input.parts import InputSchema
 from gpuclassify.jobs.input.sources import FileSource, Source
+from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
 from gpuclassify.jobs.output.encoding import arrow_table, folder_types, with_plain_folders
 from gpuclassify.jobs.output.manifest import Manifest, RunOptions
 from gpuclassify.jobs.output.records import JobChangedError, Record, check_current
@@ -317,7 +320,8 @@ def make_job(
     spec = make_task_spec(source, chain, writer, **settings)
     spec.encoding.check(spec.schema)
     folders = folder_types(spec.encoding.partition_by, spec.schema)
-    for where, columns in (("input", [*source.meta.columns]), ("output", spec.schema.names)):
+    written = spec.schema.names if spec.annotations is None else [*source.meta.columns]
+    for where, columns in (("input", [*source.meta.columns]), ("output", written)):
         if source_field is not None and source_field not in columns:
             raise ValueError(
                 f"no column {source_field!r} in the {where} to count rows by; columns are "
@@ -348,6 +352,18 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
     for name in json_columns(source.input_schema.arrow if source.input_schema else ()):
         if name in schema.names and is_text(schema.field(name).type):
             schema = schema.set(schema.names.index(name), pa.field(name, pa.json_()))
+    beside, read = None, source.input_schema
+    noted = read.annotations if read else ()
+    counted = {*chain.schema().names, *(read.annotation_fields if read else ())}
+    if writer.annotates:
+        if not isinstance(source, FileSource):
+            raise TypeError(
+                "annotations stand beside the rows of files, and a job of a Dask frame has none: "
+                "begin with a ParquetReader or JsonlReader"
+            )
+        schema = _beside_input(schema, source, chain)
+        beside = annotation_schema(schema, label_fields(chain.mappers))
+        read = _read_beside(source, chain, settings["on_error"])
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
@@ -355,15 +371,44 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
         directory=writer.directory,
         encoding=writer.encoding,
         keep_index=keep_index,
-        label_fields=label_fields(chain.mappers),
-        number_fields=tuple(new.name for new in chain.schema() if new.type == pa.float32()),
+        label_fields=(*label_fields(chain.mappers), *(n for each in noted for n in each.labels)),
+        number_fields=tuple(f.name for f in schema if f.type == pa.float32() and f.name in counted),
         text_fields=chain.text_fields,
-        input_schema=source.input_schema,
+        input_schema=read,
+        annotations=beside,
         input_name=source.options_name,
         **settings,
     )
     remember(spec.input_name, source.storage_options)
     return spec
+
+
+def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
+    """Return the new columns of an output; raise unless they can be written beside an input."""
+    if source.reader.path_field is not None:
+        raise ValueError(
+            f"path_field={source.reader.path_field!r} adds a column to the input: leave it out, "
+            f"for annotations name the file of each row themselves, in {FILE!r}"
+        )
+    if replaced := [name for name in chain.schema().names if name in source.meta.columns]:
+        raise ValueError(
+            f"annotations stand beside the input, which has {replaced} already: choose other names"
+        )
+    new = [field for field in schema if field.name not in source.meta.columns]
+    if not new:
+        raise ValueError("no stage adds a column: annotations would be empty")
+    if taken := [field.name for field in new if field.name in BOOKKEEPING.names]:
+        raise ValueError(f"annotations have columns {taken} themselves: choose another name")
+    return pa.schema(new, metadata=schema.metadata)
+
+
+def _read_beside(source: FileSource, chain: Chain, on_error: str) -> InputSchema:
+    """Return the columns to read: those that stages need, where that leaves out no other rows."""
+    schema = source.input.schema
+    if on_error == "raise" and chain.is_row_wise:
+        names = [name for name in schema.arrow.names if name in chain.read_fields]
+        schema = schema.projected(names or schema.file_fields[:1])
+    return replace(schema, storage_options={}, has_places=True)
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
@@ -372,9 +417,12 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
         f"stage {number} {stage.__name__}": describe(stage)
         for number, stage in enumerate(spec.chain.mappers, 1)
     }
-    encoding = {"format": spec.encoding.file_format, "compression": spec.encoding.compression}
+    known = spec.encoding
+    encoding: dict[str, Any] = {"format": known.file_format, "compression": known.compression}
     if spec.encoding.partition_by:
         encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
+    if spec.annotations is not None:
+        encoding["annotations"] = True
     encoding |= spec.encoding.of_json
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from gpuclassify.jobs.annotating import annotate_job, with_decisions
 from gpuclassify.jobs.input.quarantine import ON_ERROR
+from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.job import Job, JobDeclaration, make_job
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.manifest import RunOptions
-from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.output.writers import AnnotationWriter, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
 from gpuclassify.mapping.chain import Chain
@@ -37,10 +40,11 @@ class Pipeline(JobDeclaration[JobSummary]):
     Parameters
     ----------
     stages : iterable
-        First a `JsonlReader`, `ParquetReader` or Dask DataFrame; last a `JsonlWriter` or
-        `ParquetWriter`; between them classifiers, embedders, `ToBackend`, or any callable from a
-        plain frame to a plain frame. A stage sees one part: what needs a shuffle is done before,
-        on a Dask frame. All classifiers run in one pass, in which each text is tokenized once.
+        First a `JsonlReader`, `ParquetReader` or Dask DataFrame; last a `JsonlWriter`, a
+        `ParquetWriter`, or an `AnnotationWriter` for new columns alone; between them classifiers,
+        embedders, `Select`, `ToBackend`, or any callable from a plain frame to a plain frame. A
+        stage sees one part: what needs a shuffle is done before, on a Dask frame. All classifiers
+        run in one pass, in which each text is tokenized once.
     backend : {"pandas", "cudf"}
         Frames that parts are read as. With "cudf", only workers touch cudf, and only where a stage
         sees the difference: classifiers alone, whose texts the host tokenizes, get pandas frames.
@@ -96,7 +100,15 @@ class Pipeline(JobDeclaration[JobSummary]):
     def _make_job(self, options: RunOptions) -> Job:
         reader, writer = self._ends()
         writer.directory.refuse_file()  # before any model is looked up
+        if isinstance(writer, AnnotationWriter) and isinstance(reader, FileReader):
+            make = functools.partial(self._job_of, options=options)
+            return annotate_job(reader, writer, options, make)
+        return self._job_of(reader, writer, options)
+
+    def _job_of(self, reader: object, writer: FileWriter, options: RunOptions) -> Job:
         middle = self.stages[1:-1]
+        if writer.annotates:
+            middle = with_decisions(as_chain(middle).mappers)
         source = as_source(reader, self.on_error, as_chain(middle).read_fields)
         chain = self._chain(source, middle)
         chain.prepare()

@@ -8,16 +8,19 @@ import itertools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, name_row
 from gpuclassify.jobs.input.files import InputFile
+from gpuclassify.jobs.input.notes import ANNOTATED, FILE, PLACE
 from gpuclassify.jobs.input.parts import InputSchema, Part
 from gpuclassify.jobs.input.quarantine import (
     ROW,
@@ -28,6 +31,7 @@ from gpuclassify.jobs.input.quarantine import (
 )
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces
+from gpuclassify.jobs.output.annotations import annotation_table, extents
 from gpuclassify.jobs.output.encoding import (
     Encoding,
     UnnamedFolderError,
@@ -52,6 +56,7 @@ from gpuclassify.jobs.report.summary import (
 )
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.select import Select
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
@@ -80,6 +85,7 @@ class TaskSpec:
     source_field: str | None = None  # by whose values rows of input and output are counted
     examples: int = 0  # texts at each end of a group of examples, at most
     run_began: float = 0.0  # see `Record`
+    annotations: pa.Schema | None = None  # of what is written beside the input, instead of rows
     # What is done with a part before the stages: a function of its frame and its number.
     before: Callable[[Frame, int], Frame] | None = None
 
@@ -99,6 +105,17 @@ class TaskSpec:
         )
         return "pandas" if reads_texts else self.backend
 
+    def first_select(self) -> tuple[CountedSelect | None, TaskSpec]:
+        """Return the first stage, if reading can do what it does, and the spec of the others.
+
+        Not where rows read are counted by a column, of those that it drops, too.
+        """
+        first = next(iter(self.chain.mappers), None)
+        if not isinstance(first, Select) or self.source_field is not None:
+            return None, self
+        chain = Chain(self.chain.mappers[1:])
+        return CountedSelect(first), replace(self, chain=chain, meta_dtypes=self.meta_dtypes[1:])
+
     def pack(self) -> bytes:
         """Pickle the spec: a scheduler unpickles tasks, and need not have the modules of stages."""
         return cloudpickle.dumps(self)
@@ -107,6 +124,23 @@ class TaskSpec:
     def unpack(packed: bytes) -> TaskSpec:
         """Unpickle the spec on a worker, which has the modules of stages."""
         return cloudpickle.loads(packed)
+
+
+class CountedSelect:
+    """Condition that pieces of a part are read by, several at a time, and its counts in all."""
+
+    def __init__(self, select: Select) -> None:
+        self.fields = select.read_fields
+        self.counts: dict[str, Any] = {}
+        self._select, self._lock = select, threading.Lock()
+
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows meet it, bool (rows,)."""
+        with run_context(stages=StageCounts()) as context:
+            chosen = self._select.chosen(columns)
+        with self._lock:
+            add_counts(self.counts, context.stages.counts if context.stages else {})
+        return chosen
 
 
 @on_sound_device
@@ -126,11 +160,19 @@ def run_part(
         assert spec.input_schema is not None
         schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
         text_fields = spec.chain.main_text_fields
-        table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields)
+        select, spec = spec.first_select()
+        read = (part, files, schema, spec.on_error, text_fields, select)
+        table, problems, source = read_pieces(*read)
+        first = {} if select is None else select.counts
+        rows = next((counts["read"] for counts in first.values()), len(table))
+        places = None
+        if spec.annotations is not None:
+            places, table = table.select([FILE, PLACE]), table.drop_columns([FILE, PLACE])
         frame = to_frame(table, spec.part_backend)
         counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
         read_seconds = time.perf_counter() - started
-        return _run(frame, counted, problems, source, number, name, spec, read_seconds)
+        known = (frame, counted, problems, source, number, name, spec, read_seconds)
+        return _run(*known, places=places, rows=rows, first=first)
 
 
 @on_sound_device
@@ -167,7 +209,11 @@ def _run(
     name: str,
     spec: TaskSpec,
     read_seconds: float,
+    places: pa.Table | None = None,
+    rows: int | None = None,
+    first: dict[str, Any] | None = None,
 ) -> Record:
+    """Map and publish what was read of `rows`, of which the counts of `first` stages tell."""
     started = time.perf_counter()
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
@@ -179,17 +225,21 @@ def _run(
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
     names = spec.encoding.partition_by
+    if spec.annotations is not None and places is not None:
+        failed = [_placed(problem, places) for problem in failed]
+        table = annotation_table(table, places, [*problems, *failed], spec.annotations)
+        source = {**source, ANNOTATED: extents(table)}
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*problems, *failed]
     record = Record(
         name=name,
         source=source,
-        rows_in=len(frame),
+        rows_in=len(table) if places is not None else len(frame) if rows is None else rows,
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        stages=stages.counts,
+        stages={**(first or {}), **stages.counts},
         examples=stages.examples,
         **_counts(counted, table, spec),
         seconds={
@@ -225,7 +275,10 @@ def _map_rows(
     def run(start: int, stop: int) -> pa.Table:
         stages = StageCounts(spec.examples)
         with run_context(stages=stages), as_errors():
-            mapped = spec.chain.map_frame(frame.iloc[start:stop], spec.meta_dtypes)
+            rows = frame.iloc[start:stop]
+            mapped = spec.chain.map_frame(rows, spec.meta_dtypes)
+            if spec.annotations is not None:
+                mapped = _beside(rows, mapped, spec.schema.names)
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
             check_values(table, spec.encoding.partition_by)
         add_counts(done.counts, stages.counts)  # now that nothing has failed
@@ -241,6 +294,21 @@ def _map_rows(
         else:
             tables.append(result)
     return pa.concat_tables(tables or [run(0, 0)]), problems, done
+
+
+def _beside(rows: Frame, mapped: Frame, names: list[str]) -> Any:
+    """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
+    if not mapped.index.equals(rows.index):
+        raise ValueError(
+            "a stage has dropped, made or moved rows, and annotations stand beside all of them: "
+            "let it add a column instead"
+        )
+    return mapped[names]
+
+
+def _placed(problem: Problem, places: pa.Table) -> Problem:
+    row = problem.row or 0
+    return replace(problem, file=places[FILE][row].as_py(), place=places[PLACE][row].as_py())
 
 
 def row_errors() -> tuple[type[Exception], ...]:
@@ -278,8 +346,9 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
     column, sources = spec.source_field, {}
     if column is not None:
         values = _columns(read, [column])[column]
-        sources = {column: count_sources(values, kept[column])}
+        sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
+    fields += [each.labels for each in spec.input_schema.annotations] if spec.input_schema else []
     first_labels = [labels[0] for labels in fields if labels]
     return {
         "labels": count_labels(kept, spec.label_fields),

@@ -21,6 +21,7 @@ from gpuclassify.workers.run_context import add_counts
 REASONS = ("null", "empty", "blank", "label", "confidence", "score")
 WITHOUT_TEXT = 3  # of them: whichever filter drops texts that hold nothing
 NO_MODEL = "no model"  # the reason beside them, of rows that a route leads nowhere
+CONDITION, UNKNOWN = "condition", "unknown"  # those of conditions, which are false or null
 KEPT, NULL = -1, 0  # beside and among the places in REASONS
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # of one part, so that its record stays small
@@ -152,6 +153,16 @@ class StageCounts:
             for stage, examples in stages.examples.items():
                 self.examples[f"{name}, {route}: {stage}"] = examples
         self.counts[name] = total
+
+    def add_condition(
+        self, term: str, read: np.ndarray, met: np.ndarray, unknown: int, seconds: float
+    ) -> None:
+        """Record which of the rows `read` met a condition, bool (rows,); `unknown` were null."""
+        rows, kept = int(read.sum()), int((read & met).sum())
+        refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
+        dropped = {reason: count for reason, count in refused.items() if count}
+        counts = {"read": rows, "kept": kept, "dropped": dropped, "would_drop": {}, "labels": {}}
+        self.counts[f"Select {term}"] = {**counts, "truncated_texts": 0, "seconds": seconds}
 
     def _name(self, mapper: PartitionMap) -> str:
         name = mapper.__name__

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import sys
@@ -257,6 +259,13 @@ class TextMapper(PartitionMap, Generic[Settings]):
     @property
     def _keep_field(self) -> str | None:
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
+
+    def keeping(self, field: str) -> TextMapper[Settings]:
+        """Return the mapper with a column for the decision of its filters, which drops no row."""
+        kept = copy.copy(self)
+        vars(kept).pop("model", None)  # which knows the settings
+        kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
+        return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
         """Return one chain of both, which runs in one pass and may share tokens and layers."""

@@ -267,6 +267,16 @@ class ScoreBuckets(PartitionMap):
         return ScoreBuckets(edges, **{setting: getattr(self, setting) for setting in SETTINGS})
 
     @property
+    def read_fields(self) -> tuple[str, ...]:
+        """Columns of the scores and of groups."""
+        return tuple(self.columns.needed)
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether a row's buckets follow from its scores alone: always."""
+        return True
+
+    @property
     def drops_rows(self) -> bool:
         """Whether rows are dropped, which they never are."""
         return False

@@ -13,6 +13,7 @@ from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.input.sources import Source, as_source
 from gpuclassify.jobs.output.manifest import RunOptions
 from gpuclassify.jobs.output.records import JOB, QUARANTINE, key_in, quarantine_path
+from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
@@ -55,6 +56,8 @@ class AssignBuckets(Pipeline):
     ----------
     stages : iterable
         As of a `Pipeline`, the first of them a reader.
+        With an `AnnotationWriter`, buckets are written beside the input, whose scores are there
+        already, as a column or an annotation.
     scores : str or sequence of str
         Columns of numbers that the input has or a classifier writes.
     n, weight, by, text_field
@@ -125,7 +128,18 @@ class AssignBuckets(Pipeline):
                 "a reader of files. For a Dask frame there are score_edges() and add_buckets()"
             )
         stages = [*self.stages[:-1], self.buckets, self.stages[-1]]
-        job = Pipeline(stages, **self._options())._make_job(options)
+        writer = self.stages[-1]
+        is_beside = isinstance(writer, FileWriter) and writer.annotates
+        if is_beside and len(stages) > 3:
+            raise ValueError(
+                "buckets beside the input are cut of scores that are there: annotate it by the "
+                "classifiers first, and read the scores by annotations= of the reader"
+            )
+        pipeline = Pipeline(stages, **self._options())
+        # Buckets of all files change when files come: what is new cannot be annotated alone.
+        job = (
+            pipeline._job_of(reader, writer, options) if is_beside else pipeline._make_job(options)
+        )
         code = f"{import_lines([AssignBuckets, *self.stages])}\n\n{self!r}"
         job = replace(job, manifest=replace(job.manifest, code=code))
         scoring = Chain(job.spec.chain.mappers[:-1])

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -63,6 +64,25 @@ def classified(folder, **options):
     write_checkpoint(folder / "model", "fineweb-edu")
 
 
+def with_notes(folder):
+    """Documents, and a set of annotations of them."""
+    from gpuclassify import AnnotationWriter, JsonlReader, Pipeline
+
+    documents(folder)
+    # Places and times of files are part of what a set is of.
+    stages = [JsonlReader("in"), with_rank, AnnotationWriter("notes")]
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        Pipeline(stages).run(report=lambda *_: None)
+    finally:
+        os.chdir(here)
+
+
+def with_rank(frame):
+    return frame.assign(rank=frame["id"] % 10)
+
+
 def annotated(folder):
     from tests.replicas import write_sequence_classifier
 
@@ -93,6 +113,23 @@ def has_ids(folder, suffix="parquet", name="id"):
     lines = [line for path in sorted(folder.glob("in/*")) for line in path.read_text().splitlines()]
     wanted = [json.loads(line)["id"] for line in lines if "broken" not in line]
     assert sorted(rows_of(folder, suffix)[name]) == sorted(wanted)
+
+
+def has_places(folder):
+    """Each document of the input once, by its line's first byte, and no text."""
+    found = rows_of(folder, "parquet")
+    assert "text" not in found and found["fineweb-edu-score-float"].notna().all()
+    for path, rows in found.groupby("_file"):
+        content = Path(path).read_bytes()
+        starts = [0, *(place + 1 for place, byte in enumerate(content) if byte == 10)][:-1]
+        assert sorted(rows["_place"]) == starts
+    assert found["_file"].nunique() == 2
+
+
+def has_chosen(folder):
+    found = rows_of(folder, "parquet")
+    assert sorted(found["id"]) == [12, 13, 22, 23]
+    assert (found["rank"] == found["id"] % 10).all()
 
 
 def has_originals(folder, most):
@@ -188,6 +225,13 @@ CASES = {
             (*CLASSIFY, "--format", "jsonl"),
             classified,
             partial(has_ids, suffix="jsonl"),
+        ),
+        Case("annotate", ("annotate", *CLASSIFY[1:]), classified, has_places),
+        Case(
+            "select",
+            ("select", *OUTPUT, "--annotations", "notes", "--where", "rank >= 2"),
+            with_notes,
+            has_chosen,
         ),
         Case("classify-folders", (*CLASSIFY, "--partition-by", "lab"), classified, has_ids),
         Case(

@@ -50,9 +50,10 @@ def assert_all_held(outcomes):
     ("cases", "most"),
     [
         (("classify-jsonl", "classify-quarantine", "buckets", "train", "convert", "upload"), 3),
+        (("annotate", "select"), 6),
         (("dedup-exact", "dedup-rounds"), 2),
     ],
-    ids=["jobs", "steps"],
+    ids=["jobs", "annotations", "steps"],
 )
 def test_some_points_of_each_command(cases, most):
     assert_all_held(tried(*cases, "--most", most, "--modes", END, FULL, ERROR, DAMAGE))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gpuclassify.settings.paths import exists
 from gpuclassify.stores.names import (
@@ -57,6 +58,11 @@ class InputFile:
     real: str = ""  # the path without links, which tells it from other files
     linked: str = ""  # the folder that a link on the way below the input leads to, if there is one
     problem: str | None = None  # why it cannot be read, as far as a listing can tell
+
+    @property
+    def state(self) -> str:
+        """Size and version, by which a job tells whether the file is what it was."""
+        return f"{self.size_bytes} bytes, {self.version}"
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
         return f"InputFile({redacted(self.path)!r}, {self.size_bytes}, {self.version!r})"
@@ -116,6 +122,16 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
         return list(pool.map(digested, files))
+
+
+def states_like(
+    files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
+) -> dict[str, str]:
+    """Return the `state` of each file by its name, by digest where that is how it is `known`."""
+    files = [*files]
+    by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]
+    digested = {file.path: file for file in with_digests(by_digest, storage_options)}
+    return {redacted(file.real): digested.get(file.path, file).state for file in files}
 
 
 def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = False) -> None:
@@ -184,6 +200,14 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
     else:
         with pa.input_stream(file, compression=codec) as stream:
             yield stream
+
+
+def open_parquet(file: BinaryIO) -> pq.ParquetFile:
+    """Open a Parquet file whose pages are compared with their checksums, where it has some.
+
+    That costs no time that can be measured. pyarrow and Spark write checksums on request.
+    """
+    return pq.ParquetFile(file, page_checksum_verification=True)
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:

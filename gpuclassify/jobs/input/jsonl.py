@@ -257,6 +257,14 @@ def parse_good(
     return pa.concat_tables(tables), bad
 
 
+def line_places(content: bytes, offset: int) -> np.ndarray:
+    """Return where in the file lines begin that are not blank, int64 (rows,); see `parse_good`."""
+    lines = io.BytesIO(content).readlines()
+    starts = itertools.accumulate(map(len, lines), initial=offset)
+    pairs = zip(starts, lines, strict=False)  # the last start is the end
+    return np.array([start for start, line in pairs if line.strip(_BLANKS)], dtype=np.int64)
+
+
 def _isolated(
     lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool, replaces: bool
 ) -> Iterator[pa.Table | BadLine]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import logging
 import math
 import re
@@ -13,24 +14,27 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
 from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
-from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed, open_parquet
 from gpuclassify.jobs.input.jsonl import (
     MOST_LINE_BYTES,
     BadLine,
     WholeLines,
     exact_integers,
+    line_places,
     line_schemas,
     parse_good,
     read_range,
 )
+from gpuclassify.jobs.input.notes import PLACE, AnnotationColumns, NotedRows, Notes
 from gpuclassify.jobs.input.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.input.schema import (
     common_schema,
@@ -94,6 +98,8 @@ class Part:
     problem: str | None = None  # why the file cannot be read, as far as it is known beforehand
     file_bytes: int | None = None  # which saves asking for it
     followers: tuple[Part, ...] = ()  # of other files
+    rows: tuple[int, int] | None = None  # of Parquet: which of the file's rows, to the end of them
+    notes: tuple[tuple[NotedRows, ...], ...] = ()  # rows of each annotation set that are beside it
 
     @property
     def pieces(self) -> tuple[Part, ...]:
@@ -104,6 +110,16 @@ class Part:
         """Return where the part's share of `count` things begins and ends."""
         number, of = self.share or (0, 1)
         return count * number // of, count * (number + 1) // of
+
+    @property
+    def places(self) -> tuple[float, float] | None:
+        """Places in the file that rows of this piece may have; None if only reading it tells."""
+        if self.rows is not None:
+            first, end = self.bounds(self.rows[1] - self.rows[0])
+            return self.rows[0] + first, self.rows[0] + end
+        if self.share is not None:
+            return None
+        return self.start, math.inf if self.length is None else self.start + self.length
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
         return f"Part({self})"
@@ -130,6 +146,8 @@ class InputSchema:
     replaces: bool = False  # whether halves of surrogate pairs become U+FFFD
     most_bytes: int = MOST_LINE_BYTES  # of a line
     path_field: str | None = None  # that tells the file of each row
+    has_places: bool = False  # whether tables have the column `PLACE` behind all others
+    annotations: tuple[AnnotationColumns, ...] = ()  # columns of `arrow` that no file holds
     # What named the files, for those who must not write there.
     paths: tuple[str, ...] = field(default=(), repr=False)
 
@@ -139,13 +157,24 @@ class InputSchema:
     @property
     def file_fields(self) -> list[str]:
         """Names of the columns that some file holds."""
-        beside = (*self.folder_fields, self.path_field)
+        beside = (*self.folder_fields, self.path_field, *self.annotation_fields)
         return [name for name in self.arrow.names if name not in beside]
+
+    @property
+    def annotation_fields(self) -> list[str]:
+        """Names of the columns that annotation sets hold."""
+        return [name for columns in self.annotations for name in columns.fields.values()]
 
     @property
     def without_path(self) -> pa.Schema:
         """Columns without `path_field`."""
         return pa.schema([each for each in self.arrow if each.name != self.path_field])
+
+    def of_files(self) -> InputSchema:
+        """Return the schema without annotations, as which a file is read to count its rows, too."""
+        beside = {*self.annotation_fields}
+        names = [name for name in self.arrow.names if name not in beside]
+        return replace(self.projected(names), is_projected=self.is_projected, annotations=())
 
     def projected(self, columns: Sequence[str]) -> InputSchema:
         """Return the schema with only these columns."""
@@ -195,10 +224,17 @@ class Lines:
         """Parse the lines into a table of the good ones, and the bad ones."""
         form = schema.without_path, schema.is_projected, schema.replaces
         table, bad = parse_good(self.content, self.offset, *form)
+        places = np.zeros(0, dtype=np.int64)
+        if schema.has_places:
+            places = line_places(self.content, self.offset)
+            places = places[~np.isin(places, [line.offset for line in bad])]
         for long in self.long:
             bad = [
                 replace(b, offset=b.offset + long.skipped * (b.offset >= long.offset)) for b in bad
             ]
+            places = places + long.skipped * (places >= long.offset)
+        if schema.has_places:
+            table = table.append_column(PLACE, pa.array(places))
         if not self.part.share or not self.part.share[0]:  # else the first share tells of them
             bad += self.long
         return table, sorted(bad, key=lambda line: line.offset)
@@ -214,24 +250,54 @@ class Lines:
         return replace(self, content=self.content[first:end], offset=self.offset + first, cut=cut)
 
 
-def read_part(part: Part, schema: InputSchema) -> pd.DataFrame:
-    """Read one part as a pandas frame with the dtypes of `schema`.
+def read_part(
+    part: Part, schema: InputSchema, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Read one part as a pandas frame with the dtypes of `schema`, or some of its columns.
 
     Raises UnreadableInputError if it cannot be read. Columns that this file lacks are null. Fields
     that the schema lacks are left out if it is a projection, and refused if it stands for all
     columns, so that no data is lost unseen.
     """
-    return to_pandas(pa.concat_tables(read_table(piece, schema)[0] for piece in part.pieces))
+    chosen = schema if columns is None else schema.projected(columns)
+    notes = Notes.of(part, chosen)
+    tables = (read_table(piece, chosen, notes=notes)[0] for piece in part.pieces)
+    return to_pandas(pa.concat_tables(tables))
 
 
 def read_table(
-    part: Part, schema: InputSchema, on_error: str = "raise", limit: Limit | None = None
+    part: Part,
+    schema: InputSchema,
+    on_error: str = "raise",
+    limit: Limit | None = None,
+    notes: Notes | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read the good rows of one piece, its problems, and the share of the piece that was read.
 
     What cannot be read raises UnreadableInputError, unless `on_error` is "quarantine"; else it is
-    one of `CURES`.
+    one of `CURES`. Columns of annotations stand beside the rows that have their places; where there
+    are no others, the annotations tell which rows there are, and the file stays closed. `notes` are
+    those of the part that the piece is of.
     """
+    if not schema.annotations:
+        return _read_file(part, schema, on_error, limit)
+    notes = notes or Notes.of(part, schema)
+    places, read = None if part.problem else notes.places(part), schema.of_files()
+    if read.arrow.names or places is None:
+        if not read.arrow.names:  # a column that is in no file still tells of its rows
+            read = replace(read, arrow=pa.schema([(PLACE * 2, pa.string())]), is_projected=True)
+        table, problems, share = _read_file(part, replace(read, has_places=True), on_error, limit)
+        places = table[PLACE].to_numpy()
+    else:
+        table, problems, share = pa.table({PLACE: places}), [], 1.0
+    for name, column in notes.columns(part, places):
+        table = table.append_column(name, column)
+    return table.select([*schema.arrow.names, *[PLACE] * schema.has_places]), problems, share
+
+
+def _read_file(
+    part: Part, schema: InputSchema, on_error: str, limit: Limit | None
+) -> tuple[pa.Table, list[Problem], float]:
     share = 1.0
     try:
         if part.problem is not None:
@@ -245,18 +311,85 @@ def read_table(
             table = with_folder_values(table, schema.folder_fields, part.path)
             problems = [Problem(FILE, str(part), lines.cut)] if lines.cut else []
             for line in bad:
+                place = line.offset if schema.has_places else None
                 number = line_number(part.path, line.offset) if line.skipped else None
                 reason = line.reason if number is None else f"line {number}: {line.reason}"
                 shown = shortened(line.line)
-                problems.append(Problem(LINE, name, reason, offset=line.offset, content=shown))
+                where: Any = {"offset": line.offset, "place": place}
+                problems.append(Problem(LINE, name, reason, content=shown, **where))
     except BrokenContentError as err:
         table, problems = schema.without_path.empty_table(), [Problem(FILE, str(part), str(err))]
+        if schema.has_places:
+            table = table.append_column(PLACE, pa.array([], pa.int64()))
     if schema.path_field in schema.arrow.names:
         paths = pa.array([redacted(part.path)] * len(table), pa.string())
-        table = table.append_column(schema.path_field, paths).select(schema.arrow.names)
+        names = [*schema.arrow.names, *[PLACE] * schema.has_places]
+        table = table.append_column(schema.path_field, paths).select(names)
     if problems and on_error != "quarantine":
         raise unreadable(part, problems[0], on_error)
     return table, problems, share
+
+
+class RowChoice(Protocol):
+    """Choice of rows by columns of theirs."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that tell."""
+
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows are chosen, bool (rows,)."""
+
+
+def read_chosen(
+    part: Part,
+    schema: InputSchema,
+    on_error: str,
+    notes: Notes,
+    choice: RowChoice,
+) -> tuple[pa.Table, list[Problem], float]:
+    """Read the rows of a piece that are chosen by some of their columns; see `read_table`.
+
+    Of Parquet nothing else is read of row groups of which no row is taken, nor of JSON lines where
+    annotations alone decide and take none. Rows that cannot be read must all be looked at where
+    columns of files decide and they are left out.
+    """
+    names = [name for name in schema.arrow.names if name in choice.fields]
+    reads_files = not {*names} <= {*schema.annotation_fields} or notes.places(part) is None
+    if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
+        placed = replace(schema, has_places=True)
+        table, problems, share = read_table(part, placed, on_error, notes=notes)
+        chosen = table.filter(pa.array(choice.choose(table)))
+        return chosen.drop_columns([PLACE]), problems, share
+    known = replace(schema.projected(names), has_places=True)
+    known, _, share = read_table(part, known, on_error, notes=notes)
+    places = known[PLACE].to_numpy()[choice.choose(known)]
+    tables, problems = [schema.arrow.empty_table()], []
+    for piece in _pieces_with(part, places, schema.storage_options) if len(places) else ():
+        read = replace(schema, has_places=True)
+        table, bad, _ = read_table(piece, read, on_error, notes=notes)
+        taken = pa.array(np.isin(table[PLACE].to_numpy(), places))
+        tables.append(table.filter(taken).drop_columns([PLACE]))
+        problems += bad
+    return pa.concat_tables(tables), problems, share
+
+
+def _pieces_with(part: Part, places: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
+    """Yield the runs of row groups of a piece that have these places; lines are one piece."""
+    if part.row_groups is None or part.share is not None:
+        yield part
+        return
+    with open_store(part.path, storage_options).reading(part.file_bytes) as file:
+        metadata = pq.read_metadata(file)
+    counts = [metadata.row_group(number).num_rows for number in part.row_groups]
+    ends = np.cumsum(counts) + (part.rows or (0, 0))[0]
+    has_some = np.isin(np.arange(len(ends)), np.searchsorted(ends, places, side="right"))
+    for is_taken, run in itertools.groupby(range(len(ends)), key=has_some.__getitem__):
+        if is_taken:
+            numbers = [*run]
+            first, end = numbers[0], int(ends[numbers[-1]])
+            groups = tuple(part.row_groups[number] for number in numbers)
+            yield replace(part, row_groups=groups, rows=(int(ends[first]) - counts[first], end))
 
 
 def read_lines(
@@ -327,14 +460,6 @@ def first_lines(
     return b"".join(lines), 0
 
 
-def open_parquet(file: BinaryIO) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are compared with their checksums, where it has some.
-
-    That costs no time that can be measured. pyarrow and Spark write checksums on request.
-    """
-    return pq.ParquetFile(file, page_checksum_verification=True)
-
-
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
     """Read row groups with the columns of `schema`; those that the file lacks are null."""
     known = schema.without_path
@@ -342,9 +467,12 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         table = open_parquet(file).read_row_groups(list(part.row_groups or ()), columns=names)
         start, stop = part.bounds(len(table))
+        first = start + (part.rows[0] if part.rows else 0)
         table = table.slice(start, stop - start)
         table = fitted(table, known)
         table = with_folder_values(table, schema.folder_fields, part.path)
+    if schema.has_places:
+        table = table.append_column(PLACE, pa.array(np.arange(first, first + len(table))))
 
     def check(start: int, stop: int) -> pa.Table:
         rows = table.slice(start, stop - start)
@@ -354,7 +482,8 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
     good, problems = [table.slice(0, 0)], []
     for row, result in isolate_bad_rows(check, 0, len(table), (pa.ArrowException,)):
         if isinstance(result, Exception):
-            problems.append(Problem(ROW, str(part), str(result), row=row))
+            place = first + row if schema.has_places else None
+            problems.append(Problem(ROW, str(part), str(result), row=row, place=place))
         else:
             good.append(result)
     return pa.concat_tables(good), problems
@@ -461,6 +590,7 @@ class PartFinder:
     reader: Any
     on_error: str
     needed: Collection[str]
+    fields: Sequence[str] | None
 
     def parquet(self) -> InputParts:
         """Find runs of row groups, as the footers of the files list them."""
@@ -475,7 +605,7 @@ class PartFinder:
         if not held.names:
             broken = [Part(file.path, problem=footer.problem) for file, footer in ends]
             self._check(_problems(broken), is_all=True)
-        if self.reader.fields is None:
+        if self.fields is None:
             kept = [field for field in held if not _NAMELESS_INDEX.fullmatch(field.name)]
             held = pa.schema(kept or held)
         schema = self._schema(held)
@@ -487,7 +617,9 @@ class PartFinder:
                 parts.append(Part(file.path, problem=problem))
                 continue
             for run in _group_runs(footer, part_bytes):
-                part = Part(file.path, row_groups=run, file_bytes=file.size_bytes)
+                rows = sum(footer.group_rows[: run[0]]) if run else 0
+                end = rows + sum(footer.group_rows[number] for number in run)
+                part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=(rows, end))
                 parts += self._shares(part, sum(footer.group_bytes[n] for n in run), part_bytes)
         self._check(_problems(parts))
         sizes = {file.path: sum(footer.group_bytes) for file, footer in ends}
@@ -646,15 +778,15 @@ class PartFinder:
             raise UnreadableInputError(
                 f"path_field={self.reader.path_field!r} is a column of the input: name another one"
             )
-        if self.reader.fields is not None:
-            schema = project(schema, self.reader.fields)
+        if self.fields is not None:
+            schema = project(schema, self.fields)
         folder_fields = tuple(field.name for field in by_folders if field.name in schema.names)
         if self.reader.path_field is not None:
             schema = schema.append(pa.field(self.reader.path_field, pa.string()))
         return InputSchema(
             schema,
             self.reader.storage_options,
-            self.reader.fields is not None,
+            self.fields is not None,
             folder_fields,
             path_field=self.reader.path_field,
         )

@@ -24,6 +24,9 @@ class Problem:
     reason: str
     offset: int | None = None  # first byte of a line in the (decompressed) file
     row: int | None = None  # position of a row among those read of the part
+    # Of annotations, whose rows stand at these places: the file, and the place in it.
+    file: str | None = None
+    place: int | None = None
     content: str | None = None  # the line, or the row as JSON, up to `LONGEST_CONTENT` characters
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.jobs.input.files import BrokenInputError, find_files, with_linked
+from gpuclassify.jobs.input.annotations import AnnotationSet, with_annotations
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile, find_files, with_linked
 from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, parse_good
 from gpuclassify.jobs.input.parts import (
     InputParts,
@@ -70,6 +71,13 @@ class FileReader:
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
         alone, and not in the reader.
+    annotations : str or sequence of str, optional
+        Sets that `AnnotationWriter` wrote of these files, whose columns stand behind the input's
+        own, beside the very rows that they are of, without a shuffle. ``"notes/quality=q_"`` gives
+        the columns of a set the prefix ``q_``. They are read with the `storage_options`.
+    annotations_complete : bool
+        Refuse sets that are not finished, that lack files of the input, or that have files which
+        are gone. False takes what is there, with null for the rest.
     input_digest : bool
         Tell whether files are what they were by a SHA-256 of their content, instead of size and
         time, which `touch` and ``rsync -t`` set as they like; see
@@ -82,13 +90,16 @@ class FileReader:
     Raises
     ------
     TypeError
-        A path is empty, or `input_digest` no boolean.
+        A path is empty, or `input_digest` or `annotations_complete` no boolean.
     """
 
     file_format: ClassVar[str | None] = None
     types: Mapping[str, str] | None = None
     surrogates: Surrogates = "refuse"
     max_line_bytes = MOST_LINE_BYTES
+    annotations: tuple[str, ...] = ()
+    annotations_complete = True
+    only: frozenset[str] | None = None  # names of files among those of the paths
     # How many samples of JSON lines columns are read from, and how large each is: few enough for
     # stores that answer slowly, and a multiple of three, as the last is from a file's end.
     samples: ClassVar[int] = 30
@@ -105,7 +116,10 @@ class FileReader:
         input_digest: bool = False,
         files_per_partition: int | None = None,
         path_field: str | None = None,
+        annotations: str | Sequence[str] = (),
+        annotations_complete: bool = True,
     ) -> None:
+        check_flag("annotations_complete", annotations_complete)
         check_count("part_bytes", part_bytes, may_be_none=True)
         check_count("files_per_partition", files_per_partition, may_be_none=True)
         if path_field is not None:
@@ -119,15 +133,21 @@ class FileReader:
         self.files_per_partition, self.path_field = files_per_partition, path_field
         self.storage_options = keep_tokens(self.paths, storage_options or {})
         self.input_digest = input_digest
+        self.annotations, self.annotations_complete = (
+            tuple(_names(annotations)),
+            annotations_complete,
+        )
 
     def __repr__(self) -> str:
         shown = [f"{[redacted(path) for path in self.paths]}"]
         for name in (
             *("fields", "part_bytes", "files_per_partition", "path_field"),
-            *("types", "surrogates", "max_line_bytes"),
+            *("types", "surrogates", "max_line_bytes", "annotations", "annotations_complete"),
         ):
             if getattr(self, name) not in (None, getattr(FileReader, name, None)):
-                shown.append(f"{name}={getattr(self, name)!r}")
+                value = getattr(self, name)
+                value = [*map(redacted, value)] if name == "annotations" else value
+                shown.append(f"{name}={value!r}")
         shown += ["input_digest=True"] * self.input_digest
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -148,14 +168,42 @@ class FileReader:
             Nothing matches, formats are mixed, a column is not there, nothing can be read, or,
             unless `on_error` is "quarantine", a file is broken.
         """
-        files = find_files(self.paths, self.storage_options)
+        if not self.annotations:
+            files = find_files(self.paths, self.storage_options)
+            return self._parts_of(files, self.fields, on_error, needed)
+        options = self.storage_options
+        sets = [AnnotationSet.open(name, options) for name in self.annotations]
+        for each in sets:
+            each.read_records()
+        written = {name for each in sets for name in each.names.values()}
+        fields = [name for name in self.fields or () if name not in written]
+        asked = [name for name in needed if name not in written]
+        files = find_files(self.paths, options)
+        plan = self._parts_of(files, fields or None, on_error, asked)
+        listed = {redacted(file.real) for file in files}
+        complete = self.annotations_complete
+        plan = with_annotations(plan, sets, listed, self.paths, options, complete)
+        if self.fields is None:
+            return plan
+        beside = () if self.path_field is None else (self.path_field,)
+        return replace(plan, schema=plan.schema.projected([*self.fields, *beside]))
+
+    def _parts_of(
+        self,
+        files: Sequence[InputFile],
+        fields: Sequence[str] | None,
+        on_error: str,
+        needed: Collection[str],
+    ) -> InputParts:
+        if self.only is not None:
+            files = [file for file in files if redacted(file.real) in self.only]
         kind = file_format(files[0].path)  # all are of one
         if self.file_format not in (None, kind):
             raise UnreadableInputError(
                 f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        finder = PartFinder(files, self, on_error, needed)
+        finder = PartFinder(files, self, on_error, needed, fields)
         if kind == PARQUET:
             return finder.parquet()
         rules = self.surrogates == "replace", self.max_line_bytes
@@ -168,6 +216,8 @@ class JsonlReader(FileReader):
     Parameters
     ----------
     paths, fields, part_bytes, storage_options, input_digest, files_per_partition, path_field
+        As of `FileReader`.
+    annotations, annotations_complete
         As of `FileReader`.
     types : mapping of str to str, optional
         Arrow types of columns that samples of the files may not show, such as
@@ -204,6 +254,8 @@ class JsonlReader(FileReader):
         input_digest: bool = False,
         files_per_partition: int | None = None,
         path_field: str | None = None,
+        annotations: str | Sequence[str] = (),
+        annotations_complete: bool = True,
     ) -> None:
         super().__init__(
             paths,
@@ -213,6 +265,8 @@ class JsonlReader(FileReader):
             input_digest=input_digest,
             files_per_partition=files_per_partition,
             path_field=path_field,
+            annotations=annotations,
+            annotations_complete=annotations_complete,
         )
         for name, kind in (types or {}).items():
             named_type(name, kind)
@@ -236,6 +290,8 @@ def read_files(
     storage_options: dict[str, Any] | None = None,
     files_per_partition: int | None = None,
     path_field: str | None = None,
+    annotations: str | Sequence[str] = (),
+    annotations_complete: bool = True,
 ) -> dd.DataFrame:
     """Return a lazy frame of all `inputs`, one partition a part.
 
@@ -243,6 +299,9 @@ def read_files(
     ----------
     inputs, fields, part_bytes, files_per_partition, path_field
         As of `FileReader`: `inputs` are its paths, all of one format.
+    annotations, annotations_complete
+        As of `FileReader`. Where columns of annotations alone are asked of the frame, no file of
+        the input is opened.
     storage_options : dict, optional
         For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
         frame; workers that start without one need HF_TOKEN.
@@ -266,6 +325,8 @@ def read_files(
         storage_options=storage_options,
         files_per_partition=files_per_partition,
         path_field=path_field,
+        annotations=annotations,
+        annotations_complete=annotations_complete,
     )
     plan = reader.find_parts()
     share_tokens(reader.paths)
@@ -298,7 +359,7 @@ def first_rows(
             raise BrokenInputError(f"{redacted(file.path)} cannot be read: {err}") from err
         files.append(file)
     if file_format(files[0].path) == PARQUET:
-        held = PartFinder(files, FileReader(inputs, fields=fields), "raise", ()).parquet().schema
+        held = PartFinder(files, FileReader(inputs), "raise", (), fields).parquet().schema
         schema = project(held.arrow, held.file_fields)
         return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
     schema = sampled_schema(read)
@@ -309,13 +370,19 @@ def first_rows(
     return to_pandas(table)
 
 
-def first_rows_lazily(
-    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
-) -> dd.DataFrame:
-    """Return the `first_rows` as a Dask frame, whose key follows from their content."""
+def first_rows_lazily(reader: FileReader, most: int) -> dd.DataFrame:
+    """Return the first rows of a reader as a Dask frame, whose key follows from their content."""
     import dask.dataframe as dd
 
-    frame = first_rows(inputs, most, fields)
+    if reader.annotations:
+        plan, frames, rows = reader.find_parts(), [], 0
+        parts = iter(plan.parts)
+        while rows < most and (part := next(parts, None)) is not None:
+            frames.append(read_part(part, plan.schema))
+            rows += len(frames[-1])
+        frame = pd.concat(frames, ignore_index=True).head(most)
+    else:
+        frame = first_rows(reader.paths, most, reader.fields)
     if frame.empty:
         raise UnreadableInputError("the input has no rows: its files are empty")
     return dd.from_pandas(frame, npartitions=-(-len(frame) // FIRST_ROWS_A_PART))

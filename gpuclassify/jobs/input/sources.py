@@ -22,7 +22,17 @@ from gpuclassify.jobs.input.files import (
     with_digests,
     with_linked,
 )
-from gpuclassify.jobs.input.parts import InputParts, InputSchema, Part, read_part, read_table
+from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
+from gpuclassify.jobs.input.notes import Notes
+from gpuclassify.jobs.input.parts import (
+    InputParts,
+    InputSchema,
+    Part,
+    RowChoice,
+    read_chosen,
+    read_part,
+    read_table,
+)
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.schema import is_textless, to_frame
@@ -99,9 +109,10 @@ class FileSource:
                 "parts": self.count,
                 **({} if most is None else {"files_per_partition": most}),
             },
-            "input file": {
-                redacted(name(file)): f"{file.size_bytes} bytes, {file.version}"
-                for file in self.files
+            "input file": {redacted(name(file)): file.state for file in self.files},
+            **{
+                f"annotations {redacted(columns.address)}": {"key": columns.key}
+                for columns in schema.annotations
             },
         }
 
@@ -279,17 +290,28 @@ def read_pieces(
     schema: InputSchema,
     on_error: str,
     text_fields: Sequence[str] = (),
+    select: RowChoice | None = None,
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the good rows of a part, its problems, and the description of where all are from.
 
-    The description names the files in which no row has a text in one of `text_fields`. Raises
-    ChangedInputError if one of the `files` is not what it was when the job began.
+    With `select` only those that it chooses, and as little of others as tells that. The description
+    names the files in which no row has a text in one of `text_fields`. Raises ChangedInputError if
+    one of the `files` is not what it was when the job began.
     """
+    notes = Notes.of(part, schema)
 
     def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
         known = file if piece.problem is None else None
         with _noticing_changes(known, schema.storage_options):
-            return read_table(piece, schema, on_error)
+            if select is not None:
+                table, problems, share = read_chosen(piece, schema, on_error, notes, select)
+            else:
+                table, problems, share = read_table(piece, schema, on_error, notes=notes)
+        if schema.has_places and file is not None:
+            name = redacted(file.real)
+            table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
+            problems = [replace(p, file=name) if p.place is not None else p for p in problems]
+        return table, problems, share
 
     pieces = part.pieces
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # whose threads begin when they are needed
@@ -326,9 +348,10 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 def _describe(part: Part) -> dict[str, Any]:
     """Return a part's source, for its record."""
-    known = {key: value for key, value in asdict(part).items() if value is not None}
+    plain = replace(part, rows=None, notes=(), followers=())
+    known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)
-    del known["followers"]
+    del known["followers"], known["notes"]
     known.pop("file_bytes", None)
     if part.row_groups is not None or part.length is None:
         del known["start"]

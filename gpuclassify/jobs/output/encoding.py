@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from gpuclassify.frames import Frame, is_text, plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed, stored
+from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import COMPRESSIONS, PARQUET
@@ -32,6 +33,13 @@ LONGEST_TYPE = 100  # characters of one that a message shows
 NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
 MOST_VALUES = 1_000  # of a column, in one part
 MOST_NAME_BYTES = 255  # of a folder, on the file systems in use
+# Of annotations: pieces that can be read alone, places that take few bytes, damage that shows.
+ANNOTATION_LAYOUT: dict[str, Any] = {
+    "row_group_size": 1 << 17,
+    "use_dictionary": [FILE],
+    "column_encoding": {PLACE: "DELTA_BINARY_PACKED"},
+    "write_page_checksum": True,
+}
 _NAMES_FOLDERS = (
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean),
 )
@@ -65,7 +73,8 @@ class Encoding:
         """Encode the table as the content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
-            pq.write_table(changed(table, stored), sink, compression=self.compression)
+            layout = ANNOTATION_LAYOUT if PLACE in table.column_names else {}
+            pq.write_table(changed(table, stored), sink, compression=self.compression, **layout)
         elif self.compression is None:
             self._write_json_lines(table, sink)
         else:

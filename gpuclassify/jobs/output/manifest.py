@@ -16,7 +16,7 @@ import posixpath
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.utils import format_bytes
@@ -176,6 +176,24 @@ class Manifest:
                 "directory, or start over, which removes those parts (restart=True)"
             )
 
+    def check_like(self, identity: Mapping[str, dict[str, Any]]) -> None:
+        """Raise JobChangedError unless another job did the same, if with other files."""
+
+        def settings(whole: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            return {
+                name: of
+                for name, of in whole.items()
+                if not name.startswith(("input", "annotations "))
+            }
+
+        mine, theirs = replace(self, identity=settings(self.identity)), settings(identity)
+        if not mine._is_same({"identity": theirs}, but_code=self.options.accept_changed_code):
+            raise JobChangedError(
+                f"the files before those of {self.directory} were annotated by a job that differs: "
+                f"{'; '.join(_changes(theirs, mine.identity))}. Go back to the earlier settings, "
+                "write to another directory, or start over (restart=True)"
+            )
+
     def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
         """Tell whether an earlier job is this one, or would be with this one's functions."""
         functions = {part for part, values in self.identity.items() if FUNCTION in values}
@@ -280,6 +298,16 @@ class Manifest:
         known = {record_path(name) for name in self.names()}
         there = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in there if path not in known and key_in(path) == self.key]
+
+    def listed(self) -> dict[str, Record | None]:
+        """Return `records`, of a finished job from one file; None also for those that it lacks."""
+        if not self.directory.has(SUCCESS):
+            return self.records()
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.directory.read(MANIFEST).splitlines()
+            listed = {record.name: record for record in map(parse_record, lines) if record}
+            return {name: listed.get(name) for name in self.names()}
+        return dict.fromkeys(self.names())
 
     def examine(
         self, digest: Digest | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify.frames import Frame
 from gpuclassify.jobs.input.sources import frame_names, refuse_overlap
 from gpuclassify.jobs.output.encoding import Encoding, arrow_table
-from gpuclassify.settings.checks import check_choice, check_text, label_tuple
+from gpuclassify.settings.checks import check_choice, check_flag, check_text, label_tuple
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.stores.opening import open_store, store_type
@@ -60,6 +60,7 @@ class FileWriter:
 
     file_format: str
     compressions: tuple[str | None, ...]  # the first is the default
+    annotates = False  # whether new columns are written beside the input, instead of rows
 
     def __init__(
         self,
@@ -169,6 +170,65 @@ class ParquetWriter(FileWriter):
 
     file_format = PARQUET
     compressions = PARQUET_COMPRESSIONS
+
+
+class AnnotationWriter(ParquetWriter):
+    """Columns beside the rows of files: a set that `read_files` lays next to them again.
+
+    As the writer of a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. Each
+    row of the input has one in the set, in its order, with the columns that stages add, and
+    ``_file``, ``_place`` (the row's number in a Parquet file, the first byte of its line in one of
+    JSON lines) and ``_left_out``. No row is dropped: a filter's decision becomes the column
+    ``keep``, or that of ``keep_field=``. What goes to quarantine is null, and ``_left_out`` tells
+    its kind: "line" or "row". Texts are not written. ``_gpuclassify/job.json`` says what the set is
+    of: files, settings, and models with their commits.
+
+    Running the same job again annotates files that have come since then, and those alone.
+
+    Parameters
+    ----------
+    path : str
+        Directory, or fsspec URL of one.
+    compression : {"zstd", "snappy", "gzip", "lz4", "none"}
+    redo_changed : bool
+        Annotate files again that have changed since then, which are refused by default.
+    storage_options : dict, optional
+        For fsspec. Never part of a plan, a record or a message.
+
+    Examples
+    --------
+    >>> Pipeline([
+    ...     ParquetReader("crawl/*.parquet"),
+    ...     QualityClassifier(),
+    ...     AnnotationWriter("notes/quality/"),
+    ... ]).run()  # doctest: +SKIP
+    >>> ddf = read_files("crawl/*.parquet", annotations="notes/quality/")  # doctest: +SKIP
+    """
+
+    annotates = True
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        compression: str | None = None,
+        redo_changed: bool = False,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, compression=compression, storage_options=storage_options)
+        check_flag("redo_changed", redo_changed)
+        self.redo_changed = redo_changed
+
+    @property
+    def keeps_index(self) -> bool:
+        """Always False: rows are told by their places."""
+        return False
+
+    def below(self, folder: str) -> AnnotationWriter:
+        """Return the writer of a folder in this one, or this one for no name."""
+        path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
+        options: dict[str, Any] = {"compression": self.encoding.compression}
+        return AnnotationWriter(path, storage_options=self.storage_options, **options)
 
 
 def to_parquet(

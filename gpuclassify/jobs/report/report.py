@@ -25,7 +25,7 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
     textless_warnings,
 )
-from gpuclassify.mapping.stage_counts import NO_MODEL
+from gpuclassify.mapping.stage_counts import CONDITION, NO_MODEL, UNKNOWN
 from gpuclassify.pages import page_template, short_number
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
@@ -42,6 +42,8 @@ _REASONS = {
     "confidence": "below the least confidence",
     "score": "below the least score",
     NO_MODEL: "without a model",
+    CONDITION: "of which it is false",
+    UNKNOWN: "of which it is null",
 }
 _TIME_NAMES = {
     "read": "reading",

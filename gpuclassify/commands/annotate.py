@@ -1,0 +1,82 @@
+"""The commands ``gpuclassify annotate`` and ``select``: labels beside the text, then one corpus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpuclassify.commands.classify import run_job
+from gpuclassify.commands.console import quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import (
+    JobCommand,
+    file_options,
+    job_options,
+    read_settings,
+    run_options,
+    setting_options,
+    settings_from_options,
+    split_paths,
+)
+from gpuclassify.commands.settings import NOTES, REPORT, SELECTION, JobSettings
+
+
+def _annotate_options() -> list[click.Option]:
+    notes = [option for option in setting_options(NOTES) if option.name == "redo_changed"]
+    return [*job_options(), *notes, *run_options()]
+
+
+@click.command(cls=JobCommand, options=_annotate_options)
+@click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
+@click.pass_context
+def annotate(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
+    """Classify INPUT files, and write the new columns of every row into the directory OUTPUT.
+
+    Paths and options are those of `classify`. No text is written and no row dropped: a filter's
+    decision becomes a column. `select --annotations OUTPUT` reads the columns beside the very rows
+    that they are of. The same command continues a job that was interrupted, and annotates files
+    that have come since.
+
+    \b
+    gpuclassify annotate 'crawl/*.parquet' notes/quality/ --classifier quality
+
+    Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
+    interrupted, 143 terminated.
+    """
+    quiet_dask()
+    options["annotate"] = True
+    with wrong_call_exits():
+        settings = read_settings(options, **split_paths(paths, options))
+        if settings is None:
+            return
+    run_job(context, settings.job, vars(settings), options)
+
+
+def _select_options() -> list[click.Option]:
+    limit = [option for option in setting_options("Columns and rows") if option.name == "limit"]
+    return [*setting_options(SELECTION, REPORT), *limit, *file_options()]
+
+
+@click.command(cls=JobCommand, options=_select_options)
+@click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
+@click.pass_context
+def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
+    """Write the rows of INPUT that meet a condition into OUTPUT, with their annotations.
+
+    Paths are those of `classify`. Where annotations alone decide, the text of row groups without
+    such a row is not read. The same command continues a job that was interrupted.
+
+    \b
+    gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\
+        --where "quality_pred != 'Low'"
+
+    Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
+    interrupted, 143 terminated.
+    """
+    quiet_dask()
+    with wrong_call_exits():
+        values = {**settings_from_options(options), **split_paths(paths, options)}
+        if not values.get("where") and not values.get("annotations"):
+            raise ValueError("name the rows: --where CONDITION, or --annotations DIRECTORY for all")
+        settings = JobSettings.of(values)
+    run_job(context, settings.job, vars(settings), options)

@@ -1,0 +1,82 @@
+"""The command ``gpuclassify show``: random texts with their annotations."""
+
+from __future__ import annotations
+
+import click
+
+from gpuclassify.commands.console import open_console, wrong_call_exits
+from gpuclassify.pages import visible
+
+TEXT_CHARS = 300  # of a text that is shown
+
+
+@click.command()
+@click.argument("sets", nargs=-1, required=True, metavar="ANNOTATIONS...")
+@click.option(
+    "--input",
+    "inputs",
+    metavar="PATH",
+    multiple=True,
+    required=True,
+    help="Files that the sets are of; repeatable.",
+)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    metavar="ROWS",
+    help="Number of rows to draw.",
+)
+@click.option("--where", metavar="CONDITION", help="Draw from rows of which this is true.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Choose other rows with another seed.",
+)
+@click.option(
+    "--text-field", metavar="COLUMN", default="text", show_default=True, help="Column of the text."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print whole texts and all columns as JSON.")
+def show(
+    sets: tuple[str, ...],
+    inputs: tuple[str, ...],
+    limit: int,
+    where: str | None,
+    seed: int,
+    text_field: str,
+    as_json: bool,
+) -> None:
+    """Print random texts with their ANNOTATIONS; writes nothing, and starts no cluster.
+
+    The same seed draws the same rows, however the files are read. Of the input, only the texts that
+    are shown are read, and what lies in one row group with them.
+
+    \b
+    gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
+        --where "quality_pred == 'Low'"
+    """
+    from gpuclassify.jobs.input.readers import FileReader
+    from gpuclassify.jobs.input.sample import sample_rows
+    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+    from gpuclassify.mapping.select import Select
+
+    with wrong_call_exits(), open_console(stderr=True).status("Reading annotations"):
+        reader = FileReader(inputs, annotations=sets)
+        select = Select(where) if where else None
+        if select is not None:
+            select.check(reader.find_parts().schema.meta())
+        frame = sample_rows(reader, limit, seed, select)
+    table = arrow_table(frame, keep_index=False)
+    if as_json:
+        click.echo(Encoding("jsonl", None).encode(table), nl=False)
+        return
+    for row in table.to_pylist():
+        text = row.pop(text_field, None)
+        values = "  ".join(f"{name}={value}" for name, value in row.items())
+        shown = "null" if text is None else " ".join(str(text).split())[:TEXT_CHARS]
+        click.echo(f"{visible(values, '')}\n    {visible(shown, '')}\n")
+    click.echo(f"{len(table):,} rows shown")

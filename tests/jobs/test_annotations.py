@@ -1,0 +1,490 @@
+"""Annotations: what stands beside the input is what a rewrite has, however both are cut."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuclassify import DomainClassifier, QualityClassifier
+from gpuclassify.jobs.input.notes import AnnotationError
+from gpuclassify.jobs.input.parts import read_part
+from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
+from gpuclassify.jobs.output.manifest import JobChangedError, manifest_of
+from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
+from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import UnreadableInputError
+from tests.replicas import sample_texts, write_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+KINDS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst")
+BROKEN = b'{"id": 7, "text": "never ends\n'
+
+
+def with_length(frame):
+    return frame.assign(length=frame["text"].str.len().astype("Int64"))
+
+
+def with_last(frame):
+    return frame.assign(last=frame["text"].str[-1:])
+
+
+def with_lists(frame):
+    lists = [[float(row), None] for row in frame["id"]]
+    kind = pd.ArrowDtype(pa.list_(pa.float32()))
+    return frame.assign(lists=pd.array(lists, kind), is_odd=(frame["id"] % 2 == 1).astype(bool))
+
+
+STAGES = (with_length, with_last, with_lists)
+
+
+def write_file(path, rows, *, broken=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        schema = pa.schema({"id": pa.int64(), "text": pa.string()})
+        pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=7)
+        return
+    lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
+    if broken:
+        lines[3:3] = [BROKEN, b"\n", b"  \n"]
+    content = b"".join(lines)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content))
+    elif path.suffix == ".zst":
+        path.write_bytes(
+            pa.compress(content, "zstd", asbytes=True) if not content else zstd(content)
+        )
+    else:
+        path.write_bytes(content)
+
+
+def zstd(content):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.fixture
+def crawl(tmp_path):
+    """Writes files of 50, none, one and 20 rows, in folders that are a column."""
+
+    def write(kind="parquet", folder="crawl", broken=False):
+        texts = [*sample_texts(68, seed=3), None, "", "天気 🙂"]
+        rows = [{"id": row, "text": text} for row, text in enumerate(texts)]
+        root = tmp_path / folder
+        write_file(root / f"lang=de/a.{kind}", rows[:50], broken=broken)
+        write_file(root / f"lang=de/b.{kind}", [])
+        write_file(root / f"lang=en/c.{kind}", rows[50:51])
+        write_file(root / f"lang=en/d.{kind}", rows[51:])
+        return root
+
+    return write
+
+
+def annotate(crawl, notes, *stages, on_error="raise", redo_changed=False, **reading):
+    writer = AnnotationWriter(str(notes), redo_changed=redo_changed)
+    reader = FileReader(str(crawl), **reading)
+    return Pipeline([reader, *stages, writer], on_error=on_error).run(report=lambda *_: None)
+
+
+def rewrite(crawl, out, *stages, on_error="raise", **reading):
+    job = Pipeline(
+        [FileReader(str(crawl), **reading), *stages, ParquetWriter(str(out))], on_error=on_error
+    )
+    job.run(report=lambda *_: None)
+    return in_order(read_files(str(out)).compute())
+
+
+def in_order(frame):
+    return frame.sort_values("id", ignore_index=True)
+
+
+# The frame of text and annotations is the rewrite.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(None, None), (300, 900), (900, 300), (10**6, 200)])
+def test_the_frame_is_the_rewrite(crawl, tmp_path, kind, sizes):
+    root, (written, read) = crawl(kind), sizes
+    expected = rewrite(root, tmp_path / "out", *STAGES)
+    for number, stage in enumerate(STAGES):
+        annotate(root, tmp_path / f"notes/{number}", stage, part_bytes=written)
+    notes = [str(tmp_path / f"notes/{number}") for number in range(len(STAGES))]
+    found = in_order(read_files(str(root), annotations=notes, part_bytes=read).compute())
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_what_is_left_out_is_null_and_named(crawl, tmp_path, kind):
+    root = crawl(kind, broken=True)
+    expected = rewrite(root, tmp_path / "out", with_length, on_error="quarantine")
+    summary = annotate(root, tmp_path / "notes", with_length, on_error="quarantine", part_bytes=400)
+    assert summary.left_out == {"line": 1}
+    notes = pq.read_table(tmp_path / "notes").to_pandas()
+    (lost,) = notes[notes["_left_out"].notna()].to_dict("records")
+    assert lost["_left_out"] == "line" and pd.isna(lost["length"])
+    assert lost["_file"].endswith(f"a.{kind}")
+    assert len(notes) == len(expected) + 1
+    reader = FileReader(str(root), annotations=str(tmp_path / "notes"), part_bytes=900)
+    job = Pipeline([reader, ParquetWriter(str(tmp_path / "zipped"))], on_error="quarantine")
+    job.run(report=lambda *_: None)
+    found = in_order(read_files(str(tmp_path / "zipped")).compute())
+    pd.testing.assert_frame_equal(found, expected)
+    plan = reader.find_parts("quarantine")
+    alone = pd.concat(read_part(part, plan.schema, ["length"]) for part in plan.parts)
+    assert alone["length"].isna().sum() == 1  # of the text that is null
+    assert len(alone) == len(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_pandas_alone_finds_the_rows_by_file_and_place(crawl, tmp_path, kind):
+    root = crawl(kind)
+    annotate(root, tmp_path / "notes", with_length, part_bytes=300)
+    notes = pq.read_table(tmp_path / "notes").to_pandas()
+    path = root / f"lang=de/a.{kind}"
+    mine = notes[notes["_file"] == str(path)].sort_values("_place")
+    if kind == "parquet":
+        texts = pd.read_parquet(path)["text"]
+        assert mine["_place"].tolist() == list(range(50))
+    else:
+        content = path.read_bytes()
+        texts = pd.Series(
+            json.loads(content[place:].partition(b"\n")[0])["text"] for place in mine["_place"]
+        )
+    assert mine["length"].tolist() == texts.str.len().tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_classifiers_write_no_text_and_drop_no_row(crawl, tmp_path, kind):
+    root = crawl(kind)
+    model = write_checkpoint(tmp_path / "quality", "quality")
+    filtered = QualityClassifier(model=str(model), filter_by="High", score_field="score")
+    kept = QualityClassifier(
+        model=str(model), filter_by="High", score_field="score", keep_field="keep"
+    )
+    annotate(root, tmp_path / "notes", filtered)
+    notes = pq.read_table(tmp_path / "notes")
+    assert notes.column_names[:3] == ["_file", "_place", "_left_out"]
+    assert "text" not in notes.column_names
+    found = in_order(read_files(str(root), annotations=str(tmp_path / "notes")).compute())
+    pd.testing.assert_frame_equal(found, rewrite(root, tmp_path / "out", kept))
+    identity = manifest_of(open_store(str(tmp_path / "notes"))).identity
+    assert identity["stage 1 QualityClassifier"]["model_revision"]
+    assert len(identity["input file"]) == 4
+
+
+def test_annotations_may_stand_beside_annotations(crawl, tmp_path):
+    root, notes = crawl(), str(tmp_path / "notes")
+    annotate(root, notes, with_length)
+
+    def with_double(frame):
+        return frame.assign(double=frame["length"] * 2)
+
+    annotate(root, tmp_path / "more", with_double, annotations=notes)
+    both = [notes, str(tmp_path / "more")]
+    frame = read_files(str(root), annotations=both).compute()
+    assert (frame["double"].dropna() == 2 * frame["length"].dropna()).all()
+
+
+def test_ten_sets_of_many_rows(tmp_path):
+    rows = [{"id": row, "text": f"text {row}"} for row in range(2_000)]
+    for part in range(3):
+        write_file(tmp_path / f"crawl/{part}.parquet", rows[part * 600 : (part + 1) * 600])
+    sets = [str(tmp_path / f"notes/{number}") for number in range(10)]
+    for number, notes in enumerate(sets):
+        annotate(tmp_path / "crawl", notes, with_length, part_bytes=500 * (number + 1))
+    named = [f"{notes}=n{number}_" for number, notes in enumerate(sets)]
+    frame = in_order(read_files(str(tmp_path / "crawl"), annotations=named).compute())
+    for number in range(10):
+        assert frame[f"n{number}_length"].tolist() == frame["text"].str.len().tolist()
+
+
+# Only what is asked for is read.
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Names of files that are opened from now on."""
+    from gpuclassify.stores.store import Store
+
+    names, reading = [], Store.reading
+
+    def noted(self, *arguments):
+        names.append(Path(self.root))
+        return reading(self, *arguments)
+
+    monkeypatch.setattr(Store, "reading", noted)
+    return names
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_annotations_alone_open_no_file_of_the_input(crawl, tmp_path, opened, kind):
+    root = crawl(kind)
+    annotate(root, tmp_path / "a", with_length)
+    annotate(root, tmp_path / "b", with_last, part_bytes=300)
+    frame = read_files(str(root), annotations=[str(tmp_path / "a"), str(tmp_path / "b")])
+    expected = in_order(frame.compute())
+    opened.clear()
+    found = frame[["last", "length"]].compute()
+    assert opened and not [name for name in opened if name.is_relative_to(root)]
+    assert found["length"].sum() == expected["length"].sum()
+    opened.clear()
+    assert len(frame[["length"]].compute()) == len(expected)
+    assert {name.parent for name in opened} == {tmp_path / "a"}
+
+
+# It refuses what would be untrue.
+
+
+def missing(root, notes):
+    write_file(root / "lang=en/e.parquet", [{"id": 99, "text": "new"}])
+    return "e.parquet is not annotated"
+
+
+def changed(root, notes):
+    write_file(root / "lang=en/d.parquet", [{"id": 99, "text": "new"}])
+    return "d.parquet changed since"
+
+
+def gone(root, notes):
+    (root / "lang=en/c.parquet").unlink()
+    return "c.parquet is gone"
+
+
+def other(root, notes):
+    shutil.move(root / "lang=en/c.parquet", root / "c.parquet")
+    for folder in ("lang=de", "lang=en"):
+        shutil.rmtree(root / folder)
+    return "annotates other files"
+
+
+def unfinished(root, notes):
+    (notes / "_SUCCESS").unlink()
+    return "is not finished"
+
+
+def part_gone(root, notes):
+    next(notes.glob("part-*")).unlink()
+    return "is gone"
+
+
+def part_cut(root, notes):
+    part = next(notes.glob("part-*"))
+    part.write_bytes(part.read_bytes()[:-10])
+    return "bytes of"
+
+
+def record_damaged(root, notes):
+    path = notes / "_gpuclassify/manifest.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"rows_in": 50', b'"rows_in": 51'))
+    return "nor is its record"
+
+
+def no_set(root, notes):
+    shutil.rmtree(notes / "_gpuclassify")
+    return "is no output of a job"
+
+
+REFUSED = (missing, changed, gone, other, unfinished, part_gone, part_cut, record_damaged, no_set)
+
+
+@pytest.mark.parametrize("damage", REFUSED)
+def test_it_refuses_at_the_call(crawl, tmp_path, damage):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    message = damage(root, notes)
+    with pytest.raises((AnnotationError, FileNotFoundError), match=message):
+        read_files(str(root), annotations=str(notes))
+
+
+def test_rows_of_a_job_are_no_annotations(crawl, tmp_path):
+    root = crawl()
+    rewrite(root, tmp_path / "out")
+    with pytest.raises(AnnotationError, match="no annotations"):
+        read_files(str(root), annotations=str(tmp_path / "out"))
+
+
+def test_flipped_bits_show_when_they_are_read(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    frame = read_files(str(root), annotations=str(notes))
+    part = max(notes.glob("part-*"), key=lambda path: path.stat().st_size)
+    column = pq.ParquetFile(part).metadata.row_group(0).column(3)
+    content = bytearray(part.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 2] ^= 0xFF
+    part.write_bytes(bytes(content))
+    with pytest.raises(AnnotationError, match="run the command that wrote it again"):
+        frame.compute()
+    annotate(root, notes, with_length)  # which redoes it
+    assert frame.compute()["length"].notna().sum() == 70
+
+
+def test_what_is_missing_is_null_where_that_is_asked_for(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    missing(root, notes)
+    frame = read_files(str(root), annotations=str(notes), annotations_complete=False)
+    found = frame.compute().set_index("id")["length"]
+    assert pd.isna(found[99]) and found.notna().sum() == 70
+    assert len(frame[["length"]].compute()) == 72
+
+
+def test_a_column_that_is_there_twice_needs_a_prefix(crawl, tmp_path):
+    root, names = crawl(), [str(tmp_path / "a"), str(tmp_path / "b")]
+    for name in names:
+        annotate(root, name, with_length)
+    with pytest.raises(UnreadableInputError, match=r"'length' is in .*/a and .*=b_"):
+        read_files(str(root), annotations=names)
+    frame = read_files(str(root), annotations=[names[0], f"{names[1]}=b_"])
+    assert {"length", "b_length"} <= {*frame.columns}
+    fields = ["id", "length"]
+    annotate(root, tmp_path / "c", lambda frame: frame.assign(path=1), fields=fields[:1])
+    clash = {"path_field": "path", "annotations": str(tmp_path / "c")}
+    with pytest.raises(UnreadableInputError, match="'path' is in the input"):
+        read_files(str(root), **clash)
+
+
+def drops(frame):
+    return frame[frame["id"] % 2 == 0]
+
+
+def adds_nothing(frame):
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "error", "message"),
+    [
+        ([drops, with_length], {}, ValueError, "dropped, made or moved rows"),
+        ([adds_nothing], {}, ValueError, "no stage adds a column"),
+        ([lambda f: f.assign(_place=1)], {}, ValueError, "choose another name"),
+        ([with_length], {"path_field": "path"}, ValueError, "path_field="),
+    ],
+)
+def test_jobs_that_cannot_annotate(crawl, tmp_path, stages, options, error, message):
+    with pytest.raises(error, match=message):
+        annotate(crawl(), tmp_path / "notes", *stages, **options)
+
+
+def test_a_frame_has_no_places(crawl, tmp_path):
+    with pytest.raises(TypeError, match="begin with a ParquetReader"):
+        Pipeline(
+            [read_files(str(crawl())), with_length, AnnotationWriter(str(tmp_path / "n"))]
+        ).run()
+
+
+def test_two_filters_need_names_for_their_decisions(crawl, tmp_path):
+    quality = write_checkpoint(tmp_path / "quality", "quality")
+    domain = write_checkpoint(tmp_path / "domain", "domain")
+    stages = [
+        QualityClassifier(model=str(quality), filter_by="High"),
+        DomainClassifier(model=str(domain), filter_by="Games"),
+    ]
+    with pytest.raises(ValueError, match=r"QualityClassifier, DomainClassifier.*keep_field="):
+        annotate(crawl(), tmp_path / "notes", *stages)
+
+
+# New files only.
+
+
+def test_a_second_run_does_new_files_alone(crawl, tmp_path, caplog):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    before = {path: path.read_bytes() for path in notes.glob("part-*")}
+    write_file(root / "lang=en/e.parquet", [{"id": 99, "text": "new"}])
+    write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
+    summary = annotate(root, notes, with_length)
+    assert summary.rows_in == 2 and "4 of the files: 2 are new" in caplog.text
+    assert {path: path.read_bytes() for path in notes.glob("part-*")} == before
+    frame = read_files(str(root), annotations=str(notes)).compute()
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
+    assert len(frame) == 73
+    assert annotate(root, notes, with_length).run_rows == 0
+
+
+def test_two_crawls_and_two_generations_read_as_one(crawl, tmp_path):
+    roots = [crawl(), crawl(folder="later")]
+    annotate(roots[0], tmp_path / "a", with_length)
+    both = [str(root) for root in roots]
+    for stage, name in ((with_length, "a"), (with_last, "b")):
+        writer = AnnotationWriter(str(tmp_path / name))
+        Pipeline([ParquetReader(both), stage, writer]).run(report=lambda *_: None)
+    sets = [str(tmp_path / "a"), str(tmp_path / "b")]
+    frame = read_files(both, annotations=sets).compute()
+    assert len(frame) == 142
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
+    assert frame["last"].tolist()[:71] == frame["last"].tolist()[71:]
+    one = read_files(both[1], annotations=sets).compute()  # a set may be of more files
+    assert len(one) == 71
+
+
+def test_changed_files_are_refused_and_redone_alone(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    changed(root, notes)
+    with pytest.raises(AnnotationError, match=r"d\.parquet changed since.*redo_changed=True"):
+        annotate(root, notes, with_length)
+    summary = annotate(root, notes, with_length, redo_changed=True)
+    assert summary.rows_in == 1
+    frame = read_files(str(root), annotations=str(notes)).compute()
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
+    annotate(root, notes, with_length, redo_changed=True)
+
+
+def test_files_that_are_gone_are_named_and_kept(crawl, tmp_path, caplog):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    gone(root, notes)
+    write_file(root / "lang=en/e.parquet", [{"id": 99, "text": "new"}])
+    annotate(root, notes, with_length)
+    assert "files that are gone" in caplog.text and "c.parquet" in caplog.text
+    frame = read_files(str(root), annotations=str(notes), annotations_complete=False)
+    assert frame.compute()["length"].notna().sum() == 70
+
+
+def test_other_settings_are_refused_for_new_files(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    missing(root, notes)
+    with pytest.raises(JobChangedError, match="with_last"):
+        annotate(root, notes, with_last)
+
+
+def test_a_start_over_leaves_one_generation(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    missing(root, notes)
+    annotate(root, notes, with_length)
+    assert (notes / "more-00001").is_dir()
+    job = Pipeline([FileReader(str(root)), with_last, AnnotationWriter(str(notes))])
+    job.run(restart=True, report=lambda *_: None)
+    assert not (notes / "more-00001").exists()
+    assert len(read_files(str(root), annotations=str(notes)).compute()) == 72
+
+
+def test_an_unfinished_generation_is_finished_before_new_files(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+
+    def fails(frame):
+        if len(frame) == 20:
+            raise RuntimeError("stopped")
+        return with_length(frame)
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        annotate(root, notes, fails)
+    assert not (notes / "_SUCCESS").exists()
+    missing(root, notes)
+    job = Pipeline([FileReader(str(root)), with_length, AnnotationWriter(str(notes))])
+    job.run(restart=True, report=lambda *_: None)
+    (notes / "_SUCCESS").unlink()
+    for path in [*notes.glob("part-00002*"), *notes.glob("_gpuclassify/records/part-00002*")]:
+        path.unlink()
+    write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
+    assert annotate(root, notes, with_length).rows_in == 1
+    assert len(read_files(str(root), annotations=str(notes)).compute()) == 73
