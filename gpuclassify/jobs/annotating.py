@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,15 @@ class AnnotateJob(Job):
     def needs_workers(self) -> bool:
         """Tell whether any of the jobs has parts to do."""
         return any(job.needs_workers() for job in self.earlier) or super().needs_workers()
+
+    @contextlib.contextmanager
+    def current(self, client: Client | None) -> Iterator[None]:
+        """Make the client current for all of the jobs."""
+        with contextlib.ExitStack() as stack:
+            for job in self.earlier:
+                stack.enter_context(job.current(client))
+            stack.enter_context(super().current(client))
+            yield
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Begin as any job; a start over removes what was annotated later, too."""

@@ -23,7 +23,7 @@ from benchmarks.work import forward_operations
 from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PLAIN = "fasttext heads jobs pairs questions safety static tokens training trunks"
+PLAIN = "annotations fasttext heads jobs pairs questions safety static tokens training trunks"
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
     "deduplication": ("--peers", "nowhere"),
@@ -33,6 +33,7 @@ OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
 PARTS = {
     "throughput": ("corpora", "short"),
     "deduplication": ("corpora", "14x8"),
+    "annotations": ("zip",),
     "jobs": ("overhead",),
     "questions": ("choice",),
     "tokens": ("cases", "WordPiece, English"),

@@ -14,7 +14,7 @@ from gpuclassify import DomainClassifier, QualityClassifier
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
-from gpuclassify.jobs.output.manifest import JobChangedError, manifest_of
+from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.stores.opening import open_store
@@ -456,6 +456,14 @@ def test_other_settings_are_refused_for_new_files(crawl, tmp_path):
         annotate(root, notes, with_last)
 
 
+def test_rewrites_refuse_new_files_and_name_what_does_them(crawl, tmp_path):
+    root = crawl()
+    rewrite(root, tmp_path / "out", with_length)
+    missing(root, None)
+    with pytest.raises(JobChangedError, match="annotations of new files are written alone"):
+        rewrite(root, tmp_path / "out", with_length)
+
+
 def test_a_start_over_leaves_one_generation(crawl, tmp_path):
     root, notes = crawl(), tmp_path / "notes"
     annotate(root, notes, with_length)
@@ -488,3 +496,36 @@ def test_an_unfinished_generation_is_finished_before_new_files(crawl, tmp_path):
     write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
     assert annotate(root, notes, with_length).rows_in == 1
     assert len(read_files(str(root), annotations=str(notes)).compute()) == 73
+
+
+# Damage of any file of a set shows, or does not matter.
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_no_damage_of_a_file_changes_what_is_read(crawl, tmp_path, damage):
+    root, notes = crawl("jsonl"), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    write_file(root / "lang=en/e.jsonl", [{"id": 99, "text": "new"}])
+    annotate(root, notes, with_length)
+    expected = read_files(str(root), annotations=str(notes)).compute()
+    outcomes = set()
+    for path in sorted(path for path in notes.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        if damage == "remove":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(content[:middle])
+        else:
+            flipped = bytes([content[middle] ^ 0x20]) if content else b"x"
+            path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
+        try:
+            found = read_files(str(root), annotations=str(notes)).compute()
+        except (UnreadableInputError, DamagedMetadataError, FileNotFoundError) as err:
+            assert str(notes) in str(err)
+            outcomes.add(path.name.partition("-")[0])
+        else:
+            pd.testing.assert_frame_equal(found, expected)
+        path.write_bytes(content)
+    # A bit of a page that is not read does not matter.
+    assert {"job.json", "manifest.jsonl"} | ({"part"} if damage != "flip" else set()) <= outcomes

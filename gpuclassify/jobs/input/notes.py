@@ -28,7 +28,7 @@ class AnnotationError(UnreadableInputError):
     """Error for annotations that are not those of the input, not whole, or not what was written."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NotedRows:
     """Rows of a set that are beside rows of one file, in order of their places, `low` to `high`."""
 
@@ -84,11 +84,6 @@ class Notes:
                     if not rows.is_dense:
                         places = table[PLACE].to_numpy()
                     self._read[number, rows] = places, table
-
-    @classmethod
-    def of(cls, part: Any, schema: Any) -> Notes:
-        """Read the annotations of a part; without any, nothing is read."""
-        return cls(part, schema)
 
     def places(self, piece: Any) -> np.ndarray | None:
         """Return the places of a piece's rows, int64 (rows,); None if only its file tells them."""

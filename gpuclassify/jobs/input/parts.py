@@ -260,7 +260,7 @@ def read_part(
     columns, so that no data is lost unseen.
     """
     chosen = schema if columns is None else schema.projected(columns)
-    notes = Notes.of(part, chosen)
+    notes = Notes(part, chosen)
     tables = (read_table(piece, chosen, notes=notes)[0] for piece in part.pieces)
     return to_pandas(pa.concat_tables(tables))
 
@@ -281,7 +281,7 @@ def read_table(
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
-    notes = notes or Notes.of(part, schema)
+    notes = notes or Notes(part, schema)
     places, read = None if part.problem else notes.places(part), schema.of_files()
     if read.arrow.names or places is None:
         if not read.arrow.names:  # a column that is in no file still tells of its rows

@@ -180,7 +180,7 @@ def sample_rows(
     tables = [schema.arrow.empty_table()]
     for number in sorted({number for _, number, _ in drawn}):
         choice = Drawn(fields, [place for _, n, place in drawn if n == number])
-        notes = Notes.of(pieces[number], schema)
+        notes = Notes(pieces[number], schema)
         tables.append(read_chosen(pieces[number], schema, "raise", notes, choice)[0])
     return to_pandas(pa.concat_tables(tables))
 

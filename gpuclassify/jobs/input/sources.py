@@ -298,7 +298,7 @@ def read_pieces(
     names the files in which no row has a text in one of `text_fields`. Raises ChangedInputError if
     one of the `files` is not what it was when the job began.
     """
-    notes = Notes.of(part, schema)
+    notes = Notes(part, schema)
 
     def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
         known = file if piece.problem is None else None

@@ -37,7 +37,6 @@ def annotation_table(
     `new` are the columns of the others, and `places` those of all rows that could be read.
     """
     problems = [problem for problem in problems if problem.place is not None]
-    files = list(dict.fromkeys([*places[FILE].to_pylist(), *(str(p.file) for p in problems)]))
     lost = pa.table(
         {
             FILE: pa.array([problem.file for problem in problems], pa.string()),
@@ -45,6 +44,7 @@ def annotation_table(
             LEFT_OUT: pa.array([problem.kind for problem in problems], pa.string()),
         }
     )
+    place_files = places[FILE]  # in the order of the part's files
     failed = {(problem.file, problem.place) for problem in problems}
     if failed:
         pairs = zip(places[FILE].to_pylist(), places[PLACE].to_pylist(), strict=True)
@@ -54,8 +54,9 @@ def annotation_table(
         table = table.append_column(name, new[name])
     table = table.append_column(LEFT_OUT, pa.nulls(len(table), pa.string()))
     if problems:
+        files = pc.unique(pa.chunked_array([*place_files.chunks, *lost[FILE].chunks]))
         table = pa.concat_tables([table, lost], promote_options="default")
-        order = pc.index_in(table[FILE], pa.array(files, pa.string())).to_numpy()
+        order = pc.index_in(table[FILE], files).to_numpy()
         table = table.take(np.lexsort((table[PLACE].to_numpy(), order)))
     kinds = [table.schema.field(name).with_nullable(True) for name in schema.names]
     table = table.select(schema.names).cast(pa.schema(kinds))

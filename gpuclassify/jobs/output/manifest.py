@@ -59,6 +59,7 @@ REPORTS = ("_report/report.json", "_report/report.html")
 # What tells the library datasets which files are data; and where users may do so themselves, which
 # other readers would take for data.
 CARD, README = ".huggingface.yaml", "README.md"
+NEW_FILES = "input files new"  # of the changes of a job
 MOST_FILES_NAMED = 3  # of those that are gone, new or changed
 MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
@@ -169,9 +170,10 @@ class Manifest:
         is_same = self._is_same(earlier, but_code=self.options.accept_changed_code)
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
+            hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
-                f"{changes or 'it has begun anew meanwhile'}. Parts of both would mix: "
+                f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
                 f"{self._ways_with_code(earlier)}go back to the earlier settings, write to another "
                 "directory, or start over, which removes those parts (restart=True)"
             )
