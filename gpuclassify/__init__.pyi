@@ -54,6 +54,8 @@ from .models.deberta import Deberta as Deberta
 from .questions.answers import Choice as Choice
 from .questions.answers import Free as Free
 from .questions.answers import Several as Several
+from .scores.agreement import Agreement as Agreement
+from .scores.agreement import agreement as agreement
 from .scores.buckets import ScoreBuckets as ScoreBuckets
 from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets
@@ -62,6 +64,7 @@ from .scores.buckets import score_edges as score_edges
 from .scores.comparison import Comparison as Comparison
 from .scores.comparison import compare as compare
 from .scores.job import AssignBuckets as AssignBuckets
+from .scores.sampling import sample as sample
 from .training.trained_head import Head as Head
 
 __version__: str

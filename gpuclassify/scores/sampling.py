@@ -238,7 +238,7 @@ def sample(
     if candidates.unscored:
         logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
     if candidates.rows.empty:
-        raise ValueError("the dataset has no rows to draw from")
+        raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
     chosen = draw.chosen(candidates, weight_field)
     frame = source.rows(draw, chosen)
     if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
