@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = (".jsonl", ".json")  # lines, or one array
-ANNOTATIONS = "Directory of annotations of the files, whose columns stand beside theirs; repeatable."
+ANNOTATIONS = (
+    "Directory of annotations of the files, whose columns stand beside theirs; repeatable."
+)
 
 
 def _annotations() -> GroupedOption:

@@ -352,20 +352,16 @@ def _of_all(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
 def _confusion(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], labels: list[str] | None
 ) -> dict[tuple[str, str], pd.DataFrame]:
-    from sklearn.metrics import confusion_matrix
-
-    if labels is None:
-        known = np.unique(values[~np.isnan(values)]).astype(np.int64)
-        labels = list(map(str, known))
-    else:
-        known = np.arange(len(labels))
+    known = np.unique(values[~np.isnan(values)]) if labels is None else np.arange(len(labels))
+    names_of = labels or [f"{grade:.0f}" for grade in known]
     tables = {}
     for one, other in itertools.combinations(range(len(names)), 2):
         both = ~np.isnan(values[:, [one, other]]).any(axis=1)
         if both.any():
-            a, b = values[both][:, [one, other]].T.astype(np.int64)
-            counts = confusion_matrix(a, b, labels=known, sample_weight=weights[both])
-            tables[names[one], names[other]] = pd.DataFrame(counts, labels, labels)
+            counts = np.zeros((len(known), len(known)))
+            places = np.searchsorted(known, values[both][:, [one, other]].T)
+            np.add.at(counts, tuple(places), weights[both])
+            tables[names[one], names[other]] = pd.DataFrame(counts, names_of, names_of)
     return tables
 
 

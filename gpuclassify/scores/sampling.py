@@ -9,12 +9,10 @@ M. Thorup, Journal of the ACM 54 (2007), 32.
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import dask
 import numpy as np
@@ -112,6 +110,7 @@ class Draw:
     ) -> Candidates:
         """Return the rows of one partition that may be in the sample."""
         codes, names = self._strata(frame)
+        self._refuse_many(names)
         order = uniform(keys) / self.sizes(frame)
         is_scored = ~np.isnan(order)
         columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
@@ -123,11 +122,7 @@ class Draw:
     def join(self, parts: Sequence[Candidates]) -> Candidates:
         """Return the candidates of several partitions together."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
-        if len(counts) > MOST_STRATA:
-            raise ValueError(
-                f"by={[*self.by]} make more than {MOST_STRATA:,} strata, such as "
-                f"{counts.index[0]}: name columns of few values, such as the label"
-            )
+        self._refuse_many(counts.index)
         rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
@@ -144,6 +139,13 @@ class Draw:
             weights = (1 / (sizes * rows[STRATUM].map(ends))).fillna(1.0).clip(lower=1.0)
         rows = rows.assign(**{weight_field: weights.astype(np.float64)})
         return rows[rank < self.n].sort_values([PART, AT], ignore_index=True)
+
+    def _refuse_many(self, strata: Collection[str]) -> None:
+        if len(strata) > MOST_STRATA:
+            raise ValueError(
+                f"by={[*self.by]} make more than {MOST_STRATA:,} strata, such as "
+                f"{next(iter(strata))}: name columns of few values, such as the label"
+            )
 
     def _strata(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
         """Return each row's stratum number, int64 (rows,), and the strata as JSON."""

@@ -185,7 +185,9 @@ def sample_rows(
     return to_pandas(pa.concat_tables(tables))
 
 
-def rows_at(part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]) -> pa.Table:
+def rows_at(
+    part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]
+) -> pa.Table:
     """Read the rows at some places of a piece, whose `fields` are read to find them."""
     choice = Drawn(fields, places)
     return read_chosen(part, schema, "raise", Notes(part, schema), choice)[0]
