@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist l
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights and not faults
 
-.PHONY: demo test test-all test-system test-pythons test-rapids test-lowest test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers clean
+.PHONY: demo test test-all test-system test-pythons test-rapids test-lowest test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers bench-tokens clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
@@ -101,6 +101,10 @@ bench-deduplication: $(VENV)/.dev $(PEERS)/.ready
 # Beside OpenVINO, ONNX Runtime and plain torch: 10 minutes on two quiet cores.
 bench-peers: $(ENGINES)/.ready
 	$(ENGINES)/bin/python -W ignore -m benchmarks.throughput --engines --lengths web --documents 24 --footprint none
+
+# Beside tokenizers and gigatoken, whose words come from caches too: 10 minutes on a quiet core.
+bench-tokens: $(ENGINES)/.ready
+	$(ENGINES)/bin/python -W ignore -m benchmarks.tokens --threads 1
 
 clean:
 	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) $(LOWEST) build/docs

@@ -5,7 +5,9 @@
 
 import argparse
 import copy
+import functools
 import gettext
+import importlib.util
 import itertools
 import json
 import os
@@ -32,6 +34,7 @@ from gpuclassify.tokenizing import words
 
 QUESTION = "tokens"
 LIBRARY = "tokenizers"
+PEER = "gigatoken"  # of byte-pair encoding alone: make bench-tokens
 WAYS = {"cold": "an empty cache", "steady": "other texts of the kind before", SUBJECT: "again"}
 CATALOGUES = [Path(folder, "locale") for folder in ("/usr/share", f"{sys.prefix}/share")]
 LLAMA_3 = (
@@ -125,6 +128,8 @@ def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict
         SUBJECT: lambda: of_cache(warm),
     }
     check_ids(backend, warm, texts)
+    if importlib.util.find_spec(PEER) and type(backend.model) is models.BPE:
+        ways[PEER] = functools.partial(of_peer, peer_of(backend), texts)
     variants = [Variant(name, way, lambda: None) for name, way in ways.items()]
     run = run_interleaved(variants, options.repeats, 0)
     known, seen = filled(fed, []), len(fed._younger)
@@ -139,6 +144,22 @@ def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict
         },
         "speed_up": {SUBJECT: run.speed_up(SUBJECT, LIBRARY)},
     }
+
+
+def peer_of(backend: Any) -> Any:
+    """Return gigatoken's tokenizer of the same vocabulary, which keeps words it has seen."""
+    import gigatoken
+
+    return gigatoken.Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def of_peer(tokenizer: Any, texts: list[str]) -> np.ndarray:
+    """Return each text's tokens and the sum of its first nine ids, by gigatoken."""
+    layout = tokenizer.encode_batch(texts).layout
+    ends, ids = np.asarray(layout.offsets), np.asarray(layout.content.data, dtype=np.int64)
+    sums, begins = np.append(0, np.cumsum(ids)), ends[:-1]
+    few = sums[np.minimum(begins + 9, ends[1:])] - sums[begins]
+    return np.stack([np.diff(ends), few], axis=1)
 
 
 def filled(cache: words.WordCache, texts: list[str]) -> words.WordCache:
@@ -238,7 +259,9 @@ def table(result: dict[str, Any]) -> str:
             ratio = case["variants"][LIBRARY]["us_a_text"] / time
             cells.append(f"{time:11.0f} ({ratio:5.2f}x)")
         known = case["share_of_words_known"]
-        lines.append(f"{name:26}{''.join(cells)}  {known:.0%} of words known")
+        peer = case["variants"].get(PEER)
+        beside = "" if peer is None else f", {PEER} {peer['us_a_text']:.0f}"
+        lines.append(f"{name:26}{''.join(cells)}  {known:.0%} of words known{beside}")
     lines += [f"  {way}: {meaning}" for way, meaning in WAYS.items()]
     seconds = {
         name: way["median_seconds"] for name, way in result["classifier"]["variants"].items()

@@ -66,7 +66,7 @@ BUDGETS = {
     "settings": 1300,
     "workers": 1100,
     "stores": 1400,
-    "jobs": 8950,
+    "jobs": 8900,
     "dedup": 3300,
     "scores": 1300,
     "training": 2200,

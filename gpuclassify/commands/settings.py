@@ -186,13 +186,12 @@ class JobSettings:
                 )
         _bytes(self.part_size)
         if self.annotate:
-            names = ("partition_by", "staging", "limit", "path_field")
+            names = ("partition_by", "limit", "path_field")
             wrong = [name for name in names if getattr(self, name) is not None]
             wrong += ["format"] * (self.format != "parquet")
             if wrong:
                 raise ValueError(
-                    f"annotations are Parquet files of all rows in a directory: leave out "
-                    f"{wrong[0]}="
+                    f"annotations are Parquet files of all rows: leave out {wrong[0]}="
                 )
         other = "types" if self.types else "path_field" if self.path_field else ""
         if self.limit is not None and other:
@@ -293,12 +292,12 @@ class JobSettings:
         from gpuclassify.stores.hub import hub_uri
 
         assert self.output is not None
-        if self.annotate:
-            compression, redo = self.compression, self.redo_changed
-            return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
         names = ("compression", "non_finite", "nulls")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         repo = hub_uri(self.output)
+        if self.annotate and repo is None and self.staging is None:
+            compression, redo = self.compression, self.redo_changed
+            return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
         if repo is None:
             if self.staging is not None:
                 raise ValueError(
@@ -324,6 +323,7 @@ class JobSettings:
             path=repo.path_in_repo or "data",
             revision=repo.revision or "main",
             file_format=self.format,
+            annotates=self.annotate,
             **options,
         )
 

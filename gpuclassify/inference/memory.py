@@ -506,7 +506,8 @@ def find_budget(
 
     ``probe(rows, width)`` runs one batch as the batches to come will be run, of texts of up to
     `widest` tokens; `model`, `precision` and `path` are those of `budget_key`; `width` is that of
-    a token's state, if known. Without a model, what is measured is not kept. The folder is that of the user's cache unless another is named.
+    a token's state, if known. Without a model, what is measured is not kept. The folder is that of
+    the user's cache unless another is named.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))

@@ -68,6 +68,7 @@ _RANGES = ((0xA1, 0x700), (0x900, 0x980), (0x1E00, 0x2000), (0x2010, 0x2028), (0
 _BASES = {*("Lu", "Ll", "Lt", "Lo", "Nd", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"),
           *("Sc", "Sm", "So")}  # fmt: skip
 _MARKS = {"Mn", "Mc"}
+_MOST_MARKS = 3  # one on another
 _ASCII = range(0x21, 0x7F)
 _PUNCTUATION = np.isin(np.arange(256), list(string.punctuation.encode()))
 
@@ -142,6 +143,7 @@ class Gaps:
 
     spaces: np.ndarray  # bytes of white space that part words
     before: np.ndarray  # characters before a gap
+    marks: np.ndarray  # of these, what only stands before one behind another of them
     before_lines: np.ndarray  # the same where it begins with the end of a line
     after: np.ndarray  # characters behind a gap
     # Characters before which a run of white space is cut once more, before its last space.
@@ -164,10 +166,15 @@ class Gaps:
         runs = np.searchsorted(first, offsets, side="right") - 1
         runs, edges = runs[runs >= 0], offsets[runs >= 0]
         is_whole[runs[last[runs] >= edges]] = False  # at an end of a text
-        place = first - 1
-        for _ in range(3):
-            place = place - ((data[place] & 0xC0) == 0x80)
+        place = _last_character(data, first)
         before, opening = _code_points(data, place), data[first]
+        # A mark can vanish in what it stands on: "\xa0\u0301" becomes one space.
+        base, marked = before.copy(), np.flatnonzero(self.marks[before])
+        for _ in range(_MOST_MARKS):
+            place[marked] = _last_character(data, place[marked])
+            base[marked] = _code_points(data, place[marked])
+            marked = marked[self.marks[base[marked]]]
+        is_whole &= self.before[base] & ~self.marks[base]
         is_line = (opening == ord("\n")) | (opening == ord("\r"))
         has_before = np.where(is_line, self.before_lines[before], self.before[before])
         begins[first[is_whole & has_before & self.after[after]]] = True
@@ -182,6 +189,14 @@ class Gaps:
             is_mark = _PUNCTUATION[data]
             begins[1:-1] |= (is_mark[1:] & is_printable[:-1]) | (is_mark[:-1] & is_printable[1:])
         return np.flatnonzero(begins)
+
+
+def _last_character(data: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return where the characters before these places begin."""
+    places = places - 1
+    for _ in range(3):
+        places = places - ((data[places] & 0xC0) == 0x80)
+    return places
 
 
 def _code_points(data: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -245,7 +260,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in behind]
     is_plain = not (drops or is_metaspace or has_prefix or local or has_space) and rest == tail
     is_plain &= all(step["type"] == "NFC" for step in steps)
-    before, before_lines, after, after_space = (np.zeros(0x10000, dtype=bool) for _ in range(4))
+    before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
     for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
         char = chr(code)
         category = unicodedata.category(char)
@@ -253,6 +268,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
         if category not in _BASES | _MARKS | ({"Sk"} if code < 0x80 else set()) or not form.strip():
             continue
         before[code] = normalize(f"{char} x") == f"{form} x" and form[-1] != " "
+        marks[code] = category in _MARKS
         is_word = unicodedata.category(form[-1])[0] in "LN"
         before_lines[code] = before[code] and (is_word or ender["type"] != "Split")
         is_mark = category in _MARKS or unicodedata.category(form[0])[0] == "M"
@@ -267,6 +283,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     return Gaps(
         np.isin(np.arange(256), list(spaces.encode())),
         before,
+        marks,
         before_lines,
         after,
         after_space,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuclassify import DomainClassifier, QualityClassifier
+from gpuclassify import DomainClassifier, QualityClassifier, Select
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
@@ -192,6 +193,21 @@ def test_annotations_may_stand_beside_annotations(crawl, tmp_path):
     assert (frame["double"].dropna() == 2 * frame["length"].dropna()).all()
 
 
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_plan_draws_rows_with_their_annotations(crawl, tmp_path, kind):
+    root = crawl(kind)
+    annotate(root, tmp_path / "notes", with_length)
+
+    def checked(frame):
+        there = frame.dropna(subset="length")
+        assert there["length"].tolist() == there["text"].str.len().tolist()
+        return frame
+
+    reader = FileReader(str(root), annotations=str(tmp_path / "notes"), part_bytes=400)
+    plan = Pipeline([reader, checked]).plan(sample_rows=60, trial_seconds=0.1)
+    assert plan.sample_rows == 60 or plan.rows == pytest.approx(71, abs=15)
+
+
 def test_ten_sets_of_many_rows(tmp_path):
     rows = [{"id": row, "text": f"text {row}"} for row in range(2_000)]
     for part in range(3):
@@ -365,6 +381,7 @@ def adds_nothing(frame):
         ([adds_nothing], {}, ValueError, "no stage adds a column"),
         ([lambda f: f.assign(_place=1)], {}, ValueError, "choose another name"),
         ([with_length], {"path_field": "path"}, ValueError, "path_field="),
+        ([Select("id > 3"), with_length], {}, ValueError, "leave out Select"),
     ],
 )
 def test_jobs_that_cannot_annotate(crawl, tmp_path, stages, options, error, message):
@@ -435,6 +452,21 @@ def test_changed_files_are_refused_and_redone_alone(crawl, tmp_path):
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
     annotate(root, notes, with_length, redo_changed=True)
+
+
+def test_a_file_that_is_as_before_again_has_its_rows_once(crawl, tmp_path):
+    root, notes = crawl(), tmp_path / "notes"
+    annotate(root, notes, with_length)
+    path = root / "lang=en/d.parquet"
+    content, stamp = path.read_bytes(), path.stat()
+    changed(root, notes)
+    annotate(root, notes, with_length, redo_changed=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    annotate(root, notes, with_length, redo_changed=True)
+    frame = read_files(str(root), annotations=str(notes)).compute()
+    assert len(frame) == len(read_files(str(root), annotations=str(notes))[["length"]]) == 71
+    assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
 
 
 def test_files_that_are_gone_are_named_and_kept(crawl, tmp_path, caplog):

@@ -210,3 +210,26 @@ def test_types_that_pandas_seldom_has():
         ("none is None and c != 'x'", [1]),
     ]:
         assert Select(where)(frame).index.tolist() == rows, where
+
+
+def test_a_lazy_frame_stays_as_it_is_but_for_rows(frame):
+    ordered = frame.reset_index(drop=True)
+    with dask.config.set({"dataframe.convert-string": False}):
+        ddf = dd.from_pandas(ordered, npartitions=4)
+    lazy = Select("score > 2 or count == 3")(ddf)
+    assert lazy.divisions == ddf.divisions
+    nothing = Select("score > 2")(ddf).compute(scheduler="sync")
+    assert nothing.empty
+    for computed in (nothing, lazy.compute(scheduler="sync")):
+        pd.testing.assert_series_equal(computed.dtypes, ddf._meta.dtypes)
+    texts = lazy[["text"]].compute(scheduler="sync")  # of which the condition is not one
+    assert texts["text"].tolist() == ordered.query("count == 3")["text"].tolist()
+
+
+def test_conditions_and_classifiers_are_one_chain(checkpoint):
+    from gpuclassify import DomainClassifier, classify
+
+    model = checkpoint("domain")
+    frame = pd.DataFrame({"text": ["one", "two", None, "four"], "n": [1, 2, 3, 4]})
+    chain = [Select("n != 2"), DomainClassifier(model=model), Select("domain_pred is not None")]
+    assert classify(frame, chain)["n"].tolist() == [1, 4]

@@ -180,6 +180,8 @@ CORPUS = {
     "Hindi": "ऋषियों को सताने वाले दुष्ट राक्षसों के राजा रावण का सर्वनाश करने वाले विष्णु",
 }
 
+HOSTILE = ["", " ", "\ufeff", "\u200d", "\u0301", "\u2028", "\xa0", "\0", "👩\u200d👩", "\r\n"]
+
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_code_point_on_each_side_of_a_gap(name):
@@ -194,23 +196,32 @@ def test_every_code_point_on_each_side_of_a_gap(name):
 def test_words_of_other_languages_are_cut_too(name, language):
     backend = pipeline(*PIPELINES[name])
     text, cache = CORPUS[language], cache_of(backend)
-    hostile = [
-        "",
-        " ",
-        "\ufeff",
-        "\u200d",
-        "\u0301",
-        "\u2028",
-        "\xa0",
-        "\x00",
-        "👩\u200d👩",
-        "\r\n",
-    ]
     draw = random.Random(language)
-    texts = [" ".join(draw.choices([*text.split(), draw.choice(hostile)], k=9)) for _ in range(300)]
+    texts = [" ".join(draw.choices([*text.split(), draw.choice(HOSTILE)], k=9)) for _ in range(300)]
     assert_same_ids(backend, [*texts, "x" * 100_000, "ab " * 5, " " * 999], cache)
     if language != "Hindi" or name not in ("bert", "albert"):  # which drop marks that words end in
         assert len(cache([text])._starts) >= 0.6 * len(text.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_eighth_of_a_million_texts_of_many_scripts(name):
+    """Words of all languages, what may stand between them, and characters from everywhere."""
+    backend, draw = pipeline(*PIPELINES[name], *TOKENS[1]), random.Random(name)
+    cache = cache_of(backend)
+    kinds = [
+        [*" ".join(CORPUS.values()).split(), "一二", "ไทย"],
+        EDGES,
+        HOSTILE,
+        [" ", "  ", "\n\n"],
+    ]
+    anything = [chr(code) for code in (*range(1, 0xD800), *range(0xE000, 0x30000))]
+    for _ in range(25):
+        texts = []
+        for _ in range(5_000):
+            parts = [draw.choice(draw.choice(kinds)) for _ in range(draw.randint(0, 8))]
+            texts.append("".join([*parts, *draw.choices(anything, k=draw.randint(0, 2))]))
+        assert_same_ids(backend, texts, cache)
 
 
 def test_a_tokenizer_that_draws_is_read_whole():

@@ -116,24 +116,21 @@ class AnnotationSet:
         """Find the rows of each file, and the columns."""
         some = ""
         for folder, job in self.jobs.items():
-            store, states = self.folder(folder), job["identity"]["input file"]
+            store = self.folder(folder)
             sizes = store.part_sizes()
             for name, record in manifest_of(store).listed().items():
                 if record is None:
                     raise damaged(self.shown, posixpath.join(folder, name), "nor is its record")
                 _check_size(self.shown, folder, record, sizes)
                 some = posixpath.join(folder, record.name)
+                first, has_unread = 0, bool(record.left_out)
                 for file, (count, low, high) in record.source[ANNOTATED].items():
-                    if count and self.files[file].state == states[file]:
-                        self._add(file, some, record, (count, low, high))
+                    if self.files[file].job == job["key"]:  # else it was annotated again later
+                        rows = NotedRows(some, first, count, low, high, has_unread)
+                        self.files[file].rows.append(rows)
+                    first += count
         if some:
             self.columns = self._columns_of(some)
-
-    def _add(self, file: str, name: str, record: Record, known: tuple[int, int, int]) -> None:
-        before = [*record.source[ANNOTATED]]
-        counts = [record.source[ANNOTATED][each][0] for each in before[: before.index(file)]]
-        has_unread = bool(record.left_out)
-        self.files[file].rows.append(NotedRows(name, sum(counts), *known, has_unread))
 
     def _columns_of(self, name: str) -> pa.Schema:
         store = open_store(f"{self.store.address}/{name}", self.store.storage_options)

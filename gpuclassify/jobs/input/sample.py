@@ -147,8 +147,12 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
         readable: list[tuple[Part, float]] = []
         for piece in part.pieces:
             if piece.row_groups is not None:
-                groups = [(replace(piece, row_groups=(n,)), n) for n in piece.row_groups]
                 counts = rows[piece.path]
+                starts = np.cumsum((0, *counts)).tolist()
+                groups = [
+                    (replace(piece, row_groups=(n,), rows=(starts[n], starts[n + 1])), n)
+                    for n in piece.row_groups
+                ]
                 readable += [(group, len(range(*piece.bounds(counts[n])))) for group, n in groups]
             elif piece.problem is None:
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))

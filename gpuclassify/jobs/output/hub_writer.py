@@ -26,7 +26,7 @@ from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
 from gpuclassify.jobs.output.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.checks import check_choice, check_flag
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.stores.store import Store
@@ -85,6 +85,9 @@ class HubWriter(FileWriter):
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
         For `staging`.
+    annotates : bool
+        Write columns beside the rows of files, as `AnnotationWriter` does. What `staging` holds is
+        the set that readers take; new files need another set.
 
     Raises
     ------
@@ -110,6 +113,7 @@ class HubWriter(FileWriter):
         nulls: str = NULLS[0],
         endpoint: str | None = None,
         storage_options: dict[str, Any] | None = None,
+        annotates: bool = False,
     ) -> None:
         from huggingface_hub import constants
 
@@ -124,6 +128,10 @@ class HubWriter(FileWriter):
             non_finite=non_finite,
             nulls=nulls,
         )
+        check_flag("annotates", annotates)
+        if annotates and not is_parquet:
+            raise ValueError(f"file_format={file_format!r}: annotations are Parquet files")
+        self.annotates = annotates
         _check_names(repo, path, split)
         if token is not None:
             remember_token(f"datasets/{repo}", token)
@@ -144,6 +152,7 @@ class HubWriter(FileWriter):
         options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
         options |= {"commit_message": target.message, "file_format": self.file_format}
         options |= {"compression": self.encoding.compression, **self.encoding.of_json}
+        options |= {"annotates": True} if self.annotates else {}
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"HubWriter({target.repo!r}, {shown})"
 

@@ -18,7 +18,7 @@ from job_faults import double, in_process, write_input
 
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
-from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
@@ -342,3 +342,23 @@ def test_a_finished_output_of_files_is_uploaded_as_it_is(hub, tmp_path):
     assert len(rows(hub.repos[REPO])) == summary.rows_out
     description = json.loads((tmp_path / "out/_gpuclassify/job.json").read_text())
     assert REPO not in str(description["identity"])  # the place is no part of what the job is
+
+
+def test_annotations_are_uploaded_and_read_from_where_they_were_staged(hub, frame, tmp_path):
+    (tmp_path / "crawl").mkdir()
+    frame.to_parquet(tmp_path / "crawl/0.parquet", row_group_size=100)
+
+    def with_length(frame):
+        return frame.assign(length=frame["text"].str.len().astype("Int64"))
+
+    staging = str(tmp_path / "notes")
+    options = {"staging": staging, "token": TOKEN, "endpoint": hub.url, "annotates": True}
+    reader = ParquetReader(str(tmp_path / "crawl"))
+    Pipeline([reader, with_length, HubWriter(REPO, **options)]).run(report=lambda *_: None)
+    found = rows(hub.repos[REPO])
+    assert [*found.columns] == ["_file", "_place", "_left_out", "length"]
+    assert sorted(found["_place"]) == frame["id"].tolist()
+    beside = read_files(str(tmp_path / "crawl"), annotations=staging).compute()
+    assert beside["length"].tolist() == frame["text"].str.len().tolist()
+    with pytest.raises(ValueError, match="annotations are Parquet"):
+        HubWriter(REPO, file_format="jsonl", **options)
