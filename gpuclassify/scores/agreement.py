@@ -78,11 +78,15 @@ class Agreement:
 
     def lines(self) -> Iterator[tuple[str, ...]]:
         """Yield name, columns, rows, value and interval of each figure, for people."""
-        for each in self.figures.itertuples(index=False):
-            name = FIGURES[each.figure] + ("" if each.group is None else f", {each.group}")
-            between = "" if np.isnan(each.low) else f"{each.low:.3f} to {each.high:.3f}"
-            value = "–" if np.isnan(each.value) else f"{each.value:.3f}"
-            yield tuple(map(visible, (name, each.between, f"{each.rows:,}", value, between)))
+        for each in _records(self.figures):
+            value, low, group = each["value"], each["low"], each["group"]
+            yield (
+                visible(FIGURES[each["figure"]] + ("" if group is None else f", {group}")),
+                visible(each["between"]),
+                f"{each['rows']:,}",
+                "–" if value is None else f"{value:.3f}",
+                "" if low is None else f"{low:.3f} to {each['high']:.3f}",
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON; of differing rows those that a page shows."""
@@ -105,15 +109,10 @@ class Agreement:
             pair: counts.iloc[:MOST_LABELS, :MOST_LABELS].to_dict("index")
             for pair, counts in self.confusion.items()
         }
-        shown = [{k: str(v)[:TEXT_CHARS] for k, v in row.items()} for row in self._shown_rows()]
-        page = template.render(
-            agreement=self, lines=list(self.lines()), tables=tables, differing=shown
-        )
-        replace_file(Path(path), page.encode("utf-8", "replace"))
-
-    def _shown_rows(self) -> list[dict[str, Any]]:
         rows = _records(self.differing.head(MOST_SHOWN))
-        return [{k: "–" if v is None else v for k, v in row.items()} for row in rows]
+        shown = [{k: "–" if v is None else str(v)[:TEXT_CHARS] for k, v in r.items()} for r in rows]
+        page = template.render(agreement=self, lines=[*self.lines()], tables=tables, rows=shown)
+        replace_file(Path(path), page.encode("utf-8", "replace"))
 
 
 @with_plain_values
@@ -180,7 +179,7 @@ def agreement(
     order = order[compared[order]]
     is_grades = labels is None and grades_of(values[~np.isnan(values)]) is not None
     kind = "labels" if labels is not None else "grades" if is_grades else "scores"
-    parts = [(None, order)]
+    parts: list[tuple[str | None, np.ndarray]] = [(None, order)]
     if by is not None:
         keys = sorted(range(len(group_names)), key=lambda code: group_names[code])
         parts += [(_plain(group_names[code]), order[groups[order] == code]) for code in keys]
@@ -290,9 +289,9 @@ def _of_pair(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Fi
         same = float(shares[x == y].sum())
         if labels:
             p, q = (np.bincount(column[rows], shares, count) for column in labels)
-            return {"same": same, "kappa": _coefficient(1 - same, 1 - p @ q)}
+            return {"same": same, "kappa": _coefficient(1 - same, 1 - float(p @ q))}
         of_scores = {
-            "spearman": _spearman(*(column[rows] for column in codes), shares),
+            "spearman": _spearman(codes[0][rows], codes[1][rows], shares),
             "difference": float(shares @ np.abs(x - y)),
         }
         if kind == "scores":
@@ -316,8 +315,8 @@ def _spearman(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None
         if np.count_nonzero(sums) < 2:
             return None
         ranks.append((np.cumsum(sums) - sums / 2)[codes])
-    covariance = np.cov(*ranks, aweights=weights, ddof=0)
-    return float(covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1]))
+    (x, products), (_, y) = np.cov(np.stack(ranks), aweights=weights)
+    return float(products / np.sqrt(x * y))
 
 
 def _of_all(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
@@ -382,4 +381,5 @@ def _differing(
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     plain = frame.astype(object)
-    return plain.where(plain.notna(), None).to_dict("records")
+    rows: list[Any] = plain.where(plain.notna(), None).to_dict("records")
+    return rows

@@ -131,6 +131,7 @@ class Draw:
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
         rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
+        weights: pd.Series
         if self.near is None:
             weights = totals / np.minimum(totals, self.n)
         else:  # the first row that is left out tells how likely those before it were
@@ -284,8 +285,13 @@ class _Files:
         """Read the chosen rows."""
         call, fields = dask.delayed(rows_at, pure=True), self._fields(draw)
         tables = [
-            call(self.pieces[number], self.schema, fields, places.tolist())
-            for number, places in chosen.groupby(PART)[AT]
+            call(
+                self.pieces[number],
+                self.schema,
+                fields,
+                chosen[AT][chosen[PART] == number].tolist(),
+            )
+            for number in chosen[PART].unique().tolist()
         ]
         return schemas.to_pandas(pa.concat_tables(dask.compute(*tables)))
 
