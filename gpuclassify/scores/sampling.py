@@ -94,9 +94,11 @@ class Draw:
         ids = to_pandas(frame[[self.id_field]])[self.id_field]
         if ids.isna().any():
             raise ValueError(f"the column {self.id_field!r} has rows without an id: fill it first")
-        if ids.dtype.kind not in "iu":
-            ids = pd.Series(pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False))
-        return random_keys(str(self.seed), ids.to_numpy(dtype=np.uint64))
+        if ids.dtype.kind in "iu":
+            numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
+        else:
+            numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+        return random_keys(str(self.seed), numbers)
 
     def sizes(self, frame: Frame) -> np.ndarray:
         """Return how likely each row is beside others, float64 (rows,); NaN without a score."""
@@ -112,7 +114,7 @@ class Draw:
         codes, names = self._strata(frame)
         self._refuse_many(names)
         order = uniform(keys) / self.sizes(frame)
-        is_scored = ~np.isnan(order)
+        is_scored = np.isfinite(order)
         columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
         rows = _least(pd.DataFrame(columns)[is_scored], self.n + 1)
         rows[STRATUM] = np.array(names, dtype=object)[rows[STRATUM]]
@@ -330,14 +332,20 @@ class _Partitions:
         """Return the delayed candidates of each partition."""
         call = dask.delayed(_of_partition, pure=True)
         parts = self.frame[list(draw.fields)].to_delayed()
+        self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
     def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
         """Compute the chosen rows."""
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
-        keys = chosen.groupby(PART)[KEY]
-        frames = [call(parts[number], draw, of_part.to_numpy()) for number, of_part in keys]
-        return pd.concat(dask.compute(*frames), ignore_index=True)
+        keys = chosen[KEY].to_numpy()
+        # With few columns Dask joins small files: the numbers are of other partitions then.
+        numbers = set(chosen[PART]) if len(parts) == self.count else range(len(parts))
+        frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
+        frame = pd.concat(frames, ignore_index=True)
+        if len(frame) != len(keys):
+            return frame  # two rows have one id
+        return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
 
 
 def _of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
@@ -345,7 +353,5 @@ def _of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows with these random numbers, in order of these."""
-    of_rows = draw.keys(frame)
-    rows = np.flatnonzero(np.isin(of_rows, keys))
-    return to_pandas(frame.iloc[rows[np.argsort(of_rows[rows], kind="stable")]])
+    """Return the rows with these random numbers."""
+    return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

@@ -95,6 +95,11 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
     assert corpus["pipeline_padded_tokens"] > tokens == corpus["tokenizer"]["tokens"]
 
 
+def test_samples_have_their_strata(smoke_run):
+    ways = smoke_run("samples")[0]["ways"]
+    assert [run["rows"] for runs in ways.values() for run in runs] == [2_200, 400]
+
+
 def test_int8_is_farther_from_float32_than_bfloat16(smoke_run):
     models = smoke_run("int8")[0]["models"]
     assert 0 <= models["the demo's classifier"]["changed_labels"]["int8"] <= 0.2

@@ -3,6 +3,7 @@
 import json
 import logging
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -53,6 +54,16 @@ def test_rows_and_weights_do_not_depend_on_partitions(kind, partitions):
     parts = draw(dd.from_pandas(shuffled, npartitions=partitions, sort=False), **settings)
     pd.testing.assert_frame_equal(parts.astype(whole.dtypes), whole)
     pd.testing.assert_frame_equal(whole.drop(columns="weight"), matching(whole["id"]))
+
+
+def test_partitions_that_dask_joins_give_their_rows(tmp_path):
+    frame = CORPUS.assign(id=np.arange(ROWS) - 1_500, text=CORPUS["text"] * 20)
+    dd.from_pandas(frame, npartitions=30).to_parquet(tmp_path / "corpus")
+    with dask.config.set({"dataframe.parquet.minimum-partition-size": 1}):
+        lazy = dd.read_parquet(tmp_path / "corpus", filesystem="arrow")
+        assert len(lazy[["id", "label"]].to_delayed()) < 30  # as is meant to be tried here
+        rows, whole = draw(lazy, by="label"), draw(frame, by="label")
+    pd.testing.assert_frame_equal(rows.astype(whole.dtypes), whole)
 
 
 def matching(ids):
