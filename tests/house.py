@@ -68,10 +68,10 @@ BUDGETS = {
     "stores": 1400,
     "jobs": 8900,
     "dedup": 3300,
-    "scores": 1300,
+    "scores": 2000,
     "training": 2200,
     "cluster": 2300,
-    "commands": 3750,
+    "commands": 3950,
     "curator": 1000,
     "pages": 100,
 }
