@@ -6,7 +6,7 @@ than random ones, in the sizes of published models.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -97,8 +97,10 @@ TINY_SIZES: dict[str, Any] = {
 }
 
 
-def write_model(directory: Path, shape: Shape) -> Path:
-    """Write a sequence classifier of three labels and 512 positions, float32.
+def write_model(
+    directory: Path, shape: Shape, write: Callable[..., Path] = write_sequence_classifier
+) -> Path:
+    """Write a classifier of 512 positions, float32: of texts with three labels, or by `write`.
 
     Its tokenizer is trained on docstrings and has about a thousand pieces, fewer than the published
     ones; lengths are prescribed in its own tokens.
@@ -112,6 +114,4 @@ def write_model(directory: Path, shape: Shape) -> Path:
     }
     if shape.position_buckets:
         sizes["position_buckets"] = shape.position_buckets
-    return write_sequence_classifier(
-        directory, shape.architecture, texts=docstrings()[:500], **sizes
-    )
+    return write(directory, shape.architecture, texts=docstrings()[:500], **sizes)

@@ -147,7 +147,8 @@ def words_of_names() -> str:
 def _model_of(owner: Any) -> str:
     """Return the published model, or the argument that names one."""
     parameters = inspect.signature(owner).parameters
-    return owner.defaults.get("model") or ("model=" if "model" in parameters else "heads=")
+    named = [f"{name}=" for name in ("model", "heads") if name in parameters]
+    return owner.defaults.get("model") or next(iter(named), "none")
 
 
 def _licence(owner: Any) -> str:
@@ -155,7 +156,7 @@ def _licence(owner: Any) -> str:
 
 
 def _columns(owner: Any) -> str:
-    if "model" not in owner.defaults:
+    if _model_of(owner).endswith("="):
         return "those of the model"
     return _named(owner())
 
@@ -312,6 +313,40 @@ def on_a_gpu() -> str:
             for way, found in corpus["variants"].items()
         ),
     )
+
+
+def tokens() -> str:
+    """Return a table of microseconds a text, by kind of tokenizer and of text."""
+    ways = ("cold", "steady", SUBJECT, "gigatoken")
+    return table(
+        [
+            "tokenizer, texts",
+            "tokenizers, us a text",
+            "cold",
+            "steady",
+            "warm",
+            "gigatoken",
+            "result",
+        ],
+        (
+            [
+                name,
+                f"{case['variants']['tokenizers']['us_a_text']:.0f}",
+                *(_times(case["variants"], way) for way in ways),
+                _link(path),
+            ]
+            for path, result in _results("tokens")
+            for name, case in result["cases"].items()
+        ),
+    )
+
+
+def _times(variants: dict[str, Any], way: str) -> str:
+    """Return the time of a way, and how many times as fast as `tokenizers` it is."""
+    if way not in variants:
+        return ""
+    time = variants[way]["us_a_text"]
+    return f"{time:.0f} ({variants['tokenizers']['us_a_text'] / time:.1f} times)"
 
 
 def other_ways() -> str:
@@ -699,6 +734,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers": layers,
     "throughput": throughput,
     "gpu": on_a_gpu,
+    "tokens": tokens,
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,

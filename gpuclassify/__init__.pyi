@@ -15,12 +15,14 @@ from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import LlamaGuardClassifier as LlamaGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import NemotronSafetyGuardClassifier as NemotronSafetyGuardClassifier
+from .classifiers import PatternSpans as PatternSpans
 from .classifiers import PromptClassifier as PromptClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers import Qwen3GuardClassifier as Qwen3GuardClassifier
 from .classifiers import Qwen3GuardResponseClassifier as Qwen3GuardResponseClassifier
 from .classifiers import ShieldGemmaClassifier as ShieldGemmaClassifier
+from .classifiers import SpanClassifier as SpanClassifier
 from .classifiers import TaxonomyClassifier as TaxonomyClassifier
 from .classifiers import TokenCounter as TokenCounter
 from .classifiers import TopicClassifier as TopicClassifier
@@ -30,6 +32,8 @@ from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier
 from .classifiers.published import published as published
 from .cluster import get_client as get_client
+from .decontamination.job import DecontaminateFiles as DecontaminateFiles
+from .decontamination.mapper import Decontaminate as Decontaminate
 from .dedup.exact import ExactDuplicates as ExactDuplicates
 from .dedup.fuzzy import FuzzyDuplicates as FuzzyDuplicates
 from .dedup.job import Deduplicate as Deduplicate
@@ -65,6 +69,7 @@ from .scores.comparison import Comparison as Comparison
 from .scores.comparison import compare as compare
 from .scores.job import AssignBuckets as AssignBuckets
 from .scores.sampling import sample as sample
+from .spans.merging import merge_spans as merge_spans
 from .training.trained_head import Head as Head
 
 __version__: str

@@ -21,6 +21,7 @@ from tests.replicas import (
     write_gte,
     write_safety_models,
     write_sequence_classifier,
+    write_token_classifier,
 )
 
 # For clusters that tests make themselves, here and in processes of their own: see `NO_GIL_MONITOR`.
@@ -120,6 +121,18 @@ def sequence_classifier(tmp_path_factory):
     def write(architecture="bert", **settings):
         folder = tmp_path_factory.mktemp("sequence") / architecture
         return write_sequence_classifier(folder, architecture, **settings)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def token_classifier(tmp_path_factory):
+    """The directory of a small token classifier, by its settings; each is written once."""
+
+    @functools.cache
+    def write(architecture="bert", **settings):
+        folder = tmp_path_factory.mktemp("tokens") / architecture
+        return str(write_token_classifier(folder, architecture, **settings))
 
     return write
 

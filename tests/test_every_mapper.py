@@ -11,6 +11,7 @@ import pytest
 
 from gpuclassify import (
     AegisClassifier,
+    Decontaminate,
     DistributedDataClassifier,
     Embedder,
     HeadClassifier,
@@ -40,6 +41,7 @@ MAPPERS = [
     "relevance",
     "embedder",
     "heads",
+    "decontaminate",
     "chain",
     "route",
 ]
@@ -60,8 +62,22 @@ def chat_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("chat"), "qwen3")
 
 
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory):
+    return tmp_path_factory.mktemp("indexes")
+
+
 @pytest.fixture
-def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, heads, chat_model):
+def mapper_of(
+    checkpoint,
+    sequence_classifier,
+    token_classifier,
+    safety_models,
+    fasttext_model,
+    heads,
+    chat_model,
+    indexes,
+):
     """A mapper by name, in float32, with every optional column that all of them have."""
 
     def make(name, **options):
@@ -75,6 +91,27 @@ def mapper_of(checkpoint, sequence_classifier, safety_models, fasttext_model, he
             known = {*inspect.signature(FAMILIES[name]).parameters} - {"max_chars"}
             options = {key: value for key, value in options.items() if key in known}
             return FAMILIES[name](model=sequence_classifier("modernbert"), **options)
+        if name in ("spans", "patterns"):
+            options |= {"count_field": "n", "share_field": "share"}
+            if "max_chars" not in options:  # which would leave the rest as it is
+                options["redact"] = "[{label}]"
+            known = inspect.signature(FAMILIES[name]).parameters
+            options = {key: value for key, value in options.items() if key in known}
+            if name == "spans":
+                options["model"] = token_classifier()
+            return FAMILIES[name](**options)
+        if name == "decontaminate":  # without what is about models
+            least = 2 if options.get("max_chars") is None else 3
+            return Decontaminate(
+                against=FRAME[["text"]].iloc[:9],
+                against_field="text",
+                ngram=5,
+                min_words=least,
+                items_field="items",
+                passages_field="passages",
+                cut=True,
+                index_dir=indexes,
+            )
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
@@ -136,6 +173,16 @@ def is_list_of_floats(value):
     return isinstance(value, list) and bool(value) and isinstance(value[0], float)
 
 
+def spans_of(column):
+    """Each row's spans without their scores, and all scores; None for another column."""
+    rows = [list(row) for row in column if isinstance(row, list | np.ndarray)]
+    spans = [span for row in rows for span in row if isinstance(span, dict) and "score" in span]
+    if not spans or len(rows) < len(column):
+        return None
+    keys = [[(s["start"], s["end"], s["label"]) for s in row] for row in rows]
+    return keys, [span["score"] for span in spans]
+
+
 def assert_same_values(found, expected):
     """Columns, dtypes and nulls equal; floats within the tolerance, everything else equal."""
     assert list(found.columns) == list(expected.columns)
@@ -143,7 +190,10 @@ def assert_same_values(found, expected):
         one, other = found[name], expected[name]
         assert one.isna().tolist() == other.isna().tolist(), name
         one, other = one.dropna(), other.dropna()
-        if is_list_of_floats(next(iter(other), None)):
+        if spans_of(other) is not None:
+            assert spans_of(one)[0] == spans_of(other)[0]
+            assert_close(spans_of(one)[1], spans_of(other)[1])
+        elif is_list_of_floats(next(iter(other), None)):
             assert_close(np.stack(one.to_list()), np.stack(other.to_list()))
         elif other.dtype == np.float32:
             # Dimensions and probabilities of prompts are rounded: a last digit may differ.
@@ -226,7 +276,11 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
     assert set(lazy.columns) <= set(read.columns)
 
 
-@pytest.mark.parametrize("name", [name for name in MAPPERS if name != "chain"])
+# Spans are places in a column, and no other text has them; a benchmark's items have none either.
+TEMPLATED = [n for n in MAPPERS if n not in ("chain", "spans", "patterns", "decontaminate")]
+
+
+@pytest.mark.parametrize("name", TEMPLATED)
 def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
     frame = FRAME.assign(url=[f"u{n % 3}.org" for n in range(19)] + [None])
     texts = zip(frame["url"].fillna(""), frame["text"], strict=True)

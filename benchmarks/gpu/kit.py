@@ -25,7 +25,7 @@ BASE = (
     *("cloudpickle", "dask", "distributed", "lazy_loader", "locket", "msgpack", "pandas", "partd"),
     *("sortedcontainers", "tblib", "toolz", "tornado", "zict"),
     *("crossfit", "astunparse", "six", "tensorflow-metadata", "typing-utils"),
-    *("cryptography", "cffi", "pycparser"),
+    *("cryptography", "cffi", "pycparser", "dask-jobqueue", "fasttext-community"),
     *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "hypothesis"),
     MINILM,
     *("tokenizers", "transformers"),  # what is there may be older than setup.cfg allows

@@ -33,6 +33,8 @@ from gpuclassify.questions.published_guards import (
     WildGuardClassifier,
 )
 from gpuclassify.questions.taxonomy import TaxonomyClassifier
+from gpuclassify.spans.classifier import SpanClassifier
+from gpuclassify.spans.patterns import PatternSpans
 
 # By the names that the command line knows them by.
 FAMILIES: dict[str, type[TextMapper]] = {
@@ -61,6 +63,8 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "fasttext": FastTextClassifier,
     "language": LanguageIdentifier,
     "tokens": TokenCounter,
+    "spans": SpanClassifier,
+    "patterns": PatternSpans,
 }
 
 __all__ = [
@@ -68,8 +72,9 @@ __all__ = [
     "DomainClassifier", "FastTextClassifier", "FineWebEduClassifier", "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier", "FormatClassifier", "GraniteGuardianClassifier",
     "InstructionDataGuardClassifier", "LanguageIdentifier", "LlamaGuardClassifier",
-    "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PromptClassifier",
-    "PromptTaskComplexityClassifier", "QualityClassifier", "Qwen3GuardClassifier",
-    "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier", "TaxonomyClassifier",
-    "TokenCounter", "TopicClassifier", "WildGuardClassifier",
+    "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PatternSpans",
+    "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
+    "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
+    "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
+    "WildGuardClassifier",
 ]  # fmt: skip

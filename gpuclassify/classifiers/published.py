@@ -16,6 +16,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import CELADON_AXES
 from gpuclassify.settings.checks import HubName, nearest
 from gpuclassify.settings.options import REGRESSION
+from gpuclassify.spans.classifier import SpanClassifier
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
 NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
@@ -113,7 +114,14 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
     return {"label_field": None, "score_field": score_field, "score_label": label, **settings}
 
 
+def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
+    """Return settings for a column of spans, and the labels where all of them were seen."""
+    named = {"labels": labels} if labels else {}
+    return {"spans_field": f"{stem}_spans", **named, **settings}
+
+
 _EDU, _ANY, _WORDS = FineWebEduClassifier, DistributedDataClassifier, FastTextClassifier
+_PICKLED = "published as a pickle: save it as safetensors, and pass the directory as model="
 # What FinePDFs reads of a document, and that the higher score of both ends counts, as on the cards.
 _ENDS = {"max_seq_length": 2048, "long_text": "ends", "window_aggregation": "max"}
 _FINEPDFS, _SMOLLM2 = "HuggingFaceFW/finepdfs_", "arXiv:2502.02737"
@@ -210,6 +218,42 @@ CATALOGUE = (
               "how legible, useful and free of spam English text is, a number without bounds",
               APACHE, f"{_HUB}agentlans/deberta-v3-xsmall-quality-v2",
               _regression("text_quality_score", "score")),
+    Published("ner", SpanClassifier, "dslim/bert-SIZE-NER",
+              "places, organisations, persons and other names in English text", "MIT",
+              f"{_HUB}dslim/bert-base-NER", _spans("ner_{}", "LOC", "MISC", "ORG", "PER"),
+              variant="SIZE", variants=_same("base large")),
+    Published("multilingual-ner", SpanClassifier, "Davlan/xlm-roberta-SIZE-ner-hrl",
+              "places, organisations and persons in text of ten languages", "AFL-3.0",
+              f"{_HUB}Davlan/xlm-roberta-base-ner-hrl",
+              _spans("multilingual_ner_{}", "LOC", "ORG", "PER"), variant="SIZE",
+              variants=_same("base large")),
+    Published("piiranha", SpanClassifier, "iiiorg/piiranha-v1-detect-personal-information",
+              "17 kinds of personal data in text of six languages",
+              "CC-BY-NC-ND-4.0: no commercial use",
+              f"{_HUB}iiiorg/piiranha-v1-detect-personal-information",
+              _spans("piiranha", max_seq_length=256)),
+    Published("privacy-filter", SpanClassifier, "openai/privacy-filter",
+              "eight kinds of personal data and secrets", APACHE, f"{_HUB}openai/privacy-filter",
+              _spans("privacy_filter", "account_number", "private_address", "private_date",
+                     "private_email", "private_person", "private_phone", "private_url", "secret",
+                     max_seq_length=4096),
+              "its authors choose labels by a search over the whole text, here each token's best"),
+    Published("openmed-pii", SpanClassifier, "OpenMed/OpenMed-PII-SuperClinical-Large-434M-v1",
+              "54 kinds of personal data in English text, clinical notes above all", APACHE,
+              f"{_HUB}OpenMed/OpenMed-PII-SuperClinical-Large-434M-v1", _spans("openmed_pii")),
+    Published("stanford-deidentifier", SpanClassifier, "StanfordAIMI/stanford-deidentifier-base",
+              "what identifies patients, staff and hospitals in medical reports", "MIT",
+              f"{_HUB}StanfordAIMI/stanford-deidentifier-base",
+              _spans("stanford_deidentifier", "DATE", "HCW", "HOSPITAL", "ID", "PATIENT", "PHONE",
+                     "VENDOR"), _PICKLED),
+    Published("deid-i2b2", SpanClassifier, "obi/deid_ENCODER_i2b2",
+              "what identifies patients, staff and places in medical notes", "MIT",
+              f"{_HUB}obi/deid_roberta_i2b2", _spans("deid_i2b2_{}"), _PICKLED, variant="ENCODER",
+              variants=_same("roberta bert")),
+    Published("starpii", SpanClassifier, "bigcode/starpii",
+              "names, addresses, keys and passwords in source code",
+              "terms of use: for the removal of personal data alone, not to be shared",
+              "arXiv:2305.06161", _spans("starpii"), _PICKLED, is_gated=True),
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "classify": ("classify", "Classify files into a directory, or continue an earlier run."),
     "compare": ("compare", "Compare a classifier in two settings."),
     "convert": ("convert", "Convert a .pt, .ckpt, .npz or .safetensors file to a head."),
+    "decontaminate": ("decontaminate", "Find and remove test items, or continue an earlier run."),
     "dedup": ("dedup", "Remove duplicates from files, or continue an earlier run."),
     "evaluate": ("evaluate", "Evaluate a trained head on other annotated texts."),
     "models": ("models", "List the classifiers, or the labels of one."),

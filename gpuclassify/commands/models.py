@@ -69,8 +69,9 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
     published = family if isinstance(family, Published) else None
     mapper_type = family.kind if isinstance(family, Published) else family
-    columns, needed = {}, "model" if "model" in setting_names(mapper_type.Options) else "heads"
-    if "model" in family.defaults:
+    settings = setting_names(mapper_type.Options)
+    columns, needed = {}, [f"--{name}" for name in ("model", "heads") if name in settings]
+    if "model" in family.defaults or not needed:
         columns = {field.name: str(field.type) for field in mapper_type(**family.defaults).schema()}
     return {
         "family": name
@@ -78,7 +79,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
         else f"{name}-{published.variant}",
         "class": mapper_type.__qualname__,
         "purpose": family.purpose,
-        "model": family.defaults.get("model", f"--{needed}"),
+        "model": family.defaults.get("model", next(iter(needed), "none")),
         "licence": family.licence,
         "is_gated": family.is_gated,
         "columns": columns,

@@ -31,9 +31,10 @@ from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import explanations
 
 DUPLICATES, TRAINING, BUCKETS = "Duplicates", "Training", "Buckets"
+TEST_ITEMS = "Test items"
 GROUPS = (
-    *(MODEL, SELECTION, ROWS, DUPLICATES, BUCKETS, TRAINING, NOTES, FILES, REPORT, CLUSTER),
-    *("Settings", "Options"),
+    *(MODEL, SELECTION, ROWS, DUPLICATES, TEST_ITEMS, BUCKETS, TRAINING, NOTES),
+    *(FILES, REPORT, CLUSTER, "Settings", "Options"),
 )
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
 _WORDS = f"{__name__}.words"

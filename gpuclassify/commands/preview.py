@@ -27,6 +27,7 @@ STANDARD_INPUT = "-"
 ROWS_READ = 20
 MOST_COLUMNS = 4  # beside the text, that fit in a terminal
 TEXT_CHARS = 300  # of a text in the prompt that is shown
+COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magenta", "white")]
 
 
 @click.command(cls=LocalCommand, options=job_options)
@@ -150,20 +151,26 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
+    from gpuclassify.mapping.heads import SPANS
     from gpuclassify.mapping.label_heads import LABELS
 
     console, schema = open_console(), chain.schema()
+    spans = _spans_by_text(mappers)
     scores = dict(pair for mapper in mappers for pair in _confidence(mapper).items())
     beside = set(scores.values())  # shown after their labels
-    is_shown = [not pa.types.is_nested(kind) or kind == LABELS for kind in schema.types]
+    is_shown = [not pa.types.is_nested(kind) or kind in (LABELS, SPANS) for kind in schema.types]
     if not any(is_shown):  # scores by name are the only columns
         is_shown = [pa.types.is_struct(kind) for kind in schema.types]
     names = [*fields, *itertools.compress(schema.names, is_shown)]
     names = [name for name in dict.fromkeys(names) if name not in {*beside, *chain.text_fields}]
     shown = names[: MOST_COLUMNS + len(fields)]
-    cells = {
+    cells: dict[str, list[Any]] = {
         name: _cells(table[name], console.width) for name in {*chain.text_fields, *shown, *beside}
     }
+    for text, columns in spans.items():
+        cells[text] = _coloured(table, text, columns, console.width)
+        for column in set(columns) & cells.keys():
+            cells[column] = _span_cells(table, text, column, console.width)
     for label, confidence in scores.items():
         if label in cells:
             pairs = zip(cells[label], cells[confidence], strict=True)
@@ -175,12 +182,53 @@ def _print_table(
     for name in shown:
         drawn.add_column(Text(visible(name, "")), overflow="fold", max_width=most_width)
     for row in zip(*(cells[name] for name in (*chain.text_fields, *shown)), strict=True):
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console.print(drawn)
     lines = [f"{rows:,} rows read, {len(table):,} shown"]
     if left := [name for name in schema.names if name not in {*shown, *beside}]:
         lines.append(f"Not shown: {', '.join(left)}; --json prints all")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
+    """Return the columns of spans by that of the text."""
+    from gpuclassify.mapping.heads import SPANS
+
+    columns: dict[str, list[str]] = {}
+    for mapper in mappers:
+        names = [field.name for field in mapper.schema() if field.type == SPANS]
+        if names:
+            columns.setdefault(mapper.main_text_fields[0], []).extend(names)
+    return columns
+
+
+def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
+    """Return each text on one line, with a colour by label behind each character of a span."""
+    from rich.text import Text
+
+    rows = table.select([text, *columns]).to_pylist()
+    spans = [[s for name in columns for s in row[name] or ()] for row in rows]
+    labels = sorted({span["label"] for row in spans for span in row})
+    styles = dict(zip(labels, itertools.cycle(COLOURS), strict=False))
+    cells = []
+    for row, found in zip(rows, spans, strict=True):
+        content = (row[text] or "")[:most_chars]
+        places = {p: s["label"] for s in found for p in range(s["start"], s["end"])}
+        cell = Text("" if row[text] is not None else "null")
+        for label, part in itertools.groupby(range(len(content)), places.get):
+            shown = visible("".join(content[place] for place in part), "")
+            cell.append(shown, style=styles.get(label or ""))
+        cells.append(cell)
+    return cells
+
+
+def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
+    """Return the spans of each text on one line, each label before what it is of."""
+    cells = []
+    for row in table.select([text, column]).to_pylist():
+        found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
+        cells.append("null" if row[column] is None else ", ".join(found)[:most_chars])
+    return [visible(cell, "") for cell in cells]
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:

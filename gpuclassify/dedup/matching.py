@@ -22,7 +22,7 @@ _SKETCH_HASHES = 16
 _OWNERS = 4  # documents recorded for a hash: text that more of them share is boilerplate
 _WORD, _GAP, _ALONE = range(3)
 # Blocks of what is written without spaces: each character is a token.
-_WITHOUT_SPACES = (
+WITHOUT_SPACES = (
     (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
     (0x1000, 0x109F),  # Myanmar
     (0x1780, 0x17FF),  # Khmer
@@ -61,7 +61,7 @@ def _character_kinds() -> np.ndarray:
     kinds = np.full(sys.maxunicode + 1, _WORD, np.uint8)
     kinds[[ord(character) for character in string.punctuation]] = _GAP
     kinds[[code for code in range(0x3001) if chr(code).isspace()]] = _GAP  # U+3000 is the last
-    for first, last in _WITHOUT_SPACES:
+    for first, last in WITHOUT_SPACES:
         kinds[first : last + 1] = _ALONE
     return kinds
 
@@ -129,7 +129,7 @@ def _hash_tokens(text, kinds, hashes):
     count, at = np.uint64(0), 0
     word = _FNV_START
     while at < len(text):
-        code, at = _character(text, at)
+        code, at = character(text, at)
         kind = kinds[code]
         hashes[count] = word
         count += np.uint64((kind != _WORD) & (word != _FNV_START))
@@ -148,7 +148,7 @@ def _hash_tokens(text, kinds, hashes):
 
 
 @njit(nogil=True, cache=True)
-def _character(text, at):
+def character(text, at):
     """Return the code point of the UTF-8 character at a byte, and where the next one begins."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)

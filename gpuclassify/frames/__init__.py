@@ -15,6 +15,7 @@ list<float32>         ArrowDtype(list<float32>)       ListDtype(float32)
 list<string>          ArrowDtype(list<string>)        ListDtype(str)
 list<float16>         ArrowDtype(list<halffloat>)     refused
 struct of float32     ArrowDtype(struct)              StructDtype of float32
+list of struct        ArrowDtype(list of struct)      ListDtype(StructDtype)
 int64                 Int64                           int64 with a null mask
 bool                  boolean                         bool with a null mask
 bool, not nullable    bool                            bool

@@ -125,7 +125,7 @@ def with_columns(
     result = frame.copy(deep=False)
     result.index = cudf.RangeIndex(len(frame))
     for name, array in columns.items():
-        if pa.types.is_struct(array.type):  # libcudf's columns do not know their fields' names
+        if _has_fields(array.type):  # libcudf's columns do not know their fields' names
             result[name] = cudf.Series.from_arrow(array)
         else:
             column = _device_column(array)
@@ -147,6 +147,10 @@ def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
 def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
     """Return the frame without views: cudf has none."""
     return plain
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind.value_type if pa.types.is_list(kind) else kind)
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:

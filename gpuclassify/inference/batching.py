@@ -79,6 +79,14 @@ class PaddedBatch:
         """Tokens that layers run: all of the rectangle, unless it is packed."""
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
+    def token_places(self, side: str) -> np.ndarray:
+        """Return where tokens are among those of the rectangle, by row, int64 (tokens,)."""
+        first = np.arange(len(self.lengths)) * self.width
+        if side == "left":
+            first = first + self.width - self.lengths
+        before = np.cumsum(self.lengths) - self.lengths
+        return np.repeat(first - before, self.lengths) + np.arange(self.lengths.sum())
+
     def part(self, start: int, stop: int) -> PaddedBatch:
         """Return the rows from start to stop, at the same width unless packed."""
         rows = slice(start, stop)

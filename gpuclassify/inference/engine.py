@@ -54,12 +54,16 @@ def run(
 ) -> np.ndarray:
     """Compute the outputs of every text, float32 (texts, outputs), in input order.
 
+    A model that has them by token gives (texts,) arrays instead, float32 (tokens, outputs), of
+    which a block leaves the device as soon as it has run.
+
     Each block of texts is sorted and batched by itself; the device is held while it runs, and free
     for other threads in between. The limits measured for the model are remembered by `key`.
     NotPackableError if the settings ask for an engine that the model does not run on.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
+    by_text: list[np.ndarray] = []
     texts = 0
     with watched(model.device, stats):
         for tokens in filter(len, blocks):
@@ -70,25 +74,47 @@ def run(
                         outputs.append(values)
                         positions.append(together[rows] + texts)
                         advance(len(rows))
+                if model.is_by_token:
+                    by_text.append(_by_text(_fetch(outputs), positions, tokens.lengths, texts))
+                    outputs, positions = [], []
             texts += len(tokens)
             stats.tokens += int(tokens.offsets[-1])
+        if model.is_by_token:
+            note_bfloat16(settings, model.device, stats)
+            return np.concatenate([np.empty(0, dtype=object), *by_text])
         if not outputs:
             return np.zeros((0, model.output_size), dtype=np.float32)
         with _device_for(model, settings, stats):
             # Outputs stay on the device until here: one copy instead of one wait for every batch.
-            fetched = torch.cat(outputs).cpu().numpy()
+            fetched = _fetch(outputs)
     note_bfloat16(settings, model.device, stats)
     result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
     result[np.concatenate(positions)] = fetched  # of a row that ran twice, the later outputs
     return result
 
 
+def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
+    return torch.cat(outputs).cpu().numpy()
+
+
+def _by_text(
+    fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
+) -> np.ndarray:
+    """Return outputs by token, those of texts end to end in the order of `positions`, by text."""
+    rows = np.concatenate(positions) - first
+    result = np.empty(len(lengths), dtype=object)
+    for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):
+        result[row] = part
+    return result
+
+
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of one text alone in a batch, float32 (outputs,)."""
+    """Compute the outputs of one text alone in a batch, float32 (outputs,), or by token."""
     with alone(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
-        return model.forward(batch, side)[0].cpu().numpy()
+        outputs = model.forward(batch, side)
+        return (outputs if model.is_by_token else outputs[0]).cpu().numpy()
 
 
 @contextlib.contextmanager
@@ -148,7 +174,7 @@ def _run_batches(
 
     def step(batch: PaddedBatch, start: int, stop: int) -> torch.Tensor:
         part = batch.part(start, stop)
-        output = model.forward(part, side)
+        output = model.reduce(model.forward(part, side), settings.keeps_all_scores)
         with counting:
             stats.batches += 1
             stats.padded_tokens += part.run_tokens

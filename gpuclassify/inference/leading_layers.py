@@ -75,15 +75,23 @@ class Follower:
     shared: Shared
     passing: Passing | None  # which texts go on to it, by the outputs of the one before; None: all
 
+    def width(self, keeps_all_scores: bool) -> int:
+        """Count the numbers of a text, or token, that leave the device."""
+        return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
+
 
 class ModelsInStep:
     """A model and its followers, which `engine.run` takes for one model.
 
-    Their outputs stand side by side. Those of a text that has not gone on to a model are NaN.
+    Their outputs stand side by side. Those of a text that has not gone on to a model are NaN. All
+    have outputs by text, or all by token, of which `LoadedModel.reduce` has left what is kept.
     """
 
-    def __init__(self, first: LoadedModel, followers: Sequence[Follower]) -> None:
+    def __init__(
+        self, first: LoadedModel, followers: Sequence[Follower], keeps_all_scores: bool = False
+    ) -> None:
         self._first = first
+        self._keeps_all_scores = keeps_all_scores
         self._followers = followers
         self._models = [first, *(each.model for each in followers)]
         self.identity = " + ".join(str(each.identity) for each in self._models)
@@ -95,30 +103,42 @@ class ModelsInStep:
         """Tell whether padding leaves the outputs of all models as they are."""
         return all(model.is_padding_safe(side) for model in self._models)
 
+    def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
+        """Return the outputs, which `forward` has reduced."""
+        return outputs
+
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch by all models, on the device.
 
-        They are float32 (rows, outputs of all).
+        They are float32 (rows, outputs of all), or (tokens, outputs of all).
         """
+
+        def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
+            return model.reduce(model.forward(rows, side), self._keeps_all_scores)
+
         states = LayerStates({each.shared.layers - 1 for each in self._followers})
         with during(current_states, states):
-            outputs = [self._first.forward(batch, side)]
+            outputs = [run(self._first, batch)]
         going = np.arange(len(batch.rows))
         made, part = outputs[0], batch
         for follower in self._followers:
             if follower.passing is not None and len(going):
                 going = going[follower.passing(made.cpu().numpy())]  # the one thing to wait for
                 part = batch.take(going)
-            shape = len(batch.rows), follower.shared.outputs
-            outputs.append(outputs[0].new_full(shape, torch.nan))
+            if len(going) < len(batch.rows):
+                shape = len(batch.rows), follower.shared.outputs
+                outputs.append(outputs[0].new_full(shape, torch.nan))
             if len(going):
                 last = follower.shared.layers - 1
                 output = states.captured[last]
                 if len(going) < len(batch.rows):
                     output = _of_rows(output, going, batch, self._first)
                 with during(current_states, LayerStates(injected=(last, output))):
-                    made = follower.model.forward(part, side)
-                outputs[-1][to_device(going, made.device)] = made
+                    made = run(follower.model, part)
+                if len(going) < len(batch.rows):
+                    outputs[-1][to_device(going, made.device)] = made
+                else:
+                    outputs.append(made)
         return torch.cat(outputs, dim=1)
 
 
@@ -193,7 +213,10 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
             output = _of_rows(output, rows, batch, first)
         with during(current_states, LayerStates(injected=(depth - 1, output))):
             outputs = other.forward(batch.take(rows), "right")
-        if not other.are_close(outputs, expected[rows]):
+        row_of = np.arange(len(lengths))
+        if other.is_by_token:
+            row_of = np.repeat(row_of, batch.lengths)
+        if not other.are_close(outputs, expected[np.isin(row_of, rows)]):
             return NOTHING
     for name, tensor in ours.tensors.items():
         same = theirs.tensors.get(name)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gpuclassify.inference.batching import PaddedBatch
+from gpuclassify.inference.device import to_device
 from gpuclassify.inference.linear import arrange_weights
 from gpuclassify.inference.memory import ScoreRule
 from gpuclassify.inference.packed.disentangled import DisentangledEncoder, fast_encoder
@@ -28,6 +29,7 @@ from gpuclassify.models.checkpoint import (
     FIRST_TOKEN_LEVELS,
     LINEAR_HEAD,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
     Checkpoint,
     OwnModule,
     state_width,
@@ -52,9 +54,10 @@ class LoadedModel(ProbedModel):
     max_tokens: int  # special tokens included, unless the user asks for another length
     accepts_positions: bool  # `position_ids` restore the positions of texts padded on the left
     score_rule: ScoreRule | None  # how large the attention scores are that it materialises
-    output_size: int  # outputs of a text; 0 if the module has to be run to know
+    output_size: int  # outputs of a text, or token; 0 if the module has to be run to know
     needs_single_rows: bool  # it has no padding id to find the last token of a row by
     counted_id: int | None = None  # the token that every row of a batch must have equally often
+    is_by_token: bool = False  # outputs are of every token, and not of a text
     accepts_types: bool = True  # of tokens, which tell the texts of a pair apart
     unpacks: bool = True  # the module takes tensors as keyword arguments, rather than in one dict
     # Weights stay float32 and torch casts what each operation reads: your own module may mix
@@ -89,7 +92,10 @@ class LoadedModel(ProbedModel):
         return getattr(self.tokenizer, "pad_token_type_id", 0)
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Compute the outputs of one batch, float32 (rows, outputs), on the device."""
+        """Compute the outputs of one batch, float32 (rows, outputs), on the device.
+
+        Of a model that has them by token, (tokens, outputs), those of a row after another.
+        """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
             inputs["token_type_ids"] = batch.type_ids
@@ -102,12 +108,31 @@ class LoadedModel(ProbedModel):
             layout = encoder.running(batch.lengths, batch.width, self.device, side)
         module = fresh_copy(self.module) if self.adapts_to_length else self.module
         with layout:
-            return self.outputs(module, inputs)
+            outputs = self.outputs(module, inputs)
+        if not self.is_by_token:
+            return outputs
+        return outputs.flatten(0, 1)[to_device(batch.token_places(side), outputs.device)]
+
+    def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
+        """Return what leaves the device of a batch's outputs, float32.
+
+        Of tokens' logits the best label and its probability, (tokens, 2), or the probabilities of
+        all labels.
+        """
+        if not self.is_by_token:
+            return outputs
+        scores = outputs.softmax(dim=1)
+        if keeps_all_scores:
+            return scores
+        best = scores.max(dim=1)
+        return torch.stack([best.indices.float(), best.values], dim=1)
 
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
+        if self.is_by_token:  # which transformers' own classes alone are
+            return outputs.logits.float()
         rows = len(inputs["input_ids"])
         return refuse_wrong_outputs(module, outputs, rows, self.output_size).float()
 
@@ -174,6 +199,7 @@ def load_model(
         # Heads of encoders with a decoder read the last of these, and refuse unequal counts.
         counted_id=end_id if is_counted and isinstance(end_id, int) else None,
         unpacks=unpacks,
+        is_by_token=checkpoint.layout == TOKEN_CLASSIFICATION,
         is_autocast=is_autocast,
         # By which the model differs from those of all other checkpoints.
         width=state_width(checkpoint.sizes) if own_module is None else None,

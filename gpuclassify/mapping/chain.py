@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.frames import Frame, LazyFrame
-from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
+from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame, plain_token
 from gpuclassify.mapping.shared_layers import shared_layers
 from gpuclassify.settings.checks import check_count, with_plain_values
 from gpuclassify.tokenizing.prefetch import shared_tokens
@@ -112,7 +112,7 @@ class Chain(PartitionMap):
         return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("Chain", self.mappers)
+        return plain_token(("Chain", self.mappers))
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:

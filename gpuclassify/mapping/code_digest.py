@@ -24,6 +24,8 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
+from gpuclassify.settings.signatures import as_json
+
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -44,6 +46,11 @@ _IGNORED = {
 _HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # from Python 3.14 on
 # They hold what others keep alive, such as the types that a singledispatch function has seen.
 _MEMORIES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+
+
+def json_setting(value: Any) -> Any:
+    """Return a setting as a JSON value, and a function as the digest of its code."""
+    return value_digest(value) if callable(value) else as_json(value)
 
 
 def value_digest(value: Any) -> str:

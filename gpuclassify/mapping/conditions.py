@@ -37,7 +37,7 @@ _CALCULATE: dict[type[ast.operator], Callable[..., Any]] = {
 }
 _SYMBOLS = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not", ast.BitXor: "!="}
 _TAKES = (
-    "a condition takes columns, numbers, texts, True and False, ==, !=, <, <=, >, >=, in, not in, "
+    "A condition takes columns, numbers, texts, True and False, ==, !=, <, <=, >, >=, in, not in, "
     "is None, is not None, and, or, not, +, -, *, / and parentheses"
 )
 Value = Any  # an array or scalar of Arrow
@@ -72,7 +72,7 @@ class Condition:
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
         """Return for each term whether rows meet it: true, false or null."""
-        columns = {name: _plain(table[name], name) for name in self.columns}
+        columns = {name: _plain(table[name]) for name in self.columns}
         return {term: _evaluator(term)(columns, len(table)) for term in self.terms}
 
 
@@ -163,8 +163,8 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
     return [tree]
 
 
-def _plain(column: pa.ChunkedArray, name: str) -> pa.Array:
-    """Return a column as one array of a type that comparisons take."""
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, of a type that comparisons take if there is one."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column, kind = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type), kind
@@ -175,9 +175,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.Array:
         kind = pa.large_string()
     if pa.types.is_float16(kind):
         kind = pa.float32()
-    if _kind(kind) == "other":
-        raise TypeError(f"where= names the column {name!r}, which holds {kind}: none compares that")
-    column = column.cast(kind)
+    column = column if kind == column.type else column.cast(kind)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -257,6 +255,12 @@ def _compared(
 
 def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: Value) -> Value:
     kinds = _kind(left.type), _kind(right.type)
+    for side, value in ((one, left), (other, right)):
+        if _kind(value.type) == "other":
+            raise TypeError(
+                f"where= compares {ast.unparse(side)!r}, which is {value.type}: such values can be "
+                "asked for null alone, by `is None` and `is not None`"
+            )
     if kinds in (("time", "text"), ("text", "time")):
         try:
             left, right = _as_times(left, right)

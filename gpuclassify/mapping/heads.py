@@ -21,6 +21,12 @@ from gpuclassify.models.checkpoint import Checkpoint
 
 FLOAT32 = pa.float32()
 SCORES = pa.list_(FLOAT32)
+# Parts of a text: characters from `start` to before `end`, with a label and its probability.
+SPANS = pa.list_(
+    pa.struct(
+        [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string()), ("score", FLOAT32)]
+    )
+)
 MOST_NUMBERS = np.iinfo(np.int32).max  # in the lists of one Arrow array
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
@@ -106,6 +112,10 @@ class Head(ABC):
         The names are among `gpuclassify.mapping.stage_counts.REASONS`.
         """
         return {}
+
+    def spans(self, values: Any) -> Any:
+        """Return the spans that examples show, a `gpuclassify.spans.spans.Spans`; None without."""
+        return None
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
         """Return a finite number for each text to order examples by; None without such."""

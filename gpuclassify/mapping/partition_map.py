@@ -195,6 +195,16 @@ def map_partition(
     return mapped if columns is None else mapped[columns]
 
 
+def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what tells a mapper from others with all of it in the forms that Dask digests.
+
+    It takes the text of what it is given as it is, in which objects are as short as they are shown.
+    """
+    from dask.base import normalize_token
+
+    return tuple(map(normalize_token, parts))
+
+
 def is_dask_frame(dataset: object) -> bool:
     """Tell whether `dataset` is a Dask DataFrame; raise TypeError for another Dask collection."""
     import dask

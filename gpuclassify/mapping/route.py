@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, backend_of, is_text, name_row
 from gpuclassify.mapping.columns import check_are_new, check_is_there, check_room
 from gpuclassify.mapping.heads import take
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap, plain_token
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
@@ -91,7 +91,8 @@ class Route(PartitionMap):
                 )
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("Route", self.by, [(key, self.to[key]) for key in sorted(self.to)], self.otherwise)
+        to = [(key, self.to[key]) for key in sorted(self.to)]
+        return plain_token(("Route", self.by, to, self.otherwise))
 
     @property
     def members(self) -> tuple[TextMapper, ...]:

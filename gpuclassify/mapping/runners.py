@@ -252,7 +252,7 @@ class EncoderRunner(NetworkRunner):
             texts_back = np.argsort(order)
             windows_back = np.argsort(order[stream.text_of], kind="stable")
             values = outputs[stream.positions[windows_back]]
-            for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+            for row in np.flatnonzero(~self._are_finite(values)):
                 window = int(windows_back[row])
                 name = functools.partial(name_text, int(order[stream.text_of[window]]))
                 values[row] = self._rescue(model, stream.take(window), name)
@@ -266,6 +266,10 @@ class EncoderRunner(NetworkRunner):
             lengths,
             self.options.window_aggregation,
         )
+
+    def _are_finite(self, values: np.ndarray) -> np.ndarray:
+        """Tell of each window whether its outputs are numbers, bool (windows,)."""
+        return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
         """Return how many tokens texts have for this model; see `Runner.token_lengths`."""

@@ -31,7 +31,7 @@ _SHARE_NOTHING: set[Hashable] = set()  # pairs of keys of models, and of their l
 _READING = (
     *("text_field", "text_template", "max_chars", "batch_size", "sort_by_length", "padding_side"),
     *("loader", "engine", "long_text", "window_overlap", "end_chars", "unpack_inference_batch"),
-    "pairing",
+    *("pairing", "keeps_all_scores"),
 )
 _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
@@ -75,14 +75,17 @@ class _Pass:
             if not followers:
                 return run_windows(runner, model, source, stats)
             stream = TokenStream(source, stats)
-            in_step: Any = ModelsInStep(model, [*followers.values()])
+            keeps_all = runner.options.keeps_all_scores
+            in_step: Any = ModelsInStep(model, [*followers.values()], keeps_all)
             fewest = min(follower.shared.layers for follower in followers.values())
             of = next(iter(followers.values())).shared.of
             stats.peak_sharing = [1 + len(followers), fewest, of]
             outputs = engine.run(in_step, (key, *followers), stream, runner.options, stats)
         for follower_key, follower in reversed(followers.items()):
-            outputs, others = np.split(outputs, [-follower.shared.outputs], axis=1)
-            rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # of texts that went on to it
+            outputs, others = _split(outputs, follower.width(keeps_all))
+            rows = np.arange(len(others))
+            if follower.passing is not None:
+                rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # of texts that went on to it
             self._outputs[follower_key] = [stream.new_keys[row] for row in rows], others[rows]
         return stream, outputs
 
@@ -100,7 +103,7 @@ class _Pass:
         for mapper in mappers[mappers.index(before) + 1 :]:
             passing = None
             if before.drops_rows:
-                is_by_text = before.runner is _encoder_of(before)
+                is_by_text = type(before.runner) is EncoderRunner
                 if not is_by_text or before.options.long_text != "truncate":
                     return  # a window's outputs do not tell whether its text goes on
                 passing = functools.partial(_passing, before.heads)
@@ -122,6 +125,17 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
     return runner.encoder if isinstance(runner, Runner) else None
 
 
+def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split the last `width` numbers off the outputs of each text, or of each of its tokens."""
+    if outputs.dtype != object:
+        first, last = np.split(outputs, [-width], axis=1)
+        return first, last
+    first, last = np.empty_like(outputs), np.empty_like(outputs)
+    for row, values in enumerate(outputs):
+        first[row], last[row] = values[:, :-width], values[:, -width:]
+    return first, last
+
+
 def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
     """Tell which texts pass all filters by raw outputs, (texts, outputs); bool (texts,)."""
     passed = np.ones(len(outputs), dtype=bool)
@@ -136,6 +150,7 @@ def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
     """Tell whether both run the same windows alike, as far as settings and sizes tell."""
     ours, theirs = (
         (
+            type(runner),
             *(getattr(runner.options, name) for name in _READING),
             *(runner.model.checkpoint.sizes.get(name) for name in _SIZES),
             *(runner.model.prompt, runner.scores_windows, runner.device_and_dtype()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Texts
+from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.label_heads import LABELS
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.workers.run_context import add_counts
 
 # Why a row is dropped. One that several filters drop counts once, under the first of these.
-REASONS = ("null", "empty", "blank", "label", "confidence", "score")
+REASONS = ("null", "empty", "blank", "label", "confidence", "score", "spans")
 WITHOUT_TEXT = 3  # of them: whichever filter drops texts that hold nothing
 NO_MODEL = "no model"  # the reason beside them, of rows that a route leads nowhere
 CONDITION, UNKNOWN = "condition", "unknown"  # those of conditions, which are false or null
@@ -26,6 +28,8 @@ KEPT, NULL = -1, 0  # beside and among the places in REASONS
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # of one part, so that its record stays small
 EXAMPLE_CHARS = 160
+BESIDE_CHARS = 60  # on each side of a span
+MARKS = "\ue000", "\ue001"  # around a span: no text that is shown has such characters
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # of one whose whole numbers are no labels
 
@@ -38,6 +42,7 @@ class TextOutcomes:
     passed: Mapping[str, np.ndarray] | None  # which pass the filter of each reason; None without
     labels: pa.Array | None = None
     certainties: np.ndarray | None = None  # what examples are ordered by, finite numbers (texts,)
+    spans: Any = None  # `Spans` of the texts, which examples then show
 
     @functools.cached_property
     def reasons(self) -> np.ndarray:
@@ -68,14 +73,17 @@ class TextOutcomes:
         reasons = self.reasons
         shown = [*enumerate(REASONS)][WITHOUT_TEXT:]
         dropped = {name: np.flatnonzero(reasons == place) for place, name in shown}
-        return {"labels": self._pick(groups, most), "dropped": self._pick(dropped, most)}
+        labelled = self._pick(groups, most)
+        if self.spans is not None:
+            labelled = self.spans.examples(self.texts, most)
+        return {"labels": labelled, "dropped": self._pick(dropped, most)}
 
     def _pick(self, groups: Mapping[str, np.ndarray], most: int) -> dict[str, list[list[Any]]]:
         picked = {}
         for name, places in groups.items():
             sure = self.certainties
             ordered = places if sure is None else places[np.argsort(-sure[places], kind="stable")]
-            chosen = np.array(_ends(ordered.tolist(), most), dtype=np.int64)
+            chosen = np.array(best_and_worst(ordered.tolist(), most), dtype=np.int64)
             numbers = (
                 [None] * len(chosen)
                 if sure is None
@@ -173,20 +181,25 @@ class StageCounts:
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
     """Return the new columns whose values a report counts: labels, whole numbers and decisions.
 
-    In a column of lists every label of a row counts.
+    In a column of lists every label of a row counts, and that of every span.
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
         counted += [field.name for field in schema if field.metadata == LABEL]
-        kinds = (pa.bool_(), pa.int64(), LABELS)
+        kinds = (pa.bool_(), pa.int64(), LABELS, SPANS)
         counted += [f.name for f in schema if f.type in kinds and f.metadata != COUNT]
     return tuple(dict.fromkeys(counted))
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by value, of lists by each, the most frequent `MOST_LABELS` first; not nulls."""
+    """Count rows by value, of lists by each, the most frequent `MOST_LABELS` first; not nulls.
+
+    Spans count by their labels.
+    """
     if pa.types.is_list(column.type):
         column = pc.list_flatten(column)
+    if pa.types.is_struct(column.type):
+        column = pc.struct_field(column, "label")
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
@@ -209,7 +222,7 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
             for name, pairs in groups[kind].items():
                 every = {(sure, text) for sure, text in [*known[kind].get(name, ()), *pairs]}
                 ordered = sorted(every, key=lambda pair: (-(pair[0] or 0.0), pair[1]))
-                known[kind][name] = [list(pair) for pair in _ends(ordered, known["most"])]
+                known[kind][name] = [list(pair) for pair in best_and_worst(ordered, known["most"])]
 
 
 def beginning(text: str | tuple[str, str]) -> str:
@@ -219,11 +232,26 @@ def beginning(text: str | tuple[str, str]) -> str:
     """
     if isinstance(text, tuple):
         return " | ".join(map(beginning, text))
-    line = " ".join(text[:EXAMPLE_CHARS].split())
-    shown = "".join(char for char in line if unicodedata.category(char)[0] != "C")
+    shown = _without_controls(" ".join(text[:EXAMPLE_CHARS].split()))
     return f"{shown}…" if len(text) > EXAMPLE_CHARS else shown
 
 
-def _ends(ordered: list[Any], most: int) -> list[Any]:
+def marked_line(text: str, start: int, end: int) -> str:
+    """Return a span between `MARKS` and what is beside it, as `beginning` shows texts."""
+    first, last = max(0, start - BESIDE_CHARS), min(len(text), end + BESIDE_CHARS)
+    inside = text[start : min(end, start + EXAMPLE_CHARS)]
+    before, inside, after = (
+        _without_controls(re.sub(r"\s+", " ", part))
+        for part in (text[first:start], inside, text[end:last])
+    )
+    ends = "…" * (first > 0), "…" * (last < len(text))
+    return f"{ends[0]}{before}{MARKS[0]}{inside}{MARKS[1]}{after}{ends[1]}"
+
+
+def _without_controls(line: str) -> str:
+    return "".join(char for char in line if unicodedata.category(char)[0] != "C")
+
+
+def best_and_worst(ordered: list[Any], most: int) -> list[Any]:
     """Return the first and the last `most` of a list, or all of a shorter one."""
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

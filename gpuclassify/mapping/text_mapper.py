@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.frames import Frame, HostTexts, Texts, backend_of, name_row
-from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.mapping.code_digest import json_setting, value_digest
 from gpuclassify.mapping.columns import (
     DeclaredColumns,
     check_are_new,
@@ -25,10 +25,10 @@ from gpuclassify.mapping.columns import (
     check_is_there,
     check_room,
 )
-from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
+from gpuclassify.mapping.heads import SPANS, Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap, plain_token
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
 from gpuclassify.mapping.runners import EncoderRunner, Runner
@@ -45,7 +45,6 @@ from gpuclassify.settings.options import (
     refuse_unnamed,
 )
 from gpuclassify.settings.signatures import (
-    as_json,
     call_text,
     changed_settings,
     short,
@@ -95,6 +94,8 @@ class TextMapper(PartitionMap, Generic[Settings]):
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
     columns: Callable[[np.ndarray], Columns] | None = None
+    # The setting that may be passed without its name.
+    first_setting: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,7 +112,9 @@ class TextMapper(PartitionMap, Generic[Settings]):
     @takes(ModelOptions)
     def __init__(self, *unnamed: Any, **arguments: Any) -> None:
         owner = type(self).__qualname__
-        if unnamed:
+        if len(unnamed) == 1 and self.first_setting and not hasattr(unnamed[0], "columns"):
+            arguments = {self.first_setting: unnamed[0], **arguments}
+        elif unnamed:
             refuse_unnamed(owner, unnamed[0])
         settings = modern_spellings(owner, self.family, arguments)
         token = settings.pop("token", None)  # before anything could show or keep it
@@ -170,7 +173,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
         return {name: value for name, value in vars(self).items() if name not in made_anew}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (*self._definition(), self.model.key())
+        return plain_token((*self._definition(), self.model.key()))
 
     def _definition(self) -> tuple[Any, ...]:
         """Return what tells this mapper from another of any class, whatever the model says."""
@@ -197,7 +200,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
     def describe(self) -> dict[str, Any]:
         """Return the settings as JSON values, and the model's commit or digest if in reach."""
         described = {
-            name: as_json(getattr(self.options, name)) for name in setting_names(self.options)
+            name: json_setting(getattr(self.options, name)) for name in setting_names(self.options)
         }
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
@@ -399,7 +402,9 @@ class TextMapper(PartitionMap, Generic[Settings]):
         if self.options.shows_read_share:
             arrays |= read_share_columns(self.options, texts.to_list(), positions, *read)
         if (stages := current_run().stages) is not None:
-            counts = {"truncated_texts": stats.truncated_texts}
+            counts: dict[str, Any] = {"truncated_texts": stats.truncated_texts}
+            if spans := [field.name for field in self.schema() if field.type == SPANS]:
+                counts["chars"] = dict.fromkeys(spans, int(texts.char_counts.sum()))
             seconds = time.perf_counter() - started
             stages.add(self, outcomes, positions, arrays, **counts, seconds=seconds)
         keep = None
@@ -418,7 +423,7 @@ class TextMapper(PartitionMap, Generic[Settings]):
         fields = (field for head in self.heads for field in head.fields())
         arrays = {field.name: pa.array([], field.type) for field in fields}
         passed: dict[str, np.ndarray] = {}
-        certainties = None
+        certainties = spans = None
         labelling = labelling_head(self.heads)
         if len(texts):
             self.model.check_directories()  # also where the model is in memory already
@@ -431,10 +436,10 @@ class TextMapper(PartitionMap, Generic[Settings]):
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing
                 if head is labelling:
-                    certainties = head.certainties(values)
+                    certainties, spans = head.certainties(values), head.spans(values)
         labels = arrays.get(labelling.label_field or "")
         filtered = passed if self.options.filters else None
-        outcomes = TextOutcomes(texts, filtered, labels, certainties)
+        outcomes = TextOutcomes(texts, filtered, labels, certainties, spans)
         return arrays, read, outcomes
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LINEAR_HEAD = "linear_head"  # a backbone ``model.`` and a linear layer ``fc`` on the first token
 POOLED_HEADS = "pooled_heads"  # ``backbone.`` and several such layers on the mean of all tokens
 SEQUENCE_CLASSIFICATION = "sequence_classification"  # transformers' own classes
+TOKEN_CLASSIFICATION = "token_classification"  # transformers' own, with a label for each token
 OWN_MODULE = "own_module"  # one that the mapper builds
 EMBEDDING = "embedding"  # a backbone alone, whose tokens are pooled
 STATIC = "static"  # a vector for each token, of which those of a text are averaged
@@ -79,6 +80,7 @@ _OTHER_HEADS = re.compile(
     r"((Token|Image|Audio|AudioFrame|Video)Classification|MultipleChoice|QuestionAnswering|LM|LMHeadModel"
     r"|PreTraining|Prediction|Generation)$"
 )
+_TOKEN_HEAD = re.compile("ForTokenClassification$")
 _COUNTS_OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 _USUAL_COUNT = 1_000  # of layers or labels that need no look at the weights
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
@@ -392,15 +394,36 @@ def _sequence_classifier(
     if all(map(_OTHER_HEADS.search, map(str, architectures))):
         raise CheckpointError(
             f"{identity.name} is a {architectures[0]}, whose head labels no whole texts: pass a "
-            "ForSequenceClassification. PromptClassifier asks decoders, Embedder takes any network"
+            "ForSequenceClassification. SpanClassifier runs a ForTokenClassification, "
+            "PromptClassifier asks decoders, Embedder takes any network"
         )
-    if config.get("id2label") or config.get("label2id"):
-        labels = labels_in_order(config, identity.name)
-    else:  # transformers leaves its default of two labels out of the file
-        labels = tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
+    labels = _labels_or_default(config, identity.name)
     usual = REGRESSION if len(labels) == 1 else SINGLE_LABEL
     declared = problem_type or config.get("problem_type") or usual
     return Checkpoint(identity, SEQUENCE_CLASSIFICATION, labels, declared, json.dumps(config))
+
+
+def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
+    """Describe a network that transformers saved with a head for every token."""
+    config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    if "model_type" not in config or not all(_TOKEN_HEAD.search(name) for name in architectures):
+        raise CheckpointError(
+            f"{identity.name} is {some_of(architectures) or 'of no architecture that is named'}, "
+            "whose head labels no tokens: pass a ForTokenClassification that transformers saved. "
+            "DistributedDataClassifier labels whole texts"
+        )
+    labels = _labels_or_default(config, identity.name)
+    return Checkpoint(
+        identity, TOKEN_CLASSIFICATION, labels, TOKEN_CLASSIFICATION, json.dumps(config)
+    )
+
+
+def _labels_or_default(config: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Return the labels by id; transformers leaves its default of two out of the file."""
+    if config.get("id2label") or config.get("label2id"):
+        return labels_in_order(config, name)
+    return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
 
 
 def _adapted_classifier(

@@ -32,6 +32,7 @@ from gpuclassify.models.checkpoint import (
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
     STATIC,
+    TOKEN_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
     OwnModule,
@@ -191,7 +192,7 @@ def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -
 def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
     if custom is not None:
         return custom.build(checkpoint.config)
-    if checkpoint.layout != SEQUENCE_CLASSIFICATION:
+    if checkpoint.layout not in (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION):
         backbone = random_backbone(checkpoint.sizes, checkpoint.identity.name)
         if checkpoint.layout == EMBEDDING:
             return backbone
@@ -200,16 +201,25 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
         if checkpoint.layout == FIRST_TOKEN_LEVELS:
             return FirstTokenLevels(backbone, checkpoint.output_count)
         return FirstTokenHead(backbone, checkpoint.output_count)
-    from transformers import AutoModelForSequenceClassification
-
     config = network_config(checkpoint.sizes, checkpoint.identity.name)
     try:
-        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        return _loader_of(checkpoint).from_config(config, dtype=torch.float32)
     except ValueError as err:
         raise CheckpointError(
             f"{checkpoint.identity.name} is a {checkpoint.sizes['model_type']} model, for which "
-            "transformers has no sequence classification class"
+            f"transformers has no {checkpoint.layout.replace('_', ' ')} class"
         ) from err
+
+
+def _loader_of(checkpoint: Checkpoint) -> Any:
+    """Return the class of transformers that builds and loads such a checkpoint."""
+    import transformers
+
+    if checkpoint.sentence is not None:
+        return transformers.AutoModel
+    if checkpoint.layout == TOKEN_CLASSIFICATION:
+        return transformers.AutoModelForTokenClassification
+    return transformers.AutoModelForSequenceClassification
 
 
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
@@ -292,10 +302,8 @@ def _load_dense(folder: Path) -> nn.Module:
 def _load_by_transformers(
     checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, adapter: Path | None
 ) -> nn.Module:
-    from transformers import AutoModel, AutoModelForSequenceClassification
-
     name, sentence = checkpoint.identity.name, checkpoint.sentence
-    loader = AutoModelForSequenceClassification if sentence is None else AutoModel
+    loader = _loader_of(checkpoint)
     needed = functools.partial(needed_tensors, checkpoint)
     config = network_config(checkpoint.sizes, name)
     loaded_as = dtype if checkpoint.base is None else torch.float32

@@ -21,6 +21,7 @@ from gpuclassify.models.checkpoint import (
     LINEAR_HEAD,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
     Checkpoint,
     CheckpointError,
     is_published_gte,
@@ -28,7 +29,7 @@ from gpuclassify.models.checkpoint import (
 )
 
 # Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
-LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, EMBEDDING)
+LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING)
 # Buffers that old versions saved; they hold nothing that the network does not know.
 LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
 
@@ -186,7 +187,7 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
     That is for other architectures than BERT, DeBERTa-v3 and GTE as it was published, and for
     unusual settings of these.
     """
-    if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, SEQUENCE_CLASSIFICATION, EMBEDDING):
+    if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
     is_gte = is_published_gte(checkpoint.config) and checkpoint.backbone_json is None
     tensors_of = gte_shapes if is_gte else _backbone
@@ -211,9 +212,10 @@ def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
         prefix, layers = "backbone.", {f"head_{n}.fc": size for n, size in enumerate(sizes)}
     elif checkpoint.layout == EMBEDDING:
         prefix, layers = "", {}
-    elif kind == _DEBERTA:
+    elif kind == _DEBERTA and checkpoint.layout == SEQUENCE_CLASSIFICATION:
         layers["pooler.dense"] = width
-    if kind == _BERT or (kind == _GTE and layers):
+    is_by_token = checkpoint.layout == TOKEN_CLASSIFICATION
+    if not is_by_token and (kind == _BERT or (kind == _GTE and layers)):
         layers[f"{prefix}pooler.dense"] = width
     every = (_with_bias(name, outputs, width) for name, outputs in layers.items())
     return prefix, dict(itertools.chain.from_iterable(every))

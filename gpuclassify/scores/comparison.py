@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
 from gpuclassify.hub.saving import replace_file
+from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, page_template, text_table
 from gpuclassify.settings.checks import check_count
+from gpuclassify.spans.spans import Spans, as_texts
 
 WARM_UP_ROWS = 4
 MOST_MOVED, MOST_POINTS, MOST_LABELS = 20, 1_000, 40  # that a page shows
@@ -46,7 +48,9 @@ class Comparison:
         Between scores of a row: of probabilities, numbers or embeddings, the largest of each row.
         None where there are none, or not as many in both.
     agreement : dict of str to (int, float)
-        By label of the first: its rows, and the share of them to which the second gives it too.
+        By label of the first: its rows, and the share of them to which the second gives it too; of
+        spans how many there are, and the share of them that the second finds too. There the label
+        of a row is all of its spans.
     moved : pandas.DataFrame
         Rows with another label or decision, then those whose scores differ most: ``text`` and, of
         both, ``label_a`` and ``label_b``, ``score_`` (the largest of a row) and ``kept_``.
@@ -207,12 +211,18 @@ class _Run:
         label_field = next((head.label_field for head in mapper.heads if head.label_field), None)
         column = arrays.get(label_field or "")
         self.labels = None if column is None else column.to_pandas().astype(object)
+        self.spans = _spans_in(mapper, arrays)
         heads = [head for head in mapper.heads if not isinstance(head, LinesHead)]
         made = [arrays[field.name] for head in heads for field in head.fields()]
         scores = [matrix for array in made if (matrix := _numbers(array)) is not None]
         self.scores = np.hstack(scores) if scores else None
         self.texts = mapper.list_texts(frame, TEXT_CHARS)
         self.has_text = np.array([text is not None for text in self.texts])
+        if self.spans is not None:  # rows have those of a text, in place of a label
+            self.labels = pd.Series(as_texts(self.spans), dtype=object).where(self.has_text, None)
+            best = np.full(len(self.texts), np.nan, dtype=np.float32)
+            np.fmax.at(best, self.spans.text_of, self.spans.scores)
+            self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
         """Return of each row the label, the largest score, and whether it is kept."""
@@ -226,6 +236,23 @@ class _Run:
             },
             index=range(rows),
         )
+
+
+def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
+    """Return the spans that a mapper has found, if it finds such."""
+    columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
+    return Spans.from_arrow(columns) if columns else None
+
+
+def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
+    """Return by label how many spans the first has, and the share that the second has too."""
+    every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
+    counts, shared = Counter[str](), Counter[str]()
+    for (*_, label), count in every.items():
+        counts[label] += count
+    for (*_, label), count in same.items():
+        shared[label] += count
+    return {label: (count, shared[label] / count) for label, count in counts.items()}
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
@@ -253,7 +280,9 @@ def _compared(frame: pd.DataFrame, a: _Run, b: _Run, has_text: np.ndarray) -> Co
     if a.scores is not None and b.scores is not None and a.scores.shape == b.scores.shape:
         differences = np.nan_to_num(np.abs(a.scores - b.scores)).max(axis=1)
     agreement: dict[str, tuple[int, float]] = {}
-    if a.labels is not None:
+    if a.spans is not None and b.spans is not None:
+        agreement = _agreement_of_spans(a.spans, b.spans)
+    elif a.labels is not None:
         for label, rows in Counter(one["label"][has_text].dropna()).items():
             is_own = (one["label"] == label).to_numpy()
             agreement[str(label)] = rows, 1 - float(is_other_label[is_own].mean())

@@ -283,6 +283,11 @@ class ModelOptions(TextOptions):
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
+    def keeps_all_scores(self) -> bool:
+        """Whether the probabilities of all labels of a token are needed, and not the best alone."""
+        return False
+
+    @property
     def declared(self) -> dict[str, Any]:
         """Values that these settings declare in place of the checkpoint's files."""
         return {}

@@ -58,6 +58,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         is_pair = pairing is not None
         self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=is_pair)
+        self.unknown_id: int | None = tokenizer.unk_token_id
         self._room = max_tokens - self.special_tokens
         if self._room < 1 or (overlap or 0) >= self._room:
             shared = "" if overlap is None else f" and window_overlap={overlap}"
@@ -100,6 +101,11 @@ class TextTokenizer:
     def cut(self) -> Hashable:
         """Key that is equal for tokenizers that cut a text of too many equal tokens alike."""
         return (self.max_tokens, self.overlap, self.counts_rest)
+
+    @property
+    def special_before(self) -> int:
+        """Number of special tokens before those of the text; of a tokenizers library's one."""
+        return self._frame[2][0]
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:

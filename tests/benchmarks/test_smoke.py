@@ -15,7 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
-from benchmarks import BASELINE, SUBJECT, deduplication, plots, safety, suite, throughput
+from benchmarks import (
+    BASELINE,
+    SUBJECT,
+    decontamination,
+    deduplication,
+    plots,
+    safety,
+    suite,
+    throughput,
+)
 from benchmarks.harness import noise
 from benchmarks.inputs import SHAPES, TINY_SIZES
 from benchmarks.ways import choose_ways
@@ -23,7 +32,10 @@ from benchmarks.work import forward_operations
 from tests.loaders import OTHER_LOADERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PLAIN = "annotations fasttext heads jobs pairs questions safety static tokens training trunks"
+PLAIN = (
+    "annotations decontamination fasttext heads jobs pairs questions safety spans static tokens "
+    "training trunks"
+)
 OPTIONS = dict.fromkeys(PLAIN.split(), ()) | {
     "throughput": ("--peers", "--lengths", "short"),
     "deduplication": ("--peers", "nowhere"),
@@ -97,7 +109,16 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
 
 def test_samples_have_their_strata(smoke_run):
     ways = smoke_run("samples")[0]["ways"]
-    assert [run["rows"] for runs in ways.values() for run in runs] == [2_200, 400]
+    assert [{run["rows"] for run in runs} for runs in ways.values()] == [{2_200}, {400}]
+
+
+def test_planted_items_are_found_and_nothing_else(smoke_run):
+    families = smoke_run("decontamination")[0]["families"]
+    for number, family in enumerate(decontamination.FOUND):
+        found = families[family]
+        assert found["contaminated"] == found["with_their_item"]
+        assert found["contaminated"] >= (0.7 if number > 4 else 1) * found["documents"]
+    assert not any(families[family]["contaminated"] for family in decontamination.CLEAN)
 
 
 def test_int8_is_farther_from_float32_than_bfloat16(smoke_run):

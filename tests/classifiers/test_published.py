@@ -16,7 +16,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from gpuclassify import DomainClassifier, Route, classify, published
+from gpuclassify import DomainClassifier, Route, SpanClassifier, classify, published
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.models.checkpoint import CheckpointError
@@ -70,7 +70,7 @@ def test_each_makes_a_classifier_whose_columns_are_known_without_a_network(entry
 
 def test_names_are_new_and_columns_of_different_models_differ():
     names = [entry.name for entry in ALL]
-    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 111
+    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 122
     of_each = [
         {
             tuple((entry.of(word) if word else entry)().schema().names)
@@ -257,6 +257,36 @@ def test_the_probability_of_one_label_of_fasttext(fasttext_model):
     assert dclm.tolist() == pytest.approx(expected)
     with pytest.raises(ValueError, match="no label '__label__1'"):
         scored("dolma3", path)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "labels"),
+    [
+        ("ner-base", "bert", ("O", "B-MISC", "I-MISC", "B-PER", "I-PER", "B-ORG", "I-ORG",
+                              "B-LOC", "I-LOC")),
+        ("multilingual-ner-large", "xlm-roberta", ("O", "B-DATE", "I-DATE", "B-PER", "I-PER",
+                                                   "B-ORG", "I-ORG", "B-LOC", "I-LOC")),
+        ("piiranha", "deberta-v2", ("I-CITY", "I-EMAIL", "O")),
+        ("stanford-deidentifier", "bert", ("O", "VENDOR", "DATE", "HCW", "HOSPITAL", "ID",
+                                           "PATIENT", "PHONE")),
+        ("deid-i2b2-roberta", "roberta", ("O", *(f"{letter}-STAFF" for letter in "BILU"))),
+    ],
+)  # fmt: skip
+def test_spans_of_token_classifiers(token_classifier, name, architecture, labels):
+    model = token_classifier(architecture, labels=labels)
+    texts = TEXTS[:14]
+    (column,) = published(name).schema().names
+    found = scored(name, model, texts)[column]
+    every = SpanClassifier(
+        model=model, autocast=False, max_seq_length=published(name).options.max_seq_length
+    )(texts)["spans"]
+    kept = published(name).options.labels
+    for ours, theirs in zip(found, every, strict=True):
+        expected = [s for s in theirs if kept is None or s["label"] in kept]
+        assert [(s["start"], s["label"]) for s in ours] == [
+            (s["start"], s["label"]) for s in expected
+        ]
+    assert sum(map(len, found)) > 10
 
 
 def test_a_chain_of_models_gives_the_columns_of_each_alone(sequence_classifier, fasttext_model):

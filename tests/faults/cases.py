@@ -101,6 +101,16 @@ def layers(folder):
     np.savez(folder / "head.npz", coef_=random.normal(size=(3, 8)), intercept_=np.zeros(3))
 
 
+def contaminated(folder):
+    """Documents, of which the last holds a test item."""
+    documents(folder)
+    item = "what is the name of the river that flows through the town"
+    (folder / "evals.jsonl").write_text(json.dumps({"question": item}) + "\n")
+    line = {"id": 20, "text": item.upper(), "lab": "a"}
+    with (folder / "in/1.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def rows_of(folder, suffix):
     """All rows of an output, by plain pandas."""
     read = pd.read_parquet if suffix == "parquet" else partial(pd.read_json, lines=True)
@@ -140,6 +150,13 @@ def has_originals(folder, most):
     assert {*kept["text"]} <= {*given["text"]}
     assert kept["text"].is_unique
     assert len(kept) == most, len(kept)
+
+
+def is_clean(folder):
+    """Each document of the input once, but the contaminated one."""
+    texts = [line for path in sorted(folder.glob("in/*")) for line in path.read_text().splitlines()]
+    clean = [json.loads(line)["id"] for line in texts if "RIVER" not in line]
+    assert sorted(rows_of(folder, "parquet")["id"]) == sorted(clean)
 
 
 def has_buckets(folder):
@@ -260,6 +277,12 @@ CASES = {
             ("buckets", "in", "out", "--score", "s", "--n", "4", "--partition-by", "bucket"),
             scored,
             has_buckets,
+        ),
+        Case(
+            "decontaminate",
+            ("decontaminate", *OUTPUT, "--against", "evals.jsonl"),
+            contaminated,
+            is_clean,
         ),
         Case("train", (*TRAIN, "--embeddings", "out/embeddings"), annotated, has_trained_head),
         Case(

@@ -49,7 +49,18 @@ def assert_all_held(outcomes):
 @pytest.mark.parametrize(
     ("cases", "most"),
     [
-        (("classify-jsonl", "classify-quarantine", "buckets", "train", "convert", "upload"), 3),
+        (
+            (
+                "classify-jsonl",
+                "classify-quarantine",
+                "buckets",
+                "decontaminate",
+                "train",
+                "convert",
+                "upload",
+            ),
+            3,
+        ),
         (("annotate", "select"), 6),
         (("dedup-exact", "dedup-rounds"), 2),
     ],

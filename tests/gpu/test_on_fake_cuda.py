@@ -8,6 +8,7 @@ import functools
 import itertools
 import sys
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,7 +23,7 @@ from gpuclassify.inference.device import alone
 from gpuclassify.inference.leading_layers import Follower, ModelsInStep, shared_layers
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
-from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.models.checkpoint import read_checkpoint, read_token_classifier
 from gpuclassify.models.networks import GuardLayers
 from gpuclassify.questions.answers import AnswerForm, AnswerReader, Several
 from gpuclassify.questions.decoder import GuardNetwork, load_decoder
@@ -47,18 +48,21 @@ ARCHITECTURES = [
 ]
 FAMILIES = ["domain", "fineweb-edu", "prompt-task-complexity", "topic"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FETCH = "fetched = torch.cat(outputs).cpu().numpy()"  # where a run waits, once and at its end
+FETCH = "return torch.cat(outputs).cpu().numpy()"  # where a run waits, once and at its end
 FAULTS = (WaitError, MixedTypesError, DataDependentOutputException, RuntimeError)
 
 
 @pytest.fixture(scope="module")
-def on_host(checkpoint, sequence_classifier):
+def on_host(checkpoint, sequence_classifier, token_classifier):
     """A model on the CPU, where all was measured of it that is measured when a model is loaded."""
 
     @functools.cache
-    def load(name):
+    def load(name, is_by_token=False):
         directory = checkpoint(name) if name in FAMILIES else sequence_classifier(name)
-        description = read_checkpoint(hub.resolve(str(directory)))
+        describe = read_checkpoint
+        if is_by_token:
+            directory, describe = Path(token_classifier(name)), read_token_classifier
+        description = describe(hub.resolve(str(directory)))
         return load_model(description, directory, torch.device("cpu"), torch.float32)
 
     return load
@@ -96,6 +100,14 @@ def first_fault(model, dtype, engine_name, in_step=lambda model: model):
 def test_a_run_waits_for_the_device_at_its_end_alone(on_host, name, engine_name):
     for dtype in DTYPES:
         assert first_fault(on_host(name), dtype, engine_name) == (FETCH, 1)
+
+
+@pytest.mark.parametrize("engine_name", ["packed", "padded"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "llama", "deberta-v2"])
+def test_labels_of_tokens_leave_the_device_at_the_end_of_a_block_alone(on_host, name, engine_name):
+    for dtype in DTYPES:
+        model = on_host(name, is_by_token=True)
+        assert first_fault(model, dtype, engine_name) == (FETCH, 1)
 
 
 @pytest.mark.parametrize(

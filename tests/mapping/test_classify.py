@@ -1,17 +1,22 @@
 """classify() means one mapper after another, with one tokenization for all that can share it."""
 
+import pickle
+
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from dask.base import tokenize
 
 from gpuclassify import (
     ContentTypeClassifier,
     DistributedDataClassifier,
     DomainClassifier,
     FineWebEduClassifier,
+    PromptClassifier,
     PromptTaskComplexityClassifier,
     QualityClassifier,
+    Route,
     classify,
 )
 from gpuclassify.mapping.chain import Chain
@@ -179,3 +184,13 @@ def test_a_limit_takes_the_first_rows(domain, frames):
     assert len(classify("one river", [domain()], limit=3)) == 1
     with pytest.raises(ValueError, match="limit=0"):
         classify(texts, [domain()], limit=0)
+
+
+def test_chains_and_routes_of_settings_that_differ_late_have_keys_of_their_own():
+    prompts = ("{text} " + "and so on " * 30 + end for end in "yz")
+    one, other = (
+        PromptClassifier(model="a/b", prompt=prompt, answers=["a", "b"]) for prompt in prompts
+    )
+    assert tokenize(Chain((one,))) != tokenize(Chain((other,)))
+    assert tokenize(Route("k", {"a": one})) != tokenize(Route("k", {"a": other}))
+    assert tokenize(Chain((one,))) == tokenize(pickle.loads(pickle.dumps(Chain((one,)))))

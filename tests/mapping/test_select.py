@@ -171,7 +171,9 @@ def test_a_condition_is_a_text():
         ("quality", TypeError, "no condition"),
         ("not score", TypeError, "no condition"),
         ("quality + 1 > 2", TypeError, "calculates with 'quality'"),
-        ("lists == 1", TypeError, "'lists', which holds list"),
+        ("lists == 1", TypeError, "'lists', which is list.* `is None`"),
+        ("lists == lists", TypeError, "'lists', which is list.* `is None`"),
+        ("lists in [1]", TypeError, "'lists', which is list.* `is None`"),
         ("day > 'soon'", TypeError, "a time with what is none"),
         ("is_duplicate == 1", TypeError, "compare bool with bool"),
     ],
@@ -181,6 +183,15 @@ def test_types_and_names_are_checked_before_anything_runs(frame, where, error, m
         lazy = dd.from_pandas(frame, npartitions=2, sort=False)
     with pytest.raises(error, match=message):
         Select(where)(lazy)
+
+
+def test_values_of_any_type_can_be_asked_for_null():
+    kinds = [pa.list_(pa.float32()), pa.struct({"a": pa.int64()}), pa.binary(), pa.duration("s")]
+    values = [[1.0], {"a": 1}, b"a", datetime.timedelta(seconds=1)]
+    for kind, value in zip(kinds, values, strict=True):
+        frame = pd.DataFrame({"c": pd.array([value, None, value], pd.ArrowDtype(kind))})
+        assert Select("c is None")(frame).index.tolist() == [1], kind
+        assert Select("c is not None")(frame).index.tolist() == [0, 2], kind
 
 
 def test_a_select_is_small_and_equal_to_its_like(frame):

@@ -14,6 +14,7 @@ from tests.replicas.classifiers import (
     write_checkpoint,
     write_gte,
     write_sequence_classifier,
+    write_token_classifier,
 )
 from tests.replicas.decoders import SafetyModels, safety_template, write_safety_models
 from tests.replicas.texts import sample_texts
@@ -31,4 +32,5 @@ __all__ = [
     "write_gte",
     "write_safety_models",
     "write_sequence_classifier",
+    "write_token_classifier",
 ]

@@ -311,6 +311,50 @@ def write_sequence_classifier(
     return path
 
 
+ENTITY_LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
+
+def write_token_classifier(
+    directory: str | Path,
+    architecture: str = "bert",
+    *,
+    labels: Sequence[str] = ENTITY_LABELS,
+    seed: int = 0,
+    padding_side: str = "right",
+    outside: float = 1.0,
+    texts: Sequence[str] | None = None,
+    initializer_range: float = 0.3,
+    **config_overrides: Any,
+) -> Path:
+    """Write a small random model for ``AutoModelForTokenClassification``.
+
+    Its tokens get the first of the labels the more often, the more `outside` is; otherwise as
+    `write_sequence_classifier`.
+    """
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    documents, path = documents_of(texts), empty_directory(directory)
+    name, spread = _TABLE[architecture].tokenizer, initializer_range
+    tokenizer = trained_tokenizer(name, documents)
+    config = _model_config(architecture, tokenizer, tuple(labels), spread, config_overrides)
+    max_tokens = config.max_position_embeddings
+    if architecture in _OFFSET_POSITIONS:
+        max_tokens -= config.pad_token_id + 1
+    build = AutoModelForTokenClassification.from_config
+    model = seeded(lambda: build(config).float().eval(), seed)
+    linear = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
+    head = [part for part in linear if part.out_features == len(labels)][-1]
+    ids = token_ids(tokenizer, documents, max_tokens)
+    fit_head(head, lambda row: model(row).logits[0, row.shape[1] // 2], ids)
+    if head.bias is not None:
+        with torch.no_grad():
+            head.bias[0] += outside
+    save_model(model, path)
+    write_tokenizer(path, name, tokenizer, max_tokens, padding_side)
+    return path
+
+
 def _model_config(
     architecture: str,
     tokenizer: Any,

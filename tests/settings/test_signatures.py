@@ -18,6 +18,7 @@ from gpuclassify import (
     Embedder,
     ExactDuplicates,
     ModelMapper,
+    PatternSpans,
     PromptClassifier,
     Qwen3GuardClassifier,
     TaxonomyClassifier,
@@ -148,8 +149,10 @@ def test_dir_shows_public_names_alone():
     mapper = ["describe", "labels", "options", "published_labels", "schema", "setup", "teardown"]
     for kind in (*FAMILIES.values(), Embedder, ModelMapper):
         assert dir(kind) == mapper
-        asked = {"prompt": "{text}", "answers": ["a", "b"]} if kind is PromptClassifier else {}
-        assert dir(kind(model="owner/model", **asked)) == mapper
+        asked = {} if kind is PatternSpans else {"model": "owner/model"}
+        if kind is PromptClassifier:
+            asked |= {"prompt": "{text}", "answers": ["a", "b"]}
+        assert dir(kind(**asked)) == mapper
     assert dir(ExactDuplicates) == ["remove", "summarize"]
     settings = list(inspect.signature(ExactDuplicates).parameters)
     assert dir(ExactDuplicates()) == sorted(["remove", "summarize", *settings])

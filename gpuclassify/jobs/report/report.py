@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Template
+from markupsafe import Markup, escape
 
 from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
 from gpuclassify.jobs.output.records import read_ledger
@@ -25,7 +26,7 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
     textless_warnings,
 )
-from gpuclassify.mapping.stage_counts import CONDITION, NO_MODEL, UNKNOWN
+from gpuclassify.mapping.stage_counts import CONDITION, MARKS, NO_MODEL, UNKNOWN
 from gpuclassify.pages import page_template, short_number
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
@@ -41,6 +42,7 @@ _REASONS = {
     "label": "with another label",
     "confidence": "below the least confidence",
     "score": "below the least score",
+    "spans": "with too few spans, or too much of the text in them",
     NO_MODEL: "without a model",
     CONDITION: "of which it is false",
     UNKNOWN: "of which it is null",
@@ -51,6 +53,7 @@ _TIME_NAMES = {
     "wait_device": "waiting for the device",
     "write": "writing",
 }
+CONTAMINATION_INDEX = "_decontamination/index/index.json"
 GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
@@ -95,6 +98,7 @@ def report_of(directory: Store) -> dict[str, Any]:
         "left_out": summary.left_out,
         "problems": _problems(directory, quarantined),
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
+        "spans": _span_counts(summary.stages),
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
@@ -106,6 +110,7 @@ def report_of(directory: Store) -> dict[str, Any]:
         **_speed(summary, spans),
         "gpu": _gpu(summary.totals),
         "deduplication": next(filter(None, ledgers), None),
+        "contamination": _contamination(directory, summary.stages, job["identity"]),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
@@ -193,6 +198,48 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     return {"busy_share": busy_share, **peaks}
 
 
+def _contamination(
+    directory: Store, stages: Mapping[str, Any], identity: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return what a stage found of test items, by benchmark; None without such a stage.
+
+    ``benchmarks`` has items, items found, documents and their share; ``falls`` how many documents
+    there are from each share on, in twentieths; the index, where it is in the output, says the
+    rest.
+    """
+    found = next((each for each in stages.values() if "contamination" in each), None)
+    if found is None:
+        return None
+    settings: Mapping[str, Any] = next((v for k, v in identity.items() if "Decontam" in k), {})
+    about: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        about = json.loads(directory.read(CONTAMINATION_INDEX))
+    counts, sources = found["contamination"], about.get("sources", {})
+    bins = {name: np.zeros(21, int) for name in ("", *sources, *counts["shares"])}
+    for name, shares in counts["shares"].items():
+        bins[name][[*map(int, shares)]] = [*shares.values()]
+    falls = {name: np.cumsum(each[::-1])[::-1].tolist() for name, each in bins.items()}
+    benchmarks = {
+        name: {
+            **{"items": None, "distinct": None, "too_short": None, **sources.get(name, {})},
+            "found": len(counts["items"].get(name, ())),
+            "documents": counts["documents"].get(name, 0),
+            "most": sorted(counts["items"].get(name, {}).items(), key=lambda each: -each[1])[:5],
+        }
+        for name in sorted(falls)
+        if name
+    }
+    return {
+        "rows": found["read"],
+        "documents": counts["documents"].get("", 0),
+        "benchmarks": benchmarks,
+        "falls": falls,
+        "settings": {n: settings.get(n) for n in ("ngram", "min_words", "threshold", "max_items")},
+        "boilerplate": about.get("boilerplate", {}),
+        "digest": about.get("digest"),
+    }
+
+
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
     """Return from, to and rows of every bin between the lowest and the highest that has rows."""
     numbers = [int(number) for number in counts]
@@ -230,6 +277,15 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
     return steps
 
 
+def _span_counts(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return by column of spans the characters that were read, and the spans by label."""
+    counts: dict[str, dict[str, Any]] = {}
+    for stage in stages.values():
+        for name, chars in stage.get("chars", {}).items():
+            add_counts(counts, {name: {"chars": chars, "labels": stage["labels"].get(name, {})}})
+    return counts
+
+
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
@@ -250,7 +306,11 @@ def page(report: dict[str, Any]) -> str:
     return _template().render(
         report=report,
         funnel=[(s["name"], s["rows"], came) for s, came in zip(steps, came_to, strict=True)],
-        labels=label_rows(report["labels"], report["stages"]),
+        labels={
+            name: rows
+            for name, rows in label_rows(report["labels"], report["stages"]).items()
+            if name not in report["spans"]
+        },
         sources={
             name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
@@ -259,6 +319,28 @@ def page(report: dict[str, Any]) -> str:
         dropped_names={reason: f"dropped: {words}" for reason, words in _REASONS.items()},
         most_labels=MOST_LABELS,
         time_names=_TIME_NAMES,
+        wording=report["contamination"] and appendix(report["contamination"]),
+    )
+
+
+def appendix(found: Mapping[str, Any]) -> str:
+    """Return what a paper would say of how test items were found, and how many."""
+    settings, benchmarks = found["settings"], found["benchmarks"]
+    names = ", ".join(
+        f"{name} ({each['found']:,} items in {each['documents']:,} documents)"
+        for name, each in benchmarks.items()
+    )
+    return (
+        f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
+        "after Unicode compatibility normalization (NFKC), case folding, and removal of "
+        "punctuation, symbols and white space; characters of scripts without spaces were words. "
+        f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
+        "whole, and shorter ones were left out. N-grams in more than "
+        f"{settings['max_items']} items or in many documents of a sample of the corpus were "
+        "ignored. All matches are exact. A document was contaminated if it had at least "
+        f"{settings['threshold']:.0%} of the n-grams of an item: {found['documents']:,} of "
+        f"{found['rows']:,} documents ({found['documents'] / max(1, found['rows']):.4%}). By "
+        f"benchmark: {names or 'none'}."
     )
 
 
@@ -272,7 +354,16 @@ def _template() -> Template:
         cross=most_crossed,
         edge=_edge,
         joined=join_bins,
+        marked=_marked,
     )
+
+
+def _marked(text: str) -> Markup:
+    """Return a text for the page, escaped, with the span between `MARKS` marked."""
+    shown = str(escape(text))
+    for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
+        shown = shown.replace(sign, tag)
+    return Markup(shown)  # of what is escaped
 
 
 def join_bins(

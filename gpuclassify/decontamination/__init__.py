@@ -1,0 +1,13 @@
+"""Which documents hold which test items: an index of their n-grams, a mapper, and a job.
+
+Read `words.py` first, which says what is compared, then `index.py` and `mapper.py`.
+"""
+
+import importlib.util
+
+from gpuclassify.settings.checks import install
+
+if importlib.util.find_spec("numba") is None:
+    raise ModuleNotFoundError(
+        f"Decontaminate needs numba, which is not here: {install('dedup')}", name="numba"
+    )

@@ -1,0 +1,521 @@
+"""The index of test items: their distinct n-grams, and which items have each.
+
+It is a folder of arrays, which are mapped into memory, so that all workers of a machine share them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from gpuclassify.decontamination.words import (
+    UNICODE,
+    buffers,
+    characters,
+    new_words,
+    ngram_key,
+    power_of,
+    read_words,
+)
+from gpuclassify.jobs.output.records import sealed, unsealed
+from gpuclassify.stores.local import LocalStore
+from gpuclassify.stores.opening import open_store
+from gpuclassify.stores.store import Store
+
+FORMAT = 1
+ABOUT, ITEMS = "index.json", "items.arrow"
+MOST = 2**32 - 1  # words, and bytes of words
+ALL_BITS = 2**64 - 1
+_EMPTY = np.uint32(MOST)
+_BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
+
+
+class Ngrams(NamedTuple):
+    """Arrays of an index; of words, n-grams and distinct items.
+
+    ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
+    begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
+    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
+    ``short_bits`` for items that are one n-gram of fewer than n words, by the key of as many of
+    their first words as the shortest has. Its items are
+    ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
+    of each item. ``settings``: the bits of a key that count, n, and other widths that there are.
+    """
+
+    text: np.ndarray
+    starts: np.ndarray
+    keys: np.ndarray
+    places: np.ndarray
+    widths: np.ndarray
+    slots: np.ndarray
+    bits: np.ndarray
+    short_bits: np.ndarray
+    owner_starts: np.ndarray
+    owners: np.ndarray
+    counts: np.ndarray
+    settings: np.ndarray
+
+
+class Hits(NamedTuple):
+    """N-grams that documents have: of each hit the document, the n-gram, and the bytes it spans."""
+
+    documents: np.ndarray
+    ngrams: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ItemIndex:
+    """Index of test items.
+
+    Attributes
+    ----------
+    ngrams : Ngrams
+    items : pyarrow.Table
+        Of each distinct item ``source``, ``id`` and ``text``, in the order of the items.
+    about : dict
+        Settings and counts: JSON values.
+    """
+
+    ngrams: Ngrams
+    items: pa.Table
+    about: Mapping[str, Any]
+
+    @classmethod
+    def build(
+        cls,
+        items: pa.Table,
+        *,
+        ngram: int = 13,
+        min_words: int = 8,
+        max_items: int = 10,
+        key_bits: int = ALL_BITS,
+    ) -> ItemIndex:
+        """Index the distinct items of a table with ``source``, ``id`` and ``text``.
+
+        N-grams that stand in more than `max_items` items weigh nothing. Of keys only some bits
+        count where a test wants many that are equal.
+        """
+        about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
+        read = items.filter(pc.is_valid(items["text"])).combine_chunks()
+        words, counts = item_words(read["text"].cast(pa.large_string()).combine_chunks())
+        is_long = pa.array(counts >= min_words)
+        read, short, words = (
+            read.filter(is_long),
+            read.filter(pc.invert(is_long)),
+            words.filter(is_long),
+        )
+        coded, sources = words.dictionary_encode(), read["source"].dictionary_encode()
+        codes = coded.indices.to_numpy().astype(np.int64) * 2**32
+        codes += sources.combine_chunks().indices.to_numpy()
+        first = np.sort(np.unique(codes, return_index=True)[1])
+        unique, words = read.take(pa.array(first)), words.take(pa.array(first))
+        index = cls(_collect(*buffers(words), ngram, key_bits), unique, {})
+        per_source: dict[str, dict[str, int]] = {}
+        for name, counted in (("items", items), ("distinct", unique), ("too_short", short)):
+            for pair in pc.value_counts(counted["source"]).to_pylist():
+                known = {"items": 0, "distinct": 0, "too_short": 0}
+                per_source.setdefault(pair["values"], known)[name] = pair["counts"]
+        about |= {"format": FORMAT, "unicode": UNICODE, "sources": per_source, "boilerplate": {}}
+        often = index.document_counts(coded.dictionary) > max_items
+        return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
+
+    def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
+        """Return the index without some n-grams, bool (ngrams,), which then weigh nothing."""
+        ngrams, keep = self.ngrams, ~is_boilerplate
+        kept = np.flatnonzero(keep)
+        ends = ngrams.owner_starts.astype(np.int64)
+        sizes = ends[1:] - ends[:-1]
+        owners = ngrams.owners[np.repeat(keep, sizes)]
+        about = dict(self.about)
+        if len(gone := np.flatnonzero(is_boilerplate)):
+            shown = [self.ngram_text(number) for number in gone[:20]]
+            entry = {"ngrams": len(gone), "such_as": shown}
+            about["boilerplate"] = {**about["boilerplate"], reason: entry}
+        new = ngrams._replace(
+            keys=ngrams.keys[kept],
+            places=ngrams.places[kept],
+            widths=ngrams.widths[kept],
+            owner_starts=_starts(sizes[kept]),
+            owners=owners,
+            counts=np.bincount(owners, minlength=len(self.items)).astype(np.uint32),
+        )
+        about["ngrams"] = len(kept)
+        about["weightless_items"] = int((new.counts == 0).sum())
+        return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
+
+    def ngram_text(self, number: int) -> str:
+        """Return the words of an n-gram."""
+        starts, place = self.ngrams.starts, int(self.ngrams.places[number])
+        end = int(starts[place + int(self.ngrams.widths[number])])
+        return bytes(self.ngrams.text[int(starts[place]) : end]).decode().rstrip()
+
+    def hits(self, texts: pa.LargeStringArray) -> Hits:
+        """Find the n-grams of the index in texts, in their order."""
+        data, starts = buffers(texts)
+        return Hits(*_find_hits(data, starts, characters(), self.ngrams))
+
+    def document_counts(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """Count the texts that have each n-gram, int64 (ngrams,)."""
+        ngrams = len(self.ngrams.keys)
+        counts = np.zeros(ngrams, np.int64)
+        for start in range(0, len(texts) if ngrams else 0, _BLOCK):
+            hits = self.hits(texts[start : start + _BLOCK])
+            pairs = distinct(hits.documents * ngrams + hits.ngrams)
+            counts += np.bincount(pairs % ngrams, minlength=ngrams)
+        return counts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.ngrams)
+
+    def save(self, folder: Store) -> str:
+        """Write the index into a folder; return its digest, which stands in the last file."""
+        folder.make()
+        digests = {}
+        for name, content in self._files():
+            folder.replace(name, content)
+            digests[name] = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        about = {**self.about, "files": digests, "digest": digest}
+        folder.replace(ABOUT, sealed(about, indent=1))
+        return digest
+
+    def _files(self) -> Any:
+        for name, array in self.ngrams._asdict().items():
+            sink = pa.BufferOutputStream()
+            np.lib.format.write_array(pa.PythonFile(sink, "w"), array)
+            yield f"{name}.npy", sink.getvalue().to_pybytes()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, self.items.schema) as writer:
+            writer.write_table(self.items)
+        yield ITEMS, sink.getvalue().to_pybytes()
+
+
+def open_index(store: Store) -> ItemIndex:
+    """Return the index in a folder; on this machine, processes share its memory.
+
+    Of a store elsewhere it is copied once, into the machine's folder for temporary files.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ValueError
+        It is of another version, or not as it was written.
+    """
+    about = about_index(store)
+    folder = _local_folder(store, about)
+    return _mapped(str(folder), about["digest"], (folder / ABOUT).stat().st_mtime_ns)
+
+
+def about_index(folder: Store) -> dict[str, Any]:
+    """Read what an index says of itself; errors are those of `open_index`."""
+    about = unsealed(folder.read(ABOUT))
+    if about is None:
+        raise ValueError(f"{folder}/{ABOUT} is not as it was written: build the index anew")
+    if (about.get("format"), about.get("unicode")) != (FORMAT, UNICODE):
+        raise ValueError(
+            f"{folder} has an index of format {about.get('format')} for Unicode "
+            f"{about.get('unicode')}, and this Python reads {FORMAT} and {UNICODE}: build it anew"
+        )
+    sizes = folder.sizes()
+    if missing := [name for name in about["files"] if name not in sizes]:
+        raise ValueError(f"{folder} lacks {missing[0]} of its index: build it anew")
+    return about
+
+
+def is_sound(folder: Store) -> bool:
+    """Tell whether a folder has an index whose files are as they were written; reads them all."""
+    try:
+        digests = about_index(folder)["files"]
+        return all(folder.digest(name) == digest for name, digest in digests.items())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _local_folder(store: Store, about: Mapping[str, Any]) -> Path:
+    """Return the folder of the files here; copies are whole, or not there."""
+    if isinstance(store, LocalStore):
+        return Path(store.root)
+    target = Path(tempfile.gettempdir(), "gpuclassify-indexes", about["digest"])
+    target.mkdir(parents=True, exist_ok=True)
+    here = open_store(target)
+    there = here.sizes()
+    for name, digest in about["files"].items():
+        if name not in there:
+            content = store.read(name)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ValueError(f"{store} has another {name} than was written: build it anew")
+            here.replace(name, content)
+    here.replace(ABOUT, sealed(about))
+    return target
+
+
+@functools.lru_cache(maxsize=4)
+def _mapped(folder: str, digest: str, changed: int) -> ItemIndex:
+    arrays = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in Ngrams._fields)
+    with pa.memory_map(f"{folder}/{ITEMS}") as file:
+        items = pa.ipc.open_file(file).read_all()
+    about = about_index(open_store(folder))
+    return ItemIndex(_frozen(Ngrams(*map(np.asarray, arrays))), items, about)
+
+
+def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
+    """Return the words of texts, each with a space behind it, and how many each has."""
+    data, starts = buffers(texts)
+    content, offsets, counts = _all_words(data, starts, characters())
+    buffer = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffer), counts
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the distinct values, sorted; NumPy's own way hashes, and takes ten times as long."""
+    values = np.sort(values)
+    return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
+def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ngrams:
+    """Return the distinct n-grams of the words of distinct items."""
+    if len(data) >= MOST:
+        raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
+    count, room = read_words(data, characters(), new_words(len(data)))
+    starts, sums = room[1][: count + 1], room[2][: count + 1]
+    bounds = np.searchsorted(starts, offsets)  # of items, in words
+    lengths = np.diff(bounds)
+    positions = np.where(lengths >= n, lengths - n + 1, 1)
+    owners = np.repeat(np.arange(len(lengths)), positions)
+    slots = np.full(_slot_count(len(owners)), _EMPTY)
+    starts = starts.astype(np.uint32)
+    of_positions, keys, places, widths = _insert(
+        data, starts, sums, bounds, n, np.uint64(key_bits), slots, len(owners)
+    )
+    pairs = distinct(of_positions * len(lengths) + owners)
+    ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
+    counts = np.bincount(owners, minlength=len(lengths)).astype(np.uint32)
+    owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
+    settings = np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64)
+    parts = (owner_starts, owners.astype(np.uint32), counts, settings)
+    none = np.zeros(0, np.uint64)  # the tables, which are made of what the others say
+    found = _frozen(Ngrams(data, starts, keys, places, widths, none, none, none, *parts))
+    return _frozen(found._replace(**_table(found)))
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint32)
+
+
+def _slot_count(entries: int) -> int:
+    """Return a power of two, of which at most two thirds are taken."""
+    return 1 << max(4, (3 * entries // 2).bit_length())
+
+
+def _frozen(ngrams: Ngrams) -> Ngrams:
+    """Return arrays that cannot be written to, as those of mapped files: one compilation."""
+    made = [np.ascontiguousarray(array).view() for array in ngrams]
+    for array in made:
+        array.setflags(write=False)
+    return Ngrams(*made)
+
+
+def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
+    """Return the hash table of n-grams by key, and the Bloom filters before it."""
+    keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
+    slots = np.full(_slot_count(len(keys)), _EMPTY)
+    _fill_slots(keys, slots)
+    least = int(ngrams.settings[2]) if len(ngrams.settings) > 2 else 0
+    places, key_bits = ngrams.places[is_short], ngrams.settings[0]
+    beginnings = _keys_at(places, least, ngrams.text, ngrams.starts, key_bits, characters())
+    filters = []
+    for chosen in (keys[~is_short], beginnings):
+        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 12 bits and more an n-gram
+        _fill_bits(chosen, bits)
+        filters.append(bits)
+    return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
+
+
+@njit(nogil=True, cache=True)
+def _all_words(data, starts, table):
+    """Return the words of all texts, where those of each begin, and how many there are of each."""
+    content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
+    offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
+    room = new_words(0)
+    for text in range(len(counts)):
+        count, room = read_words(data[starts[text] : starts[text + 1]], table, room)
+        size, begin = room[1][count], offsets[text]
+        if begin + size > len(content):
+            wider = np.empty(2 * (begin + size), np.uint8)
+            wider[:begin] = content[:begin]
+            content = wider
+        content[begin : begin + size] = room[0][:size]
+        offsets[text + 1], counts[text] = begin + size, count
+    return content[: offsets[-1]].copy(), offsets, counts
+
+
+@njit(nogil=True, cache=True)
+def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
+    """Give distinct n-grams numbers in the order in which they come: by keys, then by words."""
+    numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
+    places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
+    last, count, at = np.int64(len(slots) - 1), 0, 0
+    for item in range(len(bounds) - 1):
+        first, stop = bounds[item], bounds[item + 1]
+        width = min(n, stop - first)
+        power = power_of(width)
+        for place in range(first, max(first, stop - n) + 1):
+            key = ngram_key(sums, place, width, power) & key_bits
+            slot = np.int64(key) & last
+            while slots[slot] != _EMPTY:
+                known = slots[slot]
+                first_place = np.int64(places[known])
+                if (
+                    keys[known] == key
+                    and widths[known] == width
+                    and _is_equal(text, starts, first_place, text, starts, place, width)
+                ):
+                    break
+                slot = (slot + 1) & last
+            if slots[slot] == _EMPTY:
+                slots[slot] = count
+                keys[count], places[count], widths[count] = key, place, width
+                count += 1
+            numbers[at] = slots[slot]
+            at += 1
+    return numbers, keys[:count].copy(), places[:count].copy(), widths[:count].copy()
+
+
+@njit(nogil=True, cache=True)
+def _is_equal(text, starts, place, other_text, other_starts, other_place, width):
+    """Tell whether two runs of words are the same."""
+    begin, end = np.int64(starts[place]), np.int64(starts[place + width])
+    shift = np.int64(other_starts[other_place]) - begin
+    if np.int64(other_starts[other_place + width]) - shift != end:
+        return False
+    for byte in range(begin, end):  # noqa: SIM110 - numba compiles no generator here
+        if text[byte] != other_text[byte + shift]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _fill_slots(keys, slots):
+    last = np.int64(len(slots) - 1)
+    for number in range(len(keys)):
+        slot = np.int64(keys[number]) & last
+        while slots[slot] != _EMPTY:
+            slot = (slot + 1) & last
+        slots[slot] = number
+
+
+@njit(nogil=True, cache=True)
+def _fill_bits(keys, bits):
+    for key in keys:
+        bits[_block(key, bits)] |= _mask(key)
+
+
+@njit(nogil=True, cache=True)
+def _keys_at(places, width, text, starts, key_bits, table):
+    """Return the keys of so many words at places of the index's text."""
+    keys, room, power = np.empty(len(places), np.uint64), new_words(0), power_of(width)
+    for number in range(len(places)):
+        place = np.int64(places[number])
+        _, room = read_words(text[starts[place] : starts[place + width]], table, room)
+        keys[number] = ngram_key(room[2], 0, width, power) & key_bits
+    return keys
+
+
+@njit(nogil=True, cache=True)
+def _block(key, bits):
+    return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
+
+
+@njit(nogil=True, cache=True)
+def _mask(key):
+    """Return three bits of a block: few pass by accident, and memory is read once."""
+    one, six = np.uint64(1), np.uint64(63)
+    key >>= np.uint64(8)
+    bits = one << (key & six) | one << (key >> np.uint64(6) & six)
+    return bits | one << (key >> np.uint64(12) & six)
+
+
+@njit(nogil=True, cache=True)
+def _find_hits(data, starts, table, ngrams):
+    """Find n-grams in texts: keys propose, words decide; see `Hits`."""
+    hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
+    room, proposed = new_words(0), np.empty(0, np.int64)
+    for text in range(len(starts) - 1):
+        words, room = read_words(data[starts[text] : starts[text + 1]], table, room)
+        if len(proposed) < words + 1:
+            proposed = np.empty(2 * words + 1, np.int64)
+        n = np.int64(ngrams.settings[1])
+        proposals = _propose(room[2], words, n, key_bits, ngrams.bits, proposed)
+        if proposals:
+            count, hits = _decide(proposed[:proposals], n, words, room, ngrams, text, hits, count)
+        if len(ngrams.settings) > 2:
+            least, bits = np.int64(ngrams.settings[2]), ngrams.short_bits
+            proposals = _propose(room[2], words, least, key_bits, bits, proposed)
+            for number in range(2, len(ngrams.settings) if proposals else 0):
+                width, some = np.int64(ngrams.settings[number]), proposed[:proposals]
+                count, hits = _decide(some, width, words, room, ngrams, text, hits, count)
+    return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
+
+
+@njit(nogil=True, cache=True)
+def _propose(sums, words, width, key_bits, bits, proposed):
+    """Note the words at which the Bloom filter lets a key pass; return how many.
+
+    Keys first, then the filter, then (in `_decide`) the hash table: so that the processor waits for
+    many places of memory at once.
+    """
+    power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
+    places = np.uint64(max(0, words - width + 1))
+    for place in range(places):
+        keys[place] = ngram_key(sums, place, width, power) & key_bits
+    for place in range(places):
+        key = keys[place]
+        mask = _mask(key)
+        proposed[count] = place  # which is not behind those that are read
+        count += np.uint64(bits[_block(key, bits)] & mask == mask)
+    return np.int64(count)
+
+
+@njit(nogil=True, cache=True)
+def _decide(proposed, width, words, room, ngrams, text, hits, count):
+    """Add the n-grams of the index that stand at words of a text to the hits."""
+    power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
+    for place in proposed:
+        if place + width > words:
+            continue
+        key = ngram_key(room[2], place, width, power) & ngrams.settings[0]
+        slot = np.int64(key) & last
+        while ngrams.slots[slot] != _EMPTY:
+            known = ngrams.slots[slot]
+            first = np.int64(ngrams.places[known])
+            if (
+                ngrams.keys[known] == key
+                and ngrams.widths[known] == width
+                and _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, width)
+            ):
+                if count == hits.shape[1]:
+                    wider = np.empty((4, 2 * count), np.int64)
+                    wider[:, :count] = hits
+                    hits = wider
+                hits[0, count], hits[1, count] = text, known
+                hits[2, count], hits[3, count] = room[3][place], room[4][place + width - 1]
+                count += 1
+                break
+            slot = (slot + 1) & last
+    return count, hits

@@ -1,0 +1,178 @@
+"""Spans: parts of texts with a label and a score, as arrays, and texts with them replaced."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.mapping.heads import SPANS
+from gpuclassify.mapping.stage_counts import MOST_LABELS_WITH_EXAMPLES, best_and_worst, marked_line
+
+Redact = str | Callable[[str, str], str]  # a template with {label}, or a function of text and label
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of several texts, those of a text together and in the order of their starts."""
+
+    text_of: np.ndarray  # text of each span, int64 (spans,), rising
+    starts: np.ndarray  # first character, int64 (spans,)
+    ends: np.ndarray  # behind the last one, int64 (spans,)
+    labels: np.ndarray  # place of the label among `names`, int64 (spans,)
+    scores: np.ndarray  # float32 (spans,)
+    names: tuple[str, ...]
+    texts: int  # how many there are, those without spans too
+
+    @classmethod
+    def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
+        """Join parts, each of `text_of`, `starts`, `ends`, `labels` and `scores`, in order."""
+        kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
+        columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
+        joined = [
+            np.concatenate([np.zeros(0, kind), *column]).astype(kind)
+            for kind, column in zip(kinds, columns, strict=True)
+        ]
+        order = np.lexsort((joined[2], joined[1], joined[0]))
+        text_of, starts, ends, labels, scores = (column[order] for column in joined)
+        return cls(text_of, starts, ends, labels, scores, tuple(names), texts)
+
+    @classmethod
+    def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
+        """Join the spans in columns of type `SPANS`; null has none."""
+        names: dict[str, int] = {}
+        parts = []
+        for column in columns:
+            counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+            flat = pc.list_flatten(column)
+            starts, ends, labels, scores = (
+                pc.struct_field(flat, name) for name in ("start", "end", "label", "score")
+            )
+            coded = labels.dictionary_encode()
+            places = [names.setdefault(name, len(names)) for name in coded.dictionary.to_pylist()]
+            codes = np.array(places, dtype=np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
+            numbers = (part.to_numpy(zero_copy_only=False) for part in (starts, ends, scores))
+            start, end, score = numbers
+            parts.append((np.repeat(np.arange(len(column)), counts), start, end, codes, score))
+        return cls.of(len(columns[0]), tuple(names), *parts)
+
+    def __len__(self) -> int:
+        return self.texts
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Spans of each text, int64 (texts,)."""
+        return np.bincount(self.text_of, minlength=self.texts)
+
+    def keys(self) -> list[tuple[int, int, int, str]]:
+        """Return text, start, end and label of each span."""
+        columns = (self.text_of.tolist(), self.starts.tolist(), self.ends.tolist())
+        return [*zip(*columns, self.arrow_labels.to_pylist(), strict=True)]
+
+    @property
+    def arrow_labels(self) -> pa.Array:
+        """Label of each span."""
+        return pa.array(self.names, pa.string()).take(pa.array(self.labels))
+
+    def take(self, which: np.ndarray) -> Spans:
+        """Return some of the spans, by a mask or by rising places."""
+        columns = ("text_of", "starts", "ends", "labels", "scores")
+        return replace(self, **{name: getattr(self, name)[which] for name in columns})
+
+    def kept(
+        self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
+    ) -> Spans:
+        """Return the spans with these labels and at least these scores."""
+        least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
+        usual = min_score if isinstance(min_score, float) else -np.inf
+        minimums = [
+            least.get(name, usual) if labels is None or name in labels else np.inf
+            for name in self.names
+        ]
+        return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
+
+    def merged(self) -> Spans:
+        """Return overlapping spans as one, with the label and score of the longest of them.
+
+        It reaches from the first start to the last end, so that nothing of a shorter one is left.
+        """
+        if not len(self.starts):
+            return self
+        shift = self.text_of * (self.ends.max() + 1)  # so that no text reaches into the next
+        reached = np.maximum.accumulate(self.ends + shift)
+        is_first = np.append(True, self.starts[1:] + shift[1:] >= reached[:-1])
+        first = np.flatnonzero(is_first)
+        group = np.cumsum(is_first) - 1
+        longest = np.lexsort((self.starts, self.starts - self.ends, group))[first]
+        ends = np.maximum.reduceat(self.ends, first)
+        return replace(self.take(longest), starts=self.starts[first], ends=ends)
+
+    def covered(self) -> np.ndarray:
+        """Count the characters of each text that are in a span, int64 (texts,)."""
+        whole = self.merged()
+        sums = np.bincount(whole.text_of, whole.ends - whole.starts, minlength=self.texts)
+        return sums.astype(np.int64)
+
+    def array(self) -> pa.ListArray:
+        """Return the spans of each text as an Arrow array of type `SPANS`."""
+        columns = [self.starts, self.ends, self.arrow_labels, self.scores]
+        offsets = np.append(0, np.cumsum(self.counts)).astype(np.int32)
+        flat = pa.StructArray.from_arrays(
+            [pa.array(column) for column in columns], fields=SPANS.value_type.fields
+        )
+        return pa.ListArray.from_arrays(offsets, flat)
+
+    def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
+        """Return the texts with each span replaced once, and all else to the byte."""
+        result = list(texts)
+        whole = self.merged()
+        bounds = np.searchsorted(whole.text_of, np.arange(self.texts + 1)).tolist()
+        spans = list(zip(whole.starts.tolist(), whole.ends.tolist(), whole.labels, strict=True))
+        for place in np.unique(whole.text_of).tolist():
+            text, pieces, reached = texts[place] or "", [], 0
+            for start, end, code in spans[slice(*bounds[place : place + 2])]:
+                new = replacement(redact, text[start:end], self.names[code])
+                pieces += [text[reached:start], new]
+                reached = end
+            result[place] = "".join([*pieces, text[reached:]])
+        return result
+
+    def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
+        """Return by label spans with the highest and the lowest scores, marked in their texts."""
+        counts = np.bincount(self.labels, minlength=len(self.names))
+        picked: dict[str, list[list[Any]]] = {}
+        for code in np.argsort(-counts, kind="stable")[:MOST_LABELS_WITH_EXAMPLES].tolist():
+            places = np.flatnonzero(self.labels == code)
+            ordered = places[np.argsort(-self.scores[places], kind="stable")].tolist()
+            for place in best_and_worst(ordered, most):
+                (text,) = texts.take(self.text_of[[place]]).to_list()
+                line = marked_line(text, int(self.starts[place]), int(self.ends[place]))
+                score = round(float(self.scores[place]), 4)
+                picked.setdefault(self.names[code], []).append([score, line])
+        return picked
+
+
+def replacement(redact: Redact, text: str, label: str) -> str:
+    """Return what stands for a span with this text and label."""
+    if isinstance(redact, str):
+        return redact.format(label=label)
+    new = redact(text, label)
+    if not isinstance(new, str):
+        raise TypeError(f"redact= gave a {type(new).__name__} for {label!r}: it must return a str")
+    return new
+
+
+def as_texts(spans: Spans) -> list[str]:
+    """Describe the spans of each text in a line, such as "PER 0:5, LOC 12:18"."""
+    shown = [
+        f"{spans.names[code]} {start}:{end}"
+        for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)
+    ]
+    bounds = np.append(0, np.cumsum(spans.counts)).tolist()
+    return [", ".join(shown[start:stop]) for start, stop in pairwise(bounds)]

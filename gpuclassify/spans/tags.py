@@ -1,0 +1,141 @@
+"""Tags: what a token classifier's labels say of spans, and tokens or words grouped by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from gpuclassify.settings.checks import check_choice
+
+Aggregation = Literal["simple", "first", "average", "max", "none"]
+Scheme = Literal["iob1", "iob2", "bioes", "bilou", "plain"]
+OUTSIDE = "O"
+# Letters before a label: those at which a span begins, and those at which one ends. In IOB1 a span
+# begins with B only beside another one of its label, which needs no other reading than IOB2.
+_LETTERS = {
+    "iob1": ("B", ""),
+    "iob2": ("B", ""),
+    "bioes": ("BS", "ES"),
+    "bilou": ("BU", "LU"),
+    "plain": ("", ""),
+}
+_TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+
+
+class Predictions(NamedTuple):
+    """Predictions for the tokens, or words, of several texts, end to end."""
+
+    text_of: np.ndarray  # int64 (tokens,), rising
+    starts: np.ndarray  # first character of each, int64 (tokens,)
+    ends: np.ndarray
+    labels: np.ndarray  # best label of each, int64 (tokens,)
+    scores: np.ndarray  # its probability, float32 (tokens,)
+
+
+@dataclass(frozen=True)
+class TagSet:
+    """Meanings of a model's labels, in id order."""
+
+    names: tuple[str, ...]  # labels of spans
+    spans: np.ndarray  # place of each label's among them, int64 (labels,); -1 for none
+    begins: np.ndarray  # whether a span begins at this label, bool (labels,)
+    ends: np.ndarray  # whether one ends at it
+
+    def group(self, tokens: Predictions) -> Predictions:
+        """Return spans of neighbouring tokens, whose labels are places among the `names`.
+
+        Of their probabilities a span has the mean.
+        """
+        if not len(tokens.labels):
+            return tokens
+        codes, labels = self.spans[tokens.labels], tokens.labels
+        is_first = np.append(True, (codes[1:] != codes[:-1]) | self.begins[labels[1:]])
+        is_first[1:] |= self.ends[labels[:-1]] | (np.diff(tokens.text_of) > 0)
+        first = np.flatnonzero(is_first)
+        counts = np.diff(np.append(first, len(labels)))
+        means = np.add.reduceat(tokens.scores.astype(np.float64), first) / counts
+        grouped = Predictions(
+            tokens.text_of[first],
+            tokens.starts[first],
+            tokens.ends[first + counts - 1],
+            codes[first],
+            means.astype(np.float32),
+        )
+        return Predictions(*(part[codes[first] >= 0] for part in grouped))
+
+
+def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
+    """Return what labels say of spans, in a scheme or in the one that they show.
+
+    With `is_raw` every token is a span by itself, with the model's own label. ValueError if no
+    label has a letter of the scheme.
+    """
+    kind = scheme or scheme_of(labels)
+    check_choice("scheme", kind, tuple(_LETTERS))
+    starting, ending = _LETTERS[kind]
+    pairs = [_split(name, kind) for name in labels]
+    if kind != "plain" and not any(letter for letter, _ in pairs):
+        raise ValueError(
+            f'scheme="{kind}" needs labels such as B-PER, and the model\'s are '
+            f'{", ".join(labels[:8])}: pass scheme="plain", or leave it out'
+        )
+    if is_raw:
+        pairs = [("", name) for name in labels]
+    names = tuple(dict.fromkeys(name for _, name in pairs if name != OUTSIDE))
+    return TagSet(
+        names,
+        np.array([-1 if name == OUTSIDE else names.index(name) for _, name in pairs]),
+        np.array([is_raw or letter in {*starting} for letter, _ in pairs]),
+        np.array([letter in {*ending} for letter, _ in pairs]),
+    )
+
+
+def _split(label: str, scheme: str) -> tuple[str, str]:
+    """Return the letter before a label, "" if there is none of the scheme, and the rest."""
+    match = None if scheme == "plain" else _TAG.fullmatch(label)
+    if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
+        return "", label
+    return match[1], match[2]
+
+
+def scheme_of(labels: Sequence[str]) -> str:
+    """Return the scheme that labels show by their first letters."""
+    tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
+    inside = {name for letter, name in tags if letter in "BI"}
+    letters = {letter for letter, name in tags if name in inside}
+    if not inside:
+        return "plain"
+    if letters & set("LU"):
+        return "bilou"
+    return "bioes" if letters & set("ES") else "iob2"
+
+
+def words_of(
+    tokens: Predictions, is_continued: np.ndarray, aggregation: Aggregation, scores: np.ndarray
+) -> Predictions:
+    """Return predictions for words from those for their tokens.
+
+    `is_continued`, bool (tokens,), says which tokens go on with the word before them, and `scores`
+    are the probabilities of all labels, float32 (tokens, labels), for "average" alone.
+    """
+    is_first = ~is_continued
+    is_first[:1] = True
+    is_first[1:] |= np.diff(tokens.text_of) > 0
+    first = np.flatnonzero(is_first)
+    counts = np.diff(np.append(first, len(is_first)))
+    chosen = first
+    labels, best = tokens.labels, tokens.scores
+    if aggregation == "max" and len(first):
+        word = np.cumsum(is_first) - 1
+        order = np.lexsort((np.arange(len(word)), -best, word))
+        chosen = order[first]
+    labels, best = labels[chosen], best[chosen]
+    if aggregation == "average" and len(first):
+        means = np.add.reduceat(scores, first) / counts[:, None]
+        labels, best = means.argmax(axis=1), means.max(axis=1)
+    ends = tokens.ends[first + counts - 1]
+    return Predictions(tokens.text_of[first], tokens.starts[first], ends, labels, best)
