@@ -17,7 +17,7 @@ from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, page_template, visible
 from gpuclassify.scores.quantiles import ALL, ScoreColumns
-from gpuclassify.settings.checks import label_tuple, nearest, with_plain_values
+from gpuclassify.settings.checks import label_tuple, with_plain_values
 from gpuclassify.training.evaluation import Figures, intervals, require_libraries
 from gpuclassify.training.tasks import grades_of
 
@@ -203,14 +203,10 @@ def agreement(
 
 def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
     """Return the columns as a pandas frame; ValueError if one is not there, or there twice."""
-    columns = list(map(str, dataset.columns))
+    empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
-        if (count := columns.count(name)) != 1:
-            raise ValueError(
-                f"{count or 'no'} column {name!r}; columns are {columns}."
-                f"{nearest(name, set(columns) - {name})}"
-            )
-    names = dict.fromkeys([*needed, *[text_field] * (text_field in columns)])
+        ScoreColumns((), by=name).check(empty)
+    names = dict.fromkeys([*needed, *[text_field] * (text_field in dataset.columns)])
     frame = dataset[[*names]]
     return to_pandas(frame.compute() if is_dask_frame(frame) else frame)
 

@@ -32,7 +32,6 @@ from gpuclassify.settings.checks import (
     check_number,
     check_text,
     label_tuple,
-    nearest,
     with_plain_values,
 )
 from gpuclassify.stores.hub import share_tokens
@@ -75,15 +74,9 @@ class Draw:
 
     def check(self, frame: Frame, weight_field: str) -> None:
         """Raise unless the frame, which may be empty, has the columns, and not that of weights."""
-        for name in self.by or (None,):
+        for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
-        columns = list(map(str, frame.columns))
-        if self.id_field is not None and columns.count(self.id_field) != 1:
-            raise ValueError(
-                f"no column id_field={self.id_field!r}; columns are {columns}."
-                f"{nearest(self.id_field, columns)}"
-            )
-        if weight_field in columns:
+        if weight_field in map(str, frame.columns):
             raise ValueError(
                 f"the dataset has a column {weight_field!r} already: name that of the sample's "
                 "weights (weight_field=)"
