@@ -58,6 +58,8 @@ from .models.deberta import Deberta as Deberta
 from .questions.answers import Choice as Choice
 from .questions.answers import Free as Free
 from .questions.answers import Several as Several
+from .scores.agreement import Agreement as Agreement
+from .scores.agreement import agreement as agreement
 from .scores.buckets import ScoreBuckets as ScoreBuckets
 from .scores.buckets import ScoreEdges as ScoreEdges
 from .scores.buckets import add_buckets as add_buckets
@@ -69,6 +71,7 @@ from .scores.job import AssignBuckets as AssignBuckets
 from .scores.mix import Mix as Mix
 from .scores.mix_copies import MixCopies as MixCopies
 from .scores.mix_copies import RepeatRows as RepeatRows
+from .scores.sampling import sample as sample
 from .scores.threshold_filter import ApplyThresholds as ApplyThresholds
 from .scores.thresholds import Thresholds as Thresholds
 from .spans.merging import merge_spans as merge_spans

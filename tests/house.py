@@ -70,7 +70,7 @@ BUDGETS = {
     "jobs": 9100,
     "dedup": 3400,
     "decontamination": 1800,
-    "scores": 2700,
+    "scores": 3500,
     "training": 2200,
     "cluster": 2300,
     "commands": 4200,

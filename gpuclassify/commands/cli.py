@@ -32,6 +32,7 @@ from gpuclassify.pages import visible
 
 # Module and summary of each command. Only the command that runs is imported.
 COMMANDS = {
+    "agreement": ("sample", "Show how far people and models agree on labels."),
     "annotate": ("annotate", "Write new columns beside the input, and no text."),
     "buckets": ("buckets", "Cut scores into buckets, or continue an earlier run."),
     "classify": ("classify", "Classify files into a directory, or continue an earlier run."),
@@ -47,6 +48,7 @@ COMMANDS = {
     "show": ("show", "Show a few random texts with their annotations."),
     "select": ("annotate", "Write the rows that meet a condition."),
     "report": ("classify", "Rewrite the report of a job."),
+    "sample": ("sample", "Draw rows of each stratum for people to label."),
     "slurm-script": ("slurm_script", "Write a file for sbatch that runs a job."),
     "thresholds": ("thresholds", "Find the score to keep rows from, for each group."),
     "train": ("train", "Train a classifier's head on annotated texts."),

@@ -298,7 +298,7 @@ def evaluate(
         task.name,
         len(rows),
         summary,
-        _intervals(figures, summary, rows if groups is None else groups),
+        intervals(figures, summary, rows if groups is None else groups),
         folds=folds,
         about={name: dict(values) for name, values in (about or {}).items()},
         **details,
@@ -312,7 +312,7 @@ def require_libraries(action: str) -> None:
             raise ModuleNotFoundError(f"{action} needs {module}: {install('train')}", name=module)
 
 
-def _intervals(
+def intervals(
     figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
 ) -> dict[str, list[float] | None]:
     """Compute the interval of each figure: of ``accuracy`` Wilson's, of others by the bootstrap.

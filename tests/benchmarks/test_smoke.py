@@ -106,6 +106,11 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
     assert corpus["pipeline_padded_tokens"] > tokens == corpus["tokenizer"]["tokens"]
 
 
+def test_samples_have_their_strata(smoke_run):
+    ways = smoke_run("samples")[0]["ways"]
+    assert [{run["rows"] for run in runs} for runs in ways.values()] == [{2_200}, {400}]
+
+
 def test_planted_items_are_found_and_nothing_else(smoke_run):
     families = smoke_run("decontamination")[0]["families"]
     for number, family in enumerate(decontamination.FOUND):

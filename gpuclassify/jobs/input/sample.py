@@ -16,6 +16,7 @@ import pyarrow as pa
 from gpuclassify.jobs.input.notes import PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
+    InputSchema,
     Limit,
     Part,
     read_chosen,
@@ -183,10 +184,17 @@ def sample_rows(
         drawn = sorted(drawn)[:rows]
     tables = [schema.arrow.empty_table()]
     for number in sorted({number for _, number, _ in drawn}):
-        choice = Drawn(fields, [place for _, n, place in drawn if n == number])
-        notes = Notes(pieces[number], schema)
-        tables.append(read_chosen(pieces[number], schema, "raise", notes, choice)[0])
+        places = [place for _, n, place in drawn if n == number]
+        tables.append(rows_at(pieces[number], schema, fields, places))
     return to_pandas(pa.concat_tables(tables))
+
+
+def rows_at(
+    part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]
+) -> pa.Table:
+    """Read the rows at some places of a piece, whose `fields` are read to find them."""
+    choice = Drawn(fields, places)
+    return read_chosen(part, schema, "raise", Notes(part, schema), choice)[0]
 
 
 @dataclass(frozen=True)
@@ -202,7 +210,7 @@ class Drawn:
 
 
 def random_keys(seed: str, places: np.ndarray) -> np.ndarray:
-    """Return a number for each place, uint64 (rows,), by the mixing of SplitMix64."""
+    """Return a random number for each place, uint64 (rows,), by the mixing of SplitMix64."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     keys = np.uint64(start) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,0 +1,173 @@
+"""The commands ``gpuclassify sample`` and ``agreement``: rows for people, and what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import GroupedOption, JobCommand, options_of, split_paths
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = (".jsonl", ".json")  # lines, or one array
+ANNOTATIONS = (
+    "Directory of annotations of the files, whose columns stand beside theirs; repeatable."
+)
+
+
+def _annotations() -> GroupedOption:
+    return GroupedOption(
+        ["--annotations"], group="Options", multiple=True, metavar="DIRECTORY", help=ANNOTATIONS
+    )
+
+
+def _sample_options() -> list[click.Option]:
+    from gpuclassify.scores.sampling import sample as draw
+
+    flags: dict[str, dict[str, Any]] = {
+        "n": {"flags": ["-n"], "metavar": "ROWS"},
+        "width": {
+            "metavar": "DISTANCE",
+            "help": "Distance from the score of --near at which a row is half as likely as one "
+            "with that very score. Default: a tenth of it.",
+        },
+        "id_field": {
+            "help": "Column of ids, none of which two rows have. Default: a row is known by its "
+            "file and place there."
+        },
+    }
+    names = ("n", "by", "width", "id_field", "weight_field", "seed")
+    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), _annotations()]
+
+
+@click.command(cls=JobCommand, options=_sample_options)
+@click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
+@click.option(
+    "--near", metavar="COLUMN:SCORE",
+    help="Draw more of the rows whose number in a column is near a score, such as "
+    "edu_score:2.5. Rows without a number are left out.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the file OUTPUT.")
+def sample(
+    paths: tuple[str, ...],
+    annotations: tuple[str, ...],
+    near: str | None,
+    overwrite: bool,
+    **options: Any,
+) -> None:
+    """Draw rows of each stratum of INPUT, and write them into the file OUTPUT for people to label.
+
+    OUTPUT ends with .jsonl, for JSON lines, or .json, for an array of the same objects, which is
+    what Label Studio uploads. Each row has a weight: how many rows of INPUT it stands for. The same
+    seed draws the same rows, however INPUT is cut. Strata are read from --annotations where they
+    are there, and only the texts of rows that are drawn. Starts no cluster.
+
+    \b
+    gpuclassify sample 'crawl/*.parquet' look.jsonl -n 50 --annotations notes/quality \\
+        --by quality_pred --by source
+
+    Exit codes: 0 done, 1 failed, 2 wrong call.
+    """
+    from gpuclassify.jobs.input.readers import FileReader
+    from gpuclassify.scores.sampling import sample as draw
+    from gpuclassify.settings.paths import exists
+
+    quiet_dask()
+    with wrong_call_exits(), open_console(stderr=True).status("Drawing rows"):
+        files = split_paths(paths, options)
+        path = Path(files["output"])
+        if path.suffix not in FORMATS:
+            raise ValueError(f"{path} ends with none of {', '.join(FORMATS)}: name the file so")
+        if exists(path) and not overwrite:
+            raise FileExistsError(f"{path} is there already: name another file, or --overwrite it")
+        column, score = _near(near)
+        options["by"] = options["by"] or None
+        reader = FileReader(files["input"], annotations=annotations)
+        frame = draw(reader, near=column, score=score, **options)
+        _write(frame, path)
+    weight = frame[options["weight_field"]].sum()
+    message = f"{len(frame):,} rows, which stand for {weight:,.0f}: {path}"
+    open_console().print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _near(text: str | None) -> tuple[str | None, float]:
+    if text is None:
+        return None, 0.0
+    column, _, number = text.rpartition(":")
+    try:
+        return column or None, float(number if column else "")
+    except ValueError as err:
+        raise ValueError(
+            f"--near {text} is no column and a score: such as --near edu_score:2.5"
+        ) from err
+
+
+def _write(frame: pd.DataFrame, path: Path) -> None:
+    """Write rows as JSON, in place of an earlier file."""
+    from gpuclassify.hub.saving import replace_file
+    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+
+    content = Encoding("jsonl", None).encode(arrow_table(frame, keep_index=False))
+    if path.suffix == ".json":
+        content = b"[\n" + b",\n".join(content.splitlines()) + b"\n]\n"
+    replace_file(path, content)
+
+
+def _agreement_options() -> list[click.Option]:
+    from gpuclassify.scores.agreement import agreement as compare
+
+    columns: dict[str, dict[str, Any]] = {
+        "between": {"metavar": "COLUMN"},
+        "weight": {
+            "metavar": "COLUMN",
+            "help": "Column of numbers above 0, such as the weights of `gpuclassify sample`: "
+            "figures are those of what it was drawn from.",
+        },
+    }
+    names = ("between", "by", "weight", "text_field")
+    return [
+        *options_of(compare, "Options", *names, has_defaults=True, **columns),
+        _annotations(),
+    ]
+
+
+@click.command(cls=JobCommand, options=_agreement_options)
+@click.argument("inputs", nargs=-1, required=True, metavar="LABELLED...")
+@click.option("--page", metavar="FILE", help="Write a page of HTML with the rows that differ most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def agreement(
+    inputs: tuple[str, ...],
+    annotations: tuple[str, ...],
+    page: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show how far columns of LABELLED files (Parquet or JSON lines) agree, by people or models.
+
+    Cohen's and Krippendorff's coefficients of labels, Spearman's correlation of scores, each with
+    its 95% interval, of all rows and of each group.
+
+    \b
+    gpuclassify agreement labelled.jsonl --between human --between llm --by language \\
+        --weight weight --page agreement.html
+
+    Exit codes: 0 done, 1 failed, 2 wrong call.
+    """
+    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.scores.agreement import agreement as compare
+
+    quiet_dask()
+    with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):
+        result = compare(read_files(inputs, annotations=annotations), **options)
+        if page:
+            result.save(page)
+    if as_json:
+        click.echo(json.dumps(result.as_dict()))
+        return
+    lines = [str(result), *([f"Page: {page}"] if page else [])]
+    open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,350 @@
+"""Samples of strata: as many rows of each as asked, chosen by a hash, with their weights.
+
+A row's random number follows from its id, or its file and place there, and the seed. A stratum's
+sample are the rows whose numbers are least, so that it is the same however rows are cut and
+ordered, and changes only by what new rows displace. Rows near a score have their numbers divided by
+their nearness before they are compared, which is priority sampling: N. Duffield, C. Lund and
+M. Thorup, Journal of the ACM 54 (2007), 32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.jobs.execution import as_dask, reduce_tree
+from gpuclassify.jobs.input import schema as schemas
+from gpuclassify.jobs.input.notes import PLACE, Notes
+from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.input.sample import random_keys, rows_at
+from gpuclassify.scores.quantiles import ScoreColumns
+from gpuclassify.settings.checks import (
+    check_count,
+    check_number,
+    check_text,
+    label_tuple,
+    with_plain_values,
+)
+from gpuclassify.stores.hub import share_tokens
+from gpuclassify.stores.names import redacted
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
+
+logger = logging.getLogger(__name__)
+
+MOST_STRATA = 10_000
+WIDTH_SHARE = 0.1  # of the score that rows are near to
+STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "place"  # of candidates
+
+
+class Candidates(NamedTuple):
+    """Rows that may be in a sample, by stratum and order, and what all strata have."""
+
+    rows: pd.DataFrame
+    counts: pd.Series  # rows by stratum
+    unscored: int = 0  # rows without a score to be near to
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Settings of a sample, as a worker needs them; see `sample`."""
+
+    n: int
+    by: tuple[str, ...]
+    near: str | None
+    score: float
+    width: float
+    id_field: str | None
+    seed: int
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that tell which rows are drawn."""
+        return tuple(dict.fromkeys(filter(None, [*self.by, self.near, self.id_field])))
+
+    def check(self, frame: Frame, weight_field: str) -> None:
+        """Raise unless the frame, which may be empty, has the columns, and not that of weights."""
+        for name in (*self.by, self.id_field):
+            ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
+        if weight_field in map(str, frame.columns):
+            raise ValueError(
+                f"the dataset has a column {weight_field!r} already: name that of the sample's "
+                "weights (weight_field=)"
+            )
+
+    def keys(self, frame: Frame) -> np.ndarray:
+        """Return the random number of each row by its id, uint64 (rows,)."""
+        ids = to_pandas(frame[[self.id_field]])[self.id_field]
+        if ids.isna().any():
+            raise ValueError(f"the column {self.id_field!r} has rows without an id: fill it first")
+        if ids.dtype.kind in "iu":
+            numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
+        else:
+            numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+        return random_keys(str(self.seed), numbers)
+
+    def sizes(self, frame: Frame) -> np.ndarray:
+        """Return how likely each row is beside others, float64 (rows,); NaN without a score."""
+        if self.near is None:
+            return np.ones(len(frame))
+        values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
+        return 1 / (1 + np.abs(values - self.score) / self.width)
+
+    def candidates(
+        self, frame: Frame, keys: np.ndarray, part: int, places: np.ndarray
+    ) -> Candidates:
+        """Return the rows of one partition that may be in the sample."""
+        codes, names = self._strata(frame)
+        self._refuse_many(names)
+        order = uniform(keys) / self.sizes(frame)
+        is_scored = np.isfinite(order)
+        columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
+        rows = _least(pd.DataFrame(columns)[is_scored], self.n + 1)
+        rows[STRATUM] = np.array(names, dtype=object)[rows[STRATUM]]
+        counts = pd.Series(np.bincount(codes[is_scored], minlength=len(names)), names)
+        return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
+
+    def join(self, parts: Sequence[Candidates]) -> Candidates:
+        """Return the candidates of several partitions together."""
+        counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
+        self._refuse_many(counts.index)
+        rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
+        return Candidates(rows, counts, sum(part.unscored for part in parts))
+
+    def chosen(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
+        """Return the rows of the sample, by part and place, with their weights."""
+        rows, counts = candidates.rows, candidates.counts
+        strata = rows.groupby(STRATUM, sort=False)
+        rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
+        weights: pd.Series
+        if self.near is None:
+            weights = totals / np.minimum(totals, self.n)
+        else:  # the first row that is left out tells how likely those before it were
+            ends = rows[rank == self.n].set_index(STRATUM)[ORDER]
+            sizes = uniform(rows[KEY].to_numpy()) / rows[ORDER]
+            weights = (1 / (sizes * rows[STRATUM].map(ends))).fillna(1.0).clip(lower=1.0)
+        rows = rows.assign(**{weight_field: weights.astype(np.float64)})
+        return rows[rank < self.n].sort_values([PART, AT], ignore_index=True)
+
+    def _refuse_many(self, strata: Collection[str]) -> None:
+        if len(strata) > MOST_STRATA:
+            raise ValueError(
+                f"by={[*self.by]} make more than {MOST_STRATA:,} strata, such as "
+                f"{next(iter(strata))}: name columns of few values, such as the label"
+            )
+
+    def _strata(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
+        """Return each row's stratum number, int64 (rows,), and the strata as JSON."""
+        if not self.by or not len(frame):
+            return np.zeros(len(frame), np.int64), ["[]"]
+        columns = [ScoreColumns((), by=name).groups(frame) for name in self.by]
+        shape = [len(groups) for _, groups in columns]
+        flat = np.ravel_multi_index([codes for codes, _ in columns], shape)
+        known, numbers = np.unique(flat, return_inverse=True)
+        parts = zip(columns, np.unravel_index(known, shape), strict=True)
+        values = [[groups[code] for code in codes] for (_, groups), codes in parts]
+        return numbers, [f"[{', '.join(value)}]" for value in zip(*values, strict=True)]
+
+
+@with_plain_values
+def sample(
+    dataset: Frame | LazyFrame | FileReader,
+    n: int = 200,
+    *,
+    by: str | Sequence[str] | None = None,
+    near: str | None = None,
+    score: float = 0.0,
+    width: float | None = None,
+    id_field: str | None = None,
+    weight_field: str = "weight",
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Draw rows of each stratum, with the weights by which they describe the whole.
+
+    Which rows follows from their ids, or their files and places, and the seed: partitions, their
+    order and other rows do not matter, except that new rows may displace some. A finer sample, with
+    more columns `by` or a larger `n`, has all the rows of a coarser one. The dataset is read once
+    without its texts, and the texts of the rows that are drawn then.
+
+    Parameters
+    ----------
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, cudf.DataFrame or FileReader
+        Rows to draw from. A reader's may have ``annotations=``.
+    n : int
+        Rows of each stratum; all of one that has fewer.
+    by : str or sequence of str, optional
+        Columns, such as the label and the source, each combination of whose values is a stratum.
+        Null is a value.
+    near : str, optional
+        Column of numbers: rows near `score` are more likely. Rows without a number are left out.
+    score : float
+        Number in the column `near`, such as a threshold in question.
+    width : float, optional
+        Distance from `score` at which a row is half as likely as one with that very score. Default:
+        a tenth of `score`.
+    id_field : str, optional
+        Column of ids, none of which two rows have; of a frame it must be named. Default: a row is
+        known by its file and place there.
+    weight_field : str
+        New column: how many rows of the dataset each row stands for, one over the probability with
+        which it is drawn.
+    seed : int
+        Draw other rows by another seed.
+
+    Returns
+    -------
+    pandas.DataFrame
+        All columns of the rows, in random order, so that the first of them are a sample, too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column is missing or of another kind, two rows have one id, there are more than 10,000
+        strata, or no rows.
+
+    Examples
+    --------
+    >>> rows = sample(ddf, 50, by=["label", "source"], id_field="id")  # doctest: +SKIP
+    >>> numpy.average(rows["score"], weights=rows["weight"])  # doctest: +SKIP
+    """
+    check_count("n", n)
+    check_count("seed", seed, 0)
+    check_text("weight_field", weight_field, "a column name")
+    check_number("score", score)
+    width = abs(score) * WIDTH_SHARE if width is None else width
+    check_number("width", width)
+    if near is not None and not width > 0:
+        raise ValueError(
+            f"width={width} must be above 0: pass the distance from score={score} at which a row "
+            "is half as likely"
+        )
+    columns = label_tuple("by", by, keep_order=True) or ()
+    draw = Draw(n, columns, near, float(score), float(width), id_field, seed)
+    source = _Files(dataset) if isinstance(dataset, FileReader) else _Partitions(dataset, draw)
+    draw.check(source.meta, weight_field)
+    (candidates,) = dask.compute(reduce_tree(draw.join, source.candidates(draw)))
+    if candidates.unscored:
+        logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
+    if candidates.rows.empty:
+        raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
+    chosen = draw.chosen(candidates, weight_field)
+    frame = source.rows(draw, chosen)
+    if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
+        raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
+    frame[weight_field] = chosen[weight_field].to_numpy()
+    order = np.argsort(random_keys("order", chosen[KEY].to_numpy()), kind="stable")
+    return frame.iloc[order].reset_index(drop=True)
+
+
+def uniform(keys: np.ndarray) -> np.ndarray:
+    """Return random numbers as float64 (rows,) between 0 and 1."""
+    return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+def _least(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first rows of each stratum, in their order."""
+    ordered = rows.sort_values([STRATUM, ORDER, KEY], ignore_index=True)
+    return ordered.groupby(STRATUM, sort=False).head(count).reset_index(drop=True)
+
+
+class _Files:
+    """Rows of files, each known by the number of its piece and its place there."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self.source = reader.find_parts()
+        self.schema, self.meta = self.source.schema, self.source.schema.meta()
+        self.pieces = [piece for part in self.source.parts for piece in part.pieces]
+        share_tokens(reader.paths)
+
+    def candidates(self, draw: Draw) -> list[Delayed]:
+        """Return the delayed candidates of each part."""
+        names = {file.path: redacted(file.real) for file in self.source.files}
+        known = replace(self.schema.projected(self._fields(draw)), has_places=True)
+        call, first, tasks = dask.delayed(_of_part, pure=True), 0, []
+        for part in self.source.parts:
+            tasks.append(call(part, known, draw, first, [names[each.path] for each in part.pieces]))
+            first += len(part.pieces)
+        return tasks
+
+    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
+        """Read the chosen rows."""
+        call, fields = dask.delayed(rows_at, pure=True), self._fields(draw)
+        tables = [
+            call(
+                self.pieces[number],
+                self.schema,
+                fields,
+                chosen[AT][chosen[PART] == number].tolist(),
+            )
+            for number in chosen[PART].unique().tolist()
+        ]
+        return schemas.to_pandas(pa.concat_tables(dask.compute(*tables)))
+
+    def _fields(self, draw: Draw) -> tuple[str, ...]:
+        """Return columns to read; one at least, which tells how many rows there are."""
+        return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
+
+
+def _of_part(
+    part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
+) -> Candidates:
+    """Return the candidates of a part, whose pieces are numbered from `first` on."""
+    notes, found = Notes(part, schema), []
+    for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
+        table = read_table(piece, schema, notes=notes)[0]
+        places, frame = table[PLACE].to_numpy(), schemas.to_pandas(table.drop_columns([PLACE]))
+        of_place = draw.id_field is None
+        keys = random_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
+        found.append(draw.candidates(frame, keys, number, places))
+    return draw.join(found)
+
+
+class _Partitions:
+    """Rows of a frame, each known by the number of its partition and its random number."""
+
+    def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
+        if draw.id_field is None:
+            raise ValueError(
+                "id_field=None: a frame's rows have no places of their own, name a column of ids; "
+                "rows of files have: pass FileReader(paths)"
+            )
+        self.frame = as_dask(dataset)
+        self.meta = self.frame._meta
+
+    def candidates(self, draw: Draw) -> list[Delayed]:
+        """Return the delayed candidates of each partition."""
+        call = dask.delayed(_of_partition, pure=True)
+        parts = self.frame[list(draw.fields)].to_delayed()
+        self.count = len(parts)
+        return [call(part, draw, number) for number, part in enumerate(parts)]
+
+    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
+        """Compute the chosen rows."""
+        call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
+        keys = chosen[KEY].to_numpy()
+        # With few columns Dask joins small files: the numbers are of other partitions then.
+        numbers = set(chosen[PART]) if len(parts) == self.count else range(len(parts))
+        frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
+        frame = pd.concat(frames, ignore_index=True)
+        if len(frame) != len(keys):
+            return frame  # two rows have one id
+        return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
+
+
+def _of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
+    return draw.candidates(frame, keys := draw.keys(frame), number, keys)
+
+
+def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
+    """Return the rows with these random numbers."""
+    return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])
