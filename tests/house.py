@@ -73,7 +73,7 @@ BUDGETS = {
     "scores": 3500,
     "training": 2200,
     "cluster": 2300,
-    "commands": 4200,
+    "commands": 4400,
     "curator": 1000,
     "pages": 100,
 }
