@@ -30,7 +30,6 @@ from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.select import Select
 from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.settings.checks import nearest
 from gpuclassify.stores.names import PARQUET
@@ -391,8 +390,6 @@ def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sch
             f"path_field={source.reader.path_field!r} adds a column to the input: leave it out, "
             f"for annotations name the file of each row themselves, in {FILE!r}"
         )
-    if any(isinstance(mapper, Select) for mapper in chain.mappers):
-        raise ValueError("annotations stand beside every row: leave out Select, and select later")
     if replaced := [name for name in chain.schema().names if name in source.meta.columns]:
         raise ValueError(
             f"annotations stand beside the input, which has {replaced} already: choose other names"

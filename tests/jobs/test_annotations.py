@@ -381,7 +381,7 @@ def adds_nothing(frame):
         ([adds_nothing], {}, ValueError, "no stage adds a column"),
         ([lambda f: f.assign(_place=1)], {}, ValueError, "choose another name"),
         ([with_length], {"path_field": "path"}, ValueError, "path_field="),
-        ([Select("id > 3"), with_length], {}, ValueError, "leave out Select"),
+        ([Select("id > 3"), with_length], {}, ValueError, "Select would: .* .gpuclassify select"),
     ],
 )
 def test_jobs_that_cannot_annotate(crawl, tmp_path, stages, options, error, message):
