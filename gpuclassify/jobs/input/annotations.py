@@ -39,7 +39,6 @@ from gpuclassify.stores.store import BrokenContentError, Store, UnreadableInputE
 
 LATER = re.compile(r"more-\d{5}")  # folders of a set with what was annotated later
 MOST_NAMED = 3  # files of an error
-_PREFIXED = re.compile(r"(.+)=([^=/]*_)")
 
 
 @dataclass
@@ -78,8 +77,9 @@ class AnnotationSet:
 
         Raises FileNotFoundError if no job wrote there, and AnnotationError if one that writes rows.
         """
-        match = _PREFIXED.fullmatch(name)
-        address, prefix = match.groups() if match else (name, "")
+        address, _, prefix = name.rpartition("=")
+        if not address or not prefix.endswith("_") or "/" in prefix:
+            address, prefix = name, ""
         opened = cls(open_store(address, storage_options), prefix)
         for folder in ("", *later_folders(opened.store)):
             job = opened.jobs[folder] = read_job(opened.folder(folder))
