@@ -21,7 +21,7 @@ HERE := not gpu and not rapids and not system and not needs_weights and not faul
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
-# What every change has to keep: 7 to 12 minutes on two cores.
+# What every change has to keep: a quarter of an hour on two cores.
 test: $(VENV)/.dev
 	$(PYTEST) -m "$(HERE) and not slow"
 

@@ -15,6 +15,7 @@ import random
 import sys
 import sysconfig
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
@@ -180,16 +180,18 @@ def check_ids(backend: Any, cache: words.WordCache, texts: list[str]) -> None:
 
 
 def fill(backend: Any) -> float:
-    """Return the MiB by which this process grows while a cache is filled twice over."""
+    """Return the MiB that Python holds more after a cache was filled twice over."""
+    tracemalloc.start()
     cache = words.WordCache(backend, json.loads(backend.to_str()))
-    draw, process = random.Random(0), psutil.Process()
-    began, drops = process.memory_info().rss, 0
+    draw, drops = random.Random(0), 0
     while drops < 4:
         older = cache._older
         block = [f"{draw.getrandbits(48):x}" for _ in range(20_000)]
         cache([" ".join(word for word in block for _ in range(3))])
         drops += cache._older is not older
-    return (process.memory_info().rss - began) / 2**20
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return held_bytes / 2**20
 
 
 def read_corpora(most: int) -> Iterator[tuple[str, list[str]]]:
