@@ -341,6 +341,58 @@ def tokens() -> str:
     )
 
 
+def spans() -> str:
+    """Return a table of spans beside transformers' pipeline."""
+    peer = "pipeline, sorted batches"
+    return table(
+        ["model, texts", "pipeline, s", "gpuclassify, s", "times", "memory at most, MB", "result"],
+        (
+            [
+                f"{_model(result)}, {result['texts']} {result['settings']['lengths']}",
+                *(f"{result['variants'][way]['median_seconds']:.1f}" for way in (peer, SUBJECT)),
+                f"{result['speed_up'][peer]['ratio_of_medians']:.2f}",
+                " → ".join(
+                    f"{result['footprints'][way]['peak_resident_bytes'] / 1e6:.0f}"
+                    for way in (peer, SUBJECT)
+                ),
+                _link(path),
+            ]
+            for path, result in _results("spans")
+        ),
+    )
+
+
+def decontamination() -> str:
+    """Return a table of planted test items by family, and of the speed."""
+    rows = []
+    for path, result in _results("decontamination"):
+        for family, counts in result["families"].items():
+            kind = "found" if counts["is_planted"] else "falsely found"
+            rows.append([family, f"{counts['contaminated']} of {counts['documents']} {kind}"])
+        for items, build in result["builds"].items():
+            bytes_each = f"{build['bytes_an_ngram']:.0f} bytes an n-gram"
+            rows.append([f"an index of {items}", f"{build['seconds']:.0f} s, {bytes_each}"])
+        time = result["variants"][SUBJECT]["us_a_document"]
+        rows.append([f"a document of 5 kB, one core ({_link(path)})", f"{time:.0f} us"])
+    return table(["what", "result"], rows)
+
+
+def annotations() -> str:
+    """Return a table of annotating and selecting against rewriting."""
+    rows = []
+    for path, result in _results("annotations"):
+        writing, zipped = result["writing"], result["zip"]
+        for name, seconds in writing["seconds"].items():
+            rows.append([name, f"{writing['bytes'][name] / 1e6:,.0f} MB in {seconds:.1f} s"])
+        for name, selection in result["selections"].items():
+            ours, plain = (min(selection["seconds"][way]) for way in ("select", "pyarrow"))
+            rows.append([f"select {name}", f"{ours:.1f} s; a script of pyarrow: {plain:.1f} s"])
+        times = [zipped["variants"][way]["median_seconds"] for way in ("together", "apart")]
+        what = f"{zipped['rows']:,} rows of {zipped['sets']} sets ({_link(path)})"
+        rows.append([what, "{:.1f} s side by side, {:.1f} s one after another".format(*times)])
+    return table(["what", "result"], rows)
+
+
 def _times(variants: dict[str, Any], way: str) -> str:
     """Return the time of a way, and how many times as fast as `tokenizers` it is."""
     if way not in variants:
@@ -735,6 +787,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": throughput,
     "gpu": on_a_gpu,
     "tokens": tokens,
+    "spans": spans,
+    "decontamination": decontamination,
+    "annotations": annotations,
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,
