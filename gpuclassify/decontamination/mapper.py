@@ -21,7 +21,7 @@ from gpuclassify.decontamination.items import Fields, ItemFiles, ItemFrame, read
 from gpuclassify.decontamination.matching import Matches, cut_text, find_passages, match_items
 from gpuclassify.frames import Frame, HostTexts, backend_of
 from gpuclassify.mapping.columns import check_are_new, check_is_there
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
 from gpuclassify.settings.checks import SHARE, check_settings, plain_value
 from gpuclassify.settings.options import StrPath, check_decision
@@ -47,7 +47,7 @@ OF_INDEX = (
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Decontaminate(PartitionMap):
+class Decontaminate(RowWiseMap):
     """Mapper that tells which documents hold which test items, exactly, and where.
 
     A document holds an item to the share of the item's n-grams of words that it has;
@@ -177,11 +177,6 @@ class Decontaminate(PartitionMap):
     def drops_rows(self) -> bool:
         """Whether there is a filter, and no column for its decision."""
         return self.filters and self.keep_field is None
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether each row gets the same columns whatever texts are beside it: always."""
-        return True
 
     @property
     def text_fields(self) -> tuple[str, ...]:

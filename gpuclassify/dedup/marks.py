@@ -12,26 +12,16 @@ import pyarrow as pa
 from gpuclassify.dedup.corpus import ROW_BITS
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.columns import check_are_new
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import RowWiseMap
 
 IS_DUPLICATE, GROUP, SIMILARITY = "is_duplicate", "duplicate_group", "duplicate_similarity"
 
 
 @dataclass(frozen=True)
-class DuplicateMarks(PartitionMap):
+class DuplicateMarks(RowWiseMap):
     """Stage that declares the columns which `mark` has filled, before any stage runs."""
 
     has_similarity: bool
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether nothing is read beside each row: always."""
-        return True
-
-    @property
-    def drops_rows(self) -> bool:
-        """Whether rows are dropped: none is."""
-        return False
 
     def schema(self) -> pa.Schema:
         """Return the columns of marks."""

@@ -195,6 +195,20 @@ def map_partition(
     return mapped if columns is None else mapped[columns]
 
 
+class RowWiseMap(PartitionMap):
+    """Base of mappers whose columns follow from each row alone, and which drop none by themselves."""
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether each row gets the same whatever is beside it: always."""
+        return True
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the result may have fewer rows."""
+        return False
+
+
 def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what tells a mapper from others with all of it in the forms that Dask digests.
 

@@ -15,18 +15,13 @@ import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.conditions import Condition
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.settings.checks import check_text
 from gpuclassify.workers.run_context import current_run
 
 
-class RowChoice(PartitionMap):
+class RowChoice(RowWiseMap):
     """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether each row stays or goes whatever is beside it: always."""
-        return True
 
     @property
     def drops_rows(self) -> bool:

@@ -28,7 +28,7 @@ from gpuclassify.mapping.columns import (
 from gpuclassify.mapping.heads import SPANS, Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
-from gpuclassify.mapping.partition_map import PartitionMap, plain_token
+from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap, plain_token
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
 from gpuclassify.mapping.runners import EncoderRunner, Runner
@@ -62,7 +62,7 @@ Settings = TypeVar("Settings", bound=TextOptions)
 _PARTS = frozenset({"options", "model", "runner", "heads"})
 
 
-class TextMapper(PartitionMap, Generic[Settings]):
+class TextMapper(RowWiseMap, Generic[Settings]):
     """Mapper that runs one model over a text column and adds columns of its outputs.
 
     The constructor stores settings and reads nothing. The model is looked up once, when a dataset
@@ -221,11 +221,6 @@ class TextMapper(PartitionMap, Generic[Settings]):
     def main_text_fields(self) -> tuple[str, ...]:
         """Text column, in a tuple."""
         return (self.text_field,)
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether each row gets the same columns whatever texts are beside it: always."""
-        return True
 
     @property
     def drops_rows(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.scores.quantiles import (
     Compute,
     ScoreColumns,
@@ -174,7 +174,7 @@ def add_buckets(
     return mapper(dataset)
 
 
-class ScoreBuckets(PartitionMap):
+class ScoreBuckets(RowWiseMap):
     """Mapper that adds ``<score>_bucket`` for each score column and a combined one; whole numbers.
 
     A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
@@ -226,16 +226,6 @@ class ScoreBuckets(PartitionMap):
     def read_fields(self) -> tuple[str, ...]:
         """Columns of the scores and of groups."""
         return tuple(self.columns.needed)
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether a row's buckets follow from its scores alone: always."""
-        return True
-
-    @property
-    def drops_rows(self) -> bool:
-        """Whether rows are dropped, which they never are."""
-        return False
 
     def schema(self) -> pa.Schema:
         """Return the schema of a column for each score, and the combined one."""

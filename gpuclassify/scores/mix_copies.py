@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input.sample import random_keys
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.scores.mix import Mix, cells_of
 from gpuclassify.scores.quantiles import require_columns
 from gpuclassify.settings.checks import check_flag, check_text
 
 
-class MixCopies(PartitionMap):
+class MixCopies(RowWiseMap):
     """Mapper that adds how often each row is in a mixture: a whole number, 0 for never.
 
     A cell of 2.3 epochs has each of its rows twice, and three rows of ten a third time: those whose
@@ -66,16 +66,6 @@ class MixCopies(PartitionMap):
     def read_fields(self) -> tuple[str, ...]:
         """Columns of the cells, and of the id."""
         return tuple(dict.fromkeys([*self.mix.by, self.id_field]))
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether a row's copies follow from the row alone: always."""
-        return True
-
-    @property
-    def drops_rows(self) -> bool:
-        """Whether rows are dropped, which they never are."""
-        return False
 
     def schema(self) -> pa.Schema:
         """Return the schema of the copies."""

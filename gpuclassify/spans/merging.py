@@ -13,7 +13,7 @@ from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.code_digest import json_setting
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.heads import SPANS
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.settings.checks import check_flag, check_text, label_tuple
 from gpuclassify.spans.columns import check_redaction, definition
 from gpuclassify.spans.spans import Redact, Spans
@@ -71,7 +71,7 @@ def merge_spans(
 
 
 @dataclass(frozen=True)
-class MergedSpans(PartitionMap):
+class MergedSpans(RowWiseMap):
     """Mapper that `merge_spans` returns, with its arguments."""
 
     fields: tuple[str, ...]
@@ -93,16 +93,6 @@ class MergedSpans(PartitionMap):
     def read_fields(self) -> tuple[str, ...]:
         """Columns of spans, and of the text."""
         return (*self.text_fields, *self.fields)
-
-    @property
-    def is_row_wise(self) -> bool:
-        """Whether each row gets the same whatever is beside it: always."""
-        return True
-
-    @property
-    def drops_rows(self) -> bool:
-        """Whether rows are dropped, which they never are."""
-        return False
 
     def schema(self) -> pa.Schema:
         """Return the columns of merged spans and of redacted text."""
