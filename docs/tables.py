@@ -9,6 +9,7 @@ import inspect
 import json
 import pkgutil
 import re
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -320,7 +321,7 @@ def tokens() -> str:
     ways = ("cold", "steady", SUBJECT, "gigatoken")
     return table(
         [
-            "tokenizer, texts",
+            "kind, texts, threads",
             "tokenizers, us a text",
             "cold",
             "steady",
@@ -330,7 +331,7 @@ def tokens() -> str:
         ],
         (
             [
-                name,
+                f"{name}, {result['settings']['threads']}",
                 f"{case['variants']['tokenizers']['us_a_text']:.0f}",
                 *(_times(case["variants"], way) for way in ways),
                 _link(path),
@@ -391,6 +392,23 @@ def annotations() -> str:
         what = f"{zipped['rows']:,} rows of {zipped['sets']} sets ({_link(path)})"
         rows.append([what, "{:.1f} s side by side, {:.1f} s one after another".format(*times)])
     return table(["what", "result"], rows)
+
+
+def choices() -> str:
+    """Return a table of drawing rows and of finding thresholds, over many rows."""
+    rows = []
+    for path, result in _results("samples"):
+        for name, rounds in result["ways"].items():
+            seconds = statistics.median(each["seconds"] for each in rounds)
+            memory = max(each["peak_bytes"] for each in rounds)
+            what = f"`sample` of {result['settings']['rows']:,} rows, {name}"
+            rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
+    for path, result in _results("thresholds"):
+        for name, variant in result["variants"].items():
+            what = f"`Thresholds.fit` of {result['rows']:,} rows, {name}"
+            seconds, memory = variant["median_seconds"], result["peak_bytes"]
+            rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
+    return table(["what", "seconds", "memory of the process at most, MB", "result"], rows)
 
 
 def _times(variants: dict[str, Any], way: str) -> str:
@@ -790,6 +808,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "spans": spans,
     "decontamination": decontamination,
     "annotations": annotations,
+    "choices": choices,
     "other-ways": other_ways,
     "footprints": footprints,
     "engines": engines,
