@@ -196,7 +196,7 @@ def map_partition(
 
 
 class RowWiseMap(PartitionMap):
-    """Base of mappers whose columns follow from each row alone, and which drop none by themselves."""
+    """Base of mappers whose columns follow from each row alone; it drops no row."""
 
     @property
     def is_row_wise(self) -> bool:
