@@ -407,7 +407,12 @@ def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -
     """Describe a network that transformers saved with a head for every token."""
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     architectures = [str(name) for name in config.get("architectures") or ()]
-    if "model_type" not in config or not all(_TOKEN_HEAD.search(name) for name in architectures):
+    labels_texts = not {"target_sizes", "fc_dropout"}.isdisjoint(config)  # by heads of their own
+    if (
+        labels_texts
+        or "model_type" not in config
+        or not all(map(_TOKEN_HEAD.search, architectures))
+    ):
         raise CheckpointError(
             f"{identity.name} is {some_of(architectures) or 'of no architecture that is named'}, "
             "whose head labels no tokens: pass a ForTokenClassification that transformers saved. "

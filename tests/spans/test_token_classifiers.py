@@ -153,6 +153,12 @@ def test_another_head_is_refused_with_its_cure(sequence_classifier, token_classi
         DistributedDataClassifier(model=token_classifier())(["a"])
 
 
+@pytest.mark.parametrize("family", ["domain", "quality", "prompt-task-complexity", "fineweb-edu"])
+def test_published_text_classifiers_are_refused_before_any_weight_is_read(checkpoint, family):
+    with pytest.raises(CheckpointError, match=r"labels no tokens.*DistributedDataClassifier"):
+        SpanClassifier(model=str(checkpoint(family))).labels  # noqa: B018
+
+
 def test_a_tokenizer_without_places_is_refused(tmp_path, token_classifier):
     from unittest import mock
 
