@@ -17,7 +17,6 @@ import sysconfig
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_in
 from examples.demo.corpus import collect_documents
 from gpuclassify import DistributedDataClassifier
 from gpuclassify.tokenizing import words
+from gpuclassify.tokenizing.prefetch import FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS, text_blocks
 
 QUESTION = "tokens"
 LIBRARY = "tokenizers"
@@ -102,21 +102,22 @@ def classify(texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
 def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Time the second half of the texts, of which a steady cache has seen the first."""
     before, texts = texts[: len(texts) // 2], texts[len(texts) // 2 :]
-    parts = [texts[part :: options.threads] for part in range(options.threads)]
+    blocks = [*text_blocks([*map(len, texts)], FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS)]
 
     def of_library() -> np.ndarray:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return np.array([[len(ids), sum(ids[:9])] for ids in (one.ids for one in encodings)])
 
     def of_cache(cache: words.WordCache) -> np.ndarray:
+        """Tokenize block by block, as a worker does, with the library's threads for new words."""
         answers = np.zeros((len(texts), 2), dtype=np.int64)
-        with ThreadPoolExecutor(options.threads) as pool:
-            for part, made in enumerate(pool.map(cache, parts)):
-                ids = made.take(np.zeros_like(made.lengths), made.lengths)
-                ends = np.cumsum(made.lengths)
-                sums, begins = np.append(0, np.cumsum(ids, dtype=np.int64)), ends - made.lengths
-                few = sums[np.minimum(begins + 9, ends)] - sums[begins]
-                answers[part :: options.threads] = np.stack([made.lengths, few], axis=1)
+        for start, stop in blocks:
+            made = cache(texts[start:stop])
+            ids = made.take(np.zeros_like(made.lengths), made.lengths)
+            ends = np.cumsum(made.lengths)
+            sums, begins = np.append(0, np.cumsum(ids, dtype=np.int64)), ends - made.lengths
+            few = sums[np.minimum(begins + 9, ends)] - sums[begins]
+            answers[start:stop] = np.stack([made.lengths, few], axis=1)
         return answers
 
     empty = words.WordCache(backend, json.loads(backend.to_str()))

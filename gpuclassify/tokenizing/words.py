@@ -18,7 +18,7 @@ import sys
 import threading
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -38,6 +38,11 @@ _FIRST_BYTES = 8 << 20
 _COUNTED_BYTES = 1 << 18
 _LEAST_PATIENCE, _MOST_PATIENCE = 4, 64
 _ENTRY_BYTES = 100  # of a place in a dictionary
+_KEPT_AT_ONCE = 4096  # words, before the size of what is kept is looked at
+# New words are tokenized many at a time, with an added token between them that no text has: it is
+# no character. Each by itself costs twice as much.
+_BETWEEN = "\ufdd0"
+_WORDS_AT_ONCE = 64
 
 _GAP = re.compile("[!-~](?= [!-~])")
 _PRINTABLE = " ".join(map(chr, range(ord("!"), ord("~") + 1)))
@@ -362,6 +367,7 @@ class WordCache:
         self._backend = backend
         self.ends_words = ends_words_in_gaps(backend, description)  # so prefixes can be read
         self._gaps = read_gaps(backend, description)
+        self._joining = None if self._gaps is None else _joining(backend, description)
         self._younger: dict[str, bytes] = {}
         self._older: dict[str, bytes] = {}
         self._younger_bytes = 0
@@ -387,9 +393,9 @@ class WordCache:
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
         """Tell whether few enough of the first words are new; none gets its tokens for it."""
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
-        distinct = _coded(data, counted).dictionary.to_pylist()
-        new = [w for w in distinct if w not in self._younger and w not in self._older]
-        pays = self._are_few(new, counted)
+        distinct = _coded(data, counted).dictionary
+        is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
+        pays = self._are_few(np.array(is_new), _byte_lengths(distinct), counted)
         self._patience = _LEAST_PATIENCE if pays else min(2 * self._patience, _MOST_PATIENCE)
         self._whole_bytes = self._patience * int(counted[-1])
         return pays
@@ -415,41 +421,96 @@ class WordCache:
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
         """Return the tokens of distinct words between bounds, and which of them each word is."""
         coded = _coded(data, bounds)
-        distinct = coded.dictionary.to_pylist()
+        distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
         rows: list[Any] = list(map(self._younger.get, distinct))
         missing = [number for number, row in enumerate(rows) if row is None]
-        older = [self._older.get(distinct[number]) for number in missing]
-        new = [number for number, row in zip(missing, older, strict=True) if row is None]
-        encodings = self._backend.encode_batch_fast(
-            [distinct[number] for number in new], add_special_tokens=False
-        )
-        for number, row in zip(missing, older, strict=True):
+        for number in missing:
+            rows[number] = self._older.get(distinct[number])
+        is_new = np.fromiter((row is None for row in rows), bool, len(rows))
+        is_short = lengths <= LONGEST_WORD
+        short, long = np.flatnonzero(is_new & is_short), np.flatnonzero(is_new & ~is_short)
+        new = [*short.tolist(), *long.tolist()]
+        words = [distinct[number] for number in new]
+        for number, row in zip(new, self._tokenize(words, len(short)), strict=True):
             rows[number] = row
-        for number, encoding in zip(new, encodings, strict=True):
-            rows[number] = array("i", encoding.ids).tobytes()
-        short = [number for number in missing if len(distinct[number]) <= LONGEST_WORD]
-        self._keep((distinct[number], rows[number]) for number in short)
+        self._keep([number for number in missing if is_short[number]], distinct, rows)
         if self._pays:
-            self._pays = self._are_few([distinct[number] for number in new], bounds)
+            self._pays = self._are_few(is_new, lengths, bounds)
             self._cut_bytes += int(bounds[-1])
         return rows, coded.indices.to_numpy()
 
-    def _are_few(self, new: list[str], bounds: np.ndarray) -> bool:
+    def _tokenize(self, words: list[str], short: int) -> Sequence[bytes]:
+        """Return the tokens of words, of which the first are so many short ones."""
+        if not words:
+            return []
+        if self._joining is None:
+            return self._tokenize_each(words)
+        bounds = itertools.pairwise([*range(0, short, _WORDS_AT_ONCE), short])
+        texts = [_BETWEEN.join(words[start:stop]) for start, stop in bounds] + words[short:]
+        between = self._joining.token_to_id(_BETWEEN)
+        encodings = self._joining.encode_batch_fast(texts, add_special_tokens=False)
+        ids = array("i")
+        for encoding in encodings:
+            ids.extend(encoding.ids)
+            ids.append(between)
+        flat = np.frombuffer(ids, np.int32)
+        ends = np.flatnonzero(flat == between)
+        if len(ends) != len(words):  # a text has it all the same
+            return self._tokenize_each(words)
+        content, stops = ids.tobytes(), (ends * flat.itemsize).tolist()
+        starts = [0, *(stop + flat.itemsize for stop in stops)]
+        return [content[start:stop] for start, stop in zip(starts, stops, strict=False)]
+
+    def _tokenize_each(self, words: list[str]) -> list[bytes]:
+        encodings = self._backend.encode_batch_fast(words, add_special_tokens=False)
+        return [array("i", encoding.ids).tobytes() for encoding in encodings]
+
+    def _are_few(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
         """Tell whether new words are so small a part of all that cutting them out pays.
 
-        Long ones cost the same within their texts and alone.
+        `lengths` are those of distinct words; long ones cost the same within their texts and alone.
         """
-        lengths, new_lengths = np.diff(bounds), [len(word.encode()) for word in new]
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
-        new_bytes = sum(length for length in new_lengths if length <= LONGEST_WORD)
-        return new_bytes < most * int(lengths[lengths <= LONGEST_WORD].sum())
+        new, words = lengths[is_new], np.diff(bounds)
+        new_bytes, all_bytes = (one[one <= LONGEST_WORD].sum() for one in (new, words))
+        return bool(new_bytes < most * all_bytes)
 
-    def _keep(self, words: Iterable[tuple[str, bytes]]) -> None:
-        for word, row in words:
-            self._younger[word] = row
-            self._younger_bytes += sys.getsizeof(word) + sys.getsizeof(row) + _ENTRY_BYTES
+    def _keep(self, numbers: list[int], words: list[str], rows: list[bytes]) -> None:
+        for start in range(0, len(numbers), _KEPT_AT_ONCE):
+            some = numbers[start : start + _KEPT_AT_ONCE]
+            kept = {words[number]: rows[number] for number in some}
+            self._younger.update(kept)
+            sizes = map(sys.getsizeof, itertools.chain(kept, kept.values()))
+            self._younger_bytes += sum(sizes) + _ENTRY_BYTES * len(kept)
             if 2 * self._younger_bytes > CACHE_BYTES:
                 self._younger, self._older, self._younger_bytes = {}, self._younger, 0
+
+
+def _joining(backend: Any, description: dict[str, Any]) -> Any | None:
+    """Return the tokenizer with a token between words, which shares its model.
+
+    None where words would get other tokens behind one another than each alone.
+    """
+    from tokenizers import AddedToken, Tokenizer
+
+    if '"first"' in json.dumps(description["pre_tokenizer"]):  # a prefix of a text's beginning
+        return None
+    joining = Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer"):
+        if getattr(backend, part) is not None:
+            setattr(joining, part, getattr(backend, part))
+    joining.encode_special_tokens = backend.encode_special_tokens
+    ids = {token["content"]: token["id"] for token in description["added_tokens"]}
+    joining.add_tokens(
+        [
+            AddedToken(**{name: value for name, value in token.items() if name != "id"})
+            for token in description["added_tokens"]
+        ]
+    )
+    if any(_BETWEEN in content or joining.token_to_id(content) != ids[content] for content in ids):
+        return None
+    joining.add_tokens([AddedToken(_BETWEEN, normalized=False)])
+    return joining
 
 
 def _coded(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
@@ -457,6 +518,11 @@ def _coded(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
     words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
     return words.dictionary_encode()
+
+
+def _byte_lengths(words: Any) -> np.ndarray:
+    """Return the bytes of each word of a large string array that is no slice, int64 (words,)."""
+    return np.diff(np.frombuffer(words.buffers()[1], np.int64, len(words) + 1))
 
 
 _caches: WeakValueDictionary[tuple[str, bool], WordCache] = WeakValueDictionary()

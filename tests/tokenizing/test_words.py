@@ -245,6 +245,34 @@ def test_equal_tokenizers_have_one_cache_that_goes_with_its_last_holder():
     assert gone() is None
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("name", [*PIPELINES])
+def test_new_words_are_read_at_once_whatever_stands_between(name, is_plain, tokens):
+    """The token between them could be in a text, in a word, and next to any other token."""
+    special = AddedToken("<s>", special=True, normalized=False)
+    backend = pipeline(*PIPELINES[name], special, *tokens)
+    backend.encode_special_tokens = is_plain
+    cache = cache_of(backend)
+    draw, parts = random.Random(name), ["<t>", "a", "1", ".", "<s>", "s", "é", "</t>", "`"]
+    many = ["".join(draw.choices(parts, k=draw.randint(1, 6))) for _ in range(400)]
+    texts = [" ".join(draw.choices(many, k=20)) for _ in range(60)]
+    calls, read_each = [], cache._tokenize_each
+    cache._tokenize_each = lambda words: calls.append(words) or read_each(words)
+    assert_same_ids(backend, texts, cache)
+    assert bool(calls) == (cache._joining is None)
+    hostile = [text.replace("a", "a\ufdd0") for text in texts] + ["\ufdd0", " \ufdd0\ufdd0 a"]
+    assert_same_ids(backend, hostile, cache)
+    assert calls
+
+
+def test_a_tokenizer_that_knows_what_stands_between_words_reads_each_alone():
+    backend = pipeline(*PIPELINES["gpt2"], AddedToken("a\ufdd0", normalized=False))
+    cache = cache_of(backend)
+    assert cache._joining is None
+    assert_same_ids(backend, ["b a\ufdd0 a b", "b a\ufdd0b a\ufdd0"], cache)
+
+
 def test_threads_share_a_cache_that_stays_small(monkeypatch):
     monkeypatch.setattr(words, "CACHE_BYTES", 20_000)  # so that halves are dropped all the time
     backend, draw = pipeline(*PIPELINES["bert"]), random.Random(0)
