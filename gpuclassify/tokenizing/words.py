@@ -220,97 +220,120 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     """Return where a tokenizer's texts fall into words; None if that is not known."""
     if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
         return None
-    normalize = (
-        (lambda text: text) if backend.normalizer is None else backend.normalizer.normalize_str
-    )
-    steps = list(steps_of(description["normalizer"], "normalizers"))
-    local, (ender, *behind) = _split_steps(description)
-    drops, is_metaspace = ender["type"] in _WORD_SPLITTERS, ender["type"] == "Metaspace"
-    strips = any(step.get("strip_left") for step in steps)
-    if (
-        strips
-        and not drops
-        and not (is_metaspace and ender["prepend_scheme"] == "always" and not local)
-    ):
-        return None
-    if not drops and any(step.get("prepend_scheme") == "first" for step in behind):
-        return None  # what a word begins with is not what its text begins with
-    unsafe: list[bytes] = []
-    firsts: set[str] = set()
-    has_space = False
-    for token in description["added_tokens"]:
-        content = token["content"]
-        forms = {content, normalize(content)}
-        is_edged = any(form != form.strip() for form in forms)
-        if any(map(_ACROSS.search, forms)):
-            return None
-        if content and (token["lstrip"] or token["rstrip"] or (token["single_word"] and is_edged)):
-            if token["normalized"] and steps:
-                return None
-            unsafe.append(content.encode())
-        has_space |= any(re.search(r"\s", form) for form in forms)
-        firsts |= {form[:1] for form in forms}
-    has_prefix = ender.get("add_prefix_space", False)
-    if has_space and any(step["type"] == "Strip" for step in steps):
-        return None
-    spaces = next(
-        (one for one in (_SPACES, " ") if _are_gaps(normalize, one, drops, is_metaspace, strips)),
-        "",
-    )
-    spaces = spaces and (" " if has_prefix else spaces)
+    rules = _Rules(backend, description)
+    spaces = rules.spaces() if rules.are_known() else ""
     if not spaces:
         return None
-    # Runs of white space are cut where the splitter's own pattern is known to end a match in them.
-    tail = [] if ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
-    rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in behind]
-    is_plain = not (drops or is_metaspace or has_prefix or local or has_space) and rest == tail
-    is_plain &= all(step["type"] == "NFC" for step in steps)
-    before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
-    for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
-        char = chr(code)
-        category = unicodedata.category(char)
-        form = normalize(char)
-        if category not in _BASES | _MARKS | ({"Sk"} if code < 0x80 else set()) or not form.strip():
-            continue
-        before[code] = normalize(f"{char} x") == f"{form} x" and form[-1] != " "
-        marks[code] = category in _MARKS
-        is_word = unicodedata.category(form[-1])[0] in "LN"
-        before_lines[code] = before[code] and (is_word or ender["type"] != "Split")
-        is_mark = category in _MARKS or unicodedata.category(form[0])[0] == "M"
-        is_first = not firsts.isdisjoint({char, form[0]})  # white space before a token may stay
-        after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
-        after[code] &= not (is_mark or (strips and is_first))
-        after_space[code] = after[code] and is_plain and not is_first
-    tokens = [token["content"].encode() for token in description["added_tokens"]]
-    has_marks = ender["type"] == "BertPreTokenizer" and not (local or behind)
-    has_marks &= all(step["type"] == "BertNormalizer" for step in steps)
-    has_marks &= not any(token["normalized"] for token in description["added_tokens"])
+    is_split = rules.ender["type"] == "Split"
+    contents = (token["content"].encode() for token in rules.added)
     return Gaps(
         np.isin(np.arange(256), list(spaces.encode())),
-        before,
-        marks,
-        before_lines,
-        after,
-        after_space,
-        is_plain and ender["type"] == "Split",
-        tuple(unsafe),
-        tuple(filter(None, tokens)) if has_marks else None,
+        *rules.beside_gaps(),
+        ends_lines=is_split and rules.splits_runs(),
+        unsafe=tuple(token["content"].encode() for token in rules.unsafe),
+        tokens=tuple(filter(None, contents)) if rules.cuts_punctuation() else None,
     )
 
 
-def _are_gaps(normalize: Any, spaces: str, drops: bool, is_metaspace: bool, strips: bool) -> bool:
-    """Tell whether runs of white space are the same before a word alone and in its text."""
-    for length in (1, 2, 3):
-        for run in map("".join, itertools.product(spaces, repeat=length)):
-            within, alone = normalize(f"x{run}y"), normalize(f"{run}y")
-            kept = within[1:-1]
-            if within[0] + within[-1] + alone.strip() != "xyy" or not kept.isspace():
-                return False
-            if not drops and (alone != "y" or kept != " " if strips else alone != f"{kept}y"):
-                return False
-            if not drops and (set(kept) != {" "} if is_metaspace else kept != run):
-                return False
-    return True
+class _Rules:
+    """What a tokenizer does to white space and what stands beside it."""
+
+    def __init__(self, backend: Any, description: dict[str, Any]) -> None:
+        normalizer = backend.normalizer
+        self.normalize = str if normalizer is None else normalizer.normalize_str
+        self.normalizers = list(steps_of(description["normalizer"], "normalizers"))
+        self.local, (self.ender, *self.behind) = _split_steps(description)
+        self.drops = self.ender["type"] in _WORD_SPLITTERS
+        self.is_metaspace = self.ender["type"] == "Metaspace"
+        self.has_prefix = self.ender.get("add_prefix_space", False)
+        self.strips = any(step.get("strip_left") for step in self.normalizers)
+        self.added = description["added_tokens"]
+        self.unsafe = list(filter(self._takes_space, self.added))
+        self._forms = {form for token in self.added for form in self._forms_of(token)}
+        self._firsts = {form[:1] for form in self._forms}
+        self._has_space = any(re.search(r"\s", form) for form in self._forms)
+
+    def _forms_of(self, token: dict[str, Any]) -> set[str]:
+        return {token["content"], self.normalize(token["content"])}
+
+    def _takes_space(self, token: dict[str, Any]) -> bool:
+        """Tell whether an added token reaches into the white space beside it."""
+        is_edged = any(form != form.strip() for form in self._forms_of(token))
+        reaches = token["lstrip"] or token["rstrip"] or (token["single_word"] and is_edged)
+        return bool(token["content"] and reaches)
+
+    def are_known(self) -> bool:
+        """Tell whether words are known to have the same tokens alone and in their text."""
+        begins_all = self.is_metaspace and self.ender["prepend_scheme"] == "always"
+        begins_first = any(step.get("prepend_scheme") == "first" for step in self.behind)
+        return (
+            (self.drops or not self.strips or (begins_all and not self.local))
+            and (self.drops or not begins_first)
+            and not any(map(_ACROSS.search, self._forms))
+            and not (self.normalizers and any(token["normalized"] for token in self.unsafe))
+            and not (self._has_space and any(s["type"] == "Strip" for s in self.normalizers))
+        )
+
+    def spaces(self) -> str:
+        """Return the characters whose runs are the same before a word alone and in its text."""
+        spaces = next((one for one in (_SPACES, " ") if self._are_gaps(one)), "")
+        return " " if spaces and self.has_prefix else spaces
+
+    def _are_gaps(self, spaces: str) -> bool:
+        for length in (1, 2, 3):
+            for run in map("".join, itertools.product(spaces, repeat=length)):
+                within, alone = self.normalize(f"x{run}y"), self.normalize(f"{run}y")
+                kept = within[1:-1]
+                if within[0] + within[-1] + alone.strip() != "xyy" or not kept.isspace():
+                    return False
+                if self.drops:
+                    continue
+                if alone != "y" or kept != " " if self.strips else alone != f"{kept}y":
+                    return False
+                if set(kept) != {" "} if self.is_metaspace else kept != run:
+                    return False
+        return True
+
+    def splits_runs(self) -> bool:
+        """Tell whether the splitter's own pattern is known to end a match in white space."""
+        tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
+        rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.behind]
+        is_other = self.drops or self.is_metaspace or self.has_prefix or self.local
+        is_plain = all(step["type"] == "NFC" for step in self.normalizers)
+        return is_plain and rest == tail and not (is_other or self._has_space)
+
+    def cuts_punctuation(self) -> bool:
+        """Tell whether each punctuation mark of ASCII is a word of its own."""
+        return (
+            self.ender["type"] == "BertPreTokenizer"
+            and not (self.local or self.behind)
+            and all(step["type"] == "BertNormalizer" for step in self.normalizers)
+            and not any(token["normalized"] for token in self.added)
+        )
+
+    def beside_gaps(self) -> np.ndarray:
+        """Return the tables of characters of `Gaps`, bool (5, 0x10000), in their order."""
+        tables = np.zeros((5, 0x10000), dtype=bool)
+        before, marks, before_lines, after, after_space = tables
+        splits_runs, normalize = self.splits_runs(), self.normalize
+        for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
+            char = chr(code)
+            kind, form = unicodedata.category(char), normalize(char)
+            is_known = kind in _BASES | _MARKS or (kind == "Sk" and code < 0x80)
+            if not is_known or not form.strip():
+                continue
+            before[code] = normalize(f"{char} x") == f"{form} x" and form[-1] != " "
+            marks[code] = kind in _MARKS
+            is_word = unicodedata.category(form[-1])[0] in "LN"
+            before_lines[code] = before[code] and (is_word or self.ender["type"] != "Split")
+            is_mark = marks[code] or unicodedata.category(form[0])[0] == "M"
+            is_first = not self._firsts.isdisjoint(
+                {char, form[0]}
+            )  # white space before it may stay
+            after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
+            after[code] &= not (is_mark or (self.strips and is_first))
+            after_space[code] = after[code] and splits_runs and not is_first
+        return tables
 
 
 class Words:
