@@ -9,11 +9,11 @@ added token that takes white space stands in a text, the library reads the text 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import re
-import string
 import sys
 import threading
 import unicodedata
@@ -75,7 +75,6 @@ _BASES = {*("Lu", "Ll", "Lt", "Lo", "Nd", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "P
 _MARKS = {"Mn", "Mc"}
 _MOST_MARKS = 3  # one on another
 _ASCII = range(0x21, 0x7F)
-_PUNCTUATION = np.isin(np.arange(256), list(string.punctuation.encode()))
 
 
 def prefix_end(text: str, chars: int) -> int:
@@ -146,7 +145,7 @@ def _ends_words(splitter: dict[str, Any]) -> bool:
 class Gaps:
     """Tables of what stands in gaps and beside them, by byte or by code point below 0x10000."""
 
-    spaces: np.ndarray  # bytes of white space that part words
+    spaces: bytes  # white space that parts words
     before: np.ndarray  # characters before a gap
     marks: np.ndarray  # of these, what only stands before one behind another of them
     before_lines: np.ndarray  # the same where it begins with the end of a line
@@ -162,7 +161,7 @@ class Gaps:
         """Return where words begin in texts end to end, and their end, int64, ascending."""
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
-        is_space = self.spaces[data]
+        is_space = functools.reduce(np.logical_or, (data == space for space in self.spaces))
         edges = np.flatnonzero(is_space[1:] != is_space[:-1]) + 1
         edges = edges[int(is_space[:1].any()) :]  # white space that the first text begins with
         first, last = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
@@ -185,22 +184,31 @@ class Gaps:
         begins[first[is_whole & has_before & self.after[after]]] = True
         is_whole &= self.after_space[after]
         begins[last[is_whole & (last_bytes == ord(" ")) & (last - first > 1)] - 1] = True
-        if self.ends_lines:
+        if self.ends_lines and len(first):
             lines = np.flatnonzero((data == ord("\n")) | (data == ord("\r")))
-            ends = np.append(-1, lines)[np.searchsorted(lines, last)]
-            begins[ends[is_whole & (ends >= first)] + 1] = True
+            runs = np.searchsorted(first, lines, side="right") - 1
+            is_last = np.diff(runs, append=len(first)) != 0
+            is_last &= (runs >= 0) & is_whole[runs] & (lines < last[runs])
+            begins[lines[is_last] + 1] = True
         if self.tokens is not None and not any(map(data.tobytes().__contains__, self.tokens)):
             is_printable = (data > ord(" ")) & (data <= ord("~"))
-            is_mark = _PUNCTUATION[data]
+            is_mark = is_printable & ~_is_alphanumeric(data)
             begins[1:-1] |= (is_mark[1:] & is_printable[:-1]) | (is_mark[:-1] & is_printable[1:])
         return np.flatnonzero(begins)
+
+
+def _is_alphanumeric(data: np.ndarray) -> np.ndarray:
+    """Tell which bytes are letters and digits of ASCII."""
+    return ((data | 0x20) - ord("a") < 26) | (data - ord("0") < 10)  # below, uint8 wraps around
 
 
 def _last_character(data: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return where the characters before these places begin."""
     places = places - 1
-    for _ in range(3):
-        places = places - ((data[places] & 0xC0) == 0x80)
+    within = np.flatnonzero((data[places] & 0xC0) == 0x80)
+    while len(within):
+        places[within] -= 1
+        within = within[(data[places[within]] & 0xC0) == 0x80]
     return places
 
 
@@ -227,7 +235,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     is_split = rules.ender["type"] == "Split"
     contents = (token["content"].encode() for token in rules.added)
     return Gaps(
-        np.isin(np.arange(256), list(spaces.encode())),
+        spaces.encode(),
         *rules.beside_gaps(),
         ends_lines=is_split and rules.splits_runs(),
         unsafe=tuple(token["content"].encode() for token in rules.unsafe),
@@ -327,9 +335,8 @@ class _Rules:
             is_word = unicodedata.category(form[-1])[0] in "LN"
             before_lines[code] = before[code] and (is_word or self.ender["type"] != "Split")
             is_mark = marks[code] or unicodedata.category(form[0])[0] == "M"
-            is_first = not self._firsts.isdisjoint(
-                {char, form[0]}
-            )  # white space before it may stay
+            # Of an added token, before which white space may stay.
+            is_first = not self._firsts.isdisjoint({char, form[0]})
             after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
             after[code] &= not (is_mark or (self.strips and is_first))
             after_space[code] = after[code] and splits_runs and not is_first
@@ -405,7 +412,7 @@ class WordCache:
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
         self._whole_bytes -= len(data)
-        bounds = np.unique(offsets)
+        bounds = offsets[np.append(True, offsets[1:] > offsets[:-1])]
         if self._gaps is not None and (self._pays or self._whole_bytes < 0):
             cut = self._bounds(self._gaps, data, offsets)
             self._pays = self._pays or self._would_pay(data, cut)
