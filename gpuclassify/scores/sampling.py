@@ -225,8 +225,8 @@ def sample(
     check_number("width", width)
     if near is not None and not width > 0:
         raise ValueError(
-            f"width={width} must be above 0: pass the distance from score={score} at which a row "
-            "is half as likely"
+            f"width={width} must be above 0: name the score to be near to (score=), or pass the "
+            f"distance from score={score} at which a row is half as likely"
         )
     columns = label_tuple("by", by, keep_order=True) or ()
     draw = Draw(n, columns, near, float(score), float(width), id_field, seed)

@@ -154,7 +154,7 @@ WRONG = {
     "null-id": ({"id_field": "label"}, ValueError, "rows without an id"),
     "unknown-column": ({"by": "lable"}, ValueError, "Did you mean 'label'"),
     "text-near": ({"near": "text", "score": 1.0}, TypeError, "not numbers"),
-    "no-width": ({"near": "edu"}, ValueError, "width=0.0 must be above 0"),
+    "no-width": ({"near": "edu"}, ValueError, "name the score to be near to"),
     "none": ({"n": 0}, ValueError, "n=0 must be at least 1"),
     "taken": ({"weight_field": "edu"}, ValueError, "name that of the sample's weights"),
 }
