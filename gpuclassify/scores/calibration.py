@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpuclassify.scores.intervals import effective_rows, wilson_interval
+from gpuclassify.training.intervals import effective_rows, wilson_interval
 
 Calibration = Literal["isotonic", "sigmoid"]
 FOLDS, BINS = 5, 10  # of the rows by which a reliability is judged, and in its picture

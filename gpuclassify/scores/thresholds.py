@@ -14,8 +14,8 @@ import numpy as np
 
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.jobs.execution import as_dask
+from gpuclassify.pages import text_columns
 from gpuclassify.scores.calibration import Calibration, Labelled, fit_calibration, reliability
-from gpuclassify.scores.intervals import effective_rows, wilson_interval
 from gpuclassify.scores.quantiles import ScoreColumns, refuse_many, require_columns
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
@@ -23,6 +23,7 @@ from gpuclassify.settings.checks import (
     check_values,
     with_plain_values,
 )
+from gpuclassify.training.intervals import effective_rows, wilson_interval
 
 logger = logging.getLogger(__name__)
 
@@ -288,13 +289,7 @@ class Thresholds(Saved):
         )
 
     def __repr__(self) -> str:
-        lines = self.table()
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = (
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-        return "\n".join([*shown, *self.notes()])
+        return "\n".join([*text_columns(self.table()), *self.notes()])
 
 
 @dataclass(frozen=True)

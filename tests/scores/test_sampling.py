@@ -168,7 +168,7 @@ def test_wrong_calls_say_what_to_pass(settings, kind, message):
 
 def test_too_many_strata_are_refused(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_STRATA", 100)
-    with pytest.raises(ValueError, match="more than 100 strata"):
+    with pytest.raises(ValueError, match="more than 100 groups"):
         draw(CORPUS, by="text")
     with pytest.raises(ValueError, match="no rows to draw from"):
         draw(CORPUS.head(0))
