@@ -20,6 +20,7 @@ from gpuclassify.commands.options import (
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.settings.paths import is_directory
 
+ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
 
 
@@ -33,8 +34,7 @@ def _options() -> list[click.Option]:
     }
     return [
         *options_of(Mix.plan, "Options", *PLAN, **attributes),
-        *options_of(MixCopies, "Options", "id_field", has_defaults=True),
-        *options_of(MixCopies, "Options", "copies_field"),
+        *options_of(MixCopies, "Options", "id_field", "copies_field", id_field={"help": ID}),
         *file_options(),
     ]
 
@@ -66,7 +66,7 @@ def mix(
 
     \b
     gpuclassify mix 'crawl/*.parquet' notes/mix --annotations notes/topic \\
-        --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml --id-field id
+        --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
@@ -88,7 +88,7 @@ def mix(
         found = Mix.plan(rows, **planned, weights=_entries(weights) if weights else None)
         copies = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
         stage = MixCopies(found, **copies)
-        reader = settings.reader([*stage.read_fields])
+        reader = settings.reader([*found.by, *filter(None, [stage.id_field])])
     if page:
         Path(page).write_text(found.html(), encoding="utf-8")
     if not options["as_json"]:

@@ -84,11 +84,9 @@ def test_tokens_that_repeats_cannot_give_are_missing(caplog):
     assert set(copies[frame["topic"].notna()]) == {3} and set(copies[frame["topic"].isna()]) == {0}
 
 
-def test_copies_are_as_many_as_expected():
-    frame = corpus(60_000)
-    mix = plan(frame, tokens=3_000_000)
-    frame["copies"] = MixCopies(mix, id_field="id")(frame)["copies"]
-    codes = [json.dumps([None if pd.isna(topic) else topic, bucket])
+def assert_expected(mix, frame):
+    """Each row has its cell's whole epochs, and as many rows one more as a coin would give."""
+    codes = [json.dumps([None if pd.isna(topic) else topic, int(bucket)])
              for topic, bucket in zip(frame["topic"], frame["bucket"], strict=True)]  # fmt: skip
     for cell, rows in frame.groupby(codes):
         epochs, copies = mix.cells[cell].epochs, rows["copies"]
@@ -96,6 +94,13 @@ def test_copies_are_as_many_as_expected():
         assert copies.between(whole, whole + 1).all()
         low, high = binom.interval(0.9999, len(rows), epochs - whole)
         assert low <= (copies - whole).sum() <= high
+
+
+def test_copies_are_as_many_as_expected():
+    frame = corpus(60_000)
+    mix = plan(frame, tokens=3_000_000)
+    frame["copies"] = MixCopies(mix, id_field="id")(frame)["copies"]
+    assert_expected(mix, frame)
     total = (frame["tokens"] * frame["copies"]).sum()
     assert total == pytest.approx(3_000_000, rel=0.01)
 
@@ -134,7 +139,35 @@ def test_neither_partitions_nor_order_change_anything(ids):
     )
 
 
-@pytest.mark.parametrize("npartitions", [None, 1, 7])
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
+    frame = corpus(9_000).drop(columns="id").assign(text="text")
+    (tmp_path / "crawl").mkdir()
+    for number in range(3):
+        part, path = frame[number::3], tmp_path / f"crawl/{number}.{suffix}"
+        if suffix == "parquet":
+            part.to_parquet(path, index=False, row_group_size=500)
+        else:
+            part.to_json(path, orient="records", lines=True)
+    crawl, mix = str(tmp_path / "crawl"), plan(frame, tokens=520_000)
+
+    def copies(seed=0, **reading):
+        notes = tmp_path / f"notes-{seed}-{len(reading)}"
+        stages = [FileReader(crawl, **reading), MixCopies(replace(mix, seed=seed))]
+        Pipeline([*stages, AnnotationWriter(str(notes))]).run(report=lambda *_: None)
+        written = pd.concat(map(pd.read_parquet, notes.rglob("part-*.parquet")))
+        assert [*written] == ["_file", "_place", "_left_out", "copies"]
+        return read_files(crawl, annotations=str(notes)).compute()
+
+    found = copies()
+    assert found["copies"].tolist() == copies(part_bytes=5_000)["copies"].tolist()
+    assert found["copies"].tolist() != copies(seed=1)["copies"].tolist()
+    assert_expected(mix, found)
+    with pytest.raises(ValueError, match="name a column of ids"):
+        MixCopies(mix)(frame)
+
+
+@pytest.mark.parametrize("npartitions", [None, 1, 7, 100])
 def test_rows_are_repeated(npartitions):
     frame = corpus(100).assign(copies=pd.array([0, 1, 2, 3, None] * 20, "Int64"))
     dataset = frame if npartitions is None else dd.from_pandas(frame, npartitions=npartitions)
@@ -184,7 +217,7 @@ def test_a_mix_is_saved_and_its_copies_need_ids(tmp_path):
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(ValueError, match="another digest"):
         Mix.load(path)
-    with pytest.raises(ValueError, match="has null"):
+    with pytest.raises(ValueError, match="rows without an id"):
         mapper(frame.assign(id=None).astype({"id": "str"}))
     with pytest.raises(ValueError, match="no column 'id'"):
         mapper(frame.drop(columns="id"))
@@ -231,6 +264,10 @@ def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch)
     assert done.exit_code == 0, done.output
     found = read_files("out").compute()
     assert found["id"].tolist() == frame["id"].repeat(expected).tolist()
+    done = run("mix", "crawl", "by-place", *options[:-4], "--workers", 1)  # without ids
+    assert done.exit_code == 0, done.output
+    by_place = read_files("crawl", annotations="by-place").compute()["copies"]
+    assert by_place.tolist() != [*expected] and abs(by_place.sum() - expected.sum()) < 100
     for wrong, message in ((["--weights", "no.yaml"], "no.yaml"), (["--by", "topik"], "topi")):
         done = run("mix", "crawl", "more", *options, *wrong)
         assert done.exit_code == 2 and message in done.output
