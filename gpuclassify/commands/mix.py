@@ -18,7 +18,6 @@ from gpuclassify.commands.options import (
     split_paths,
 )
 from gpuclassify.commands.settings import JobSettings
-from gpuclassify.settings.paths import is_directory
 
 ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
@@ -71,6 +70,7 @@ def mix(
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
+    from gpuclassify.hub.saving import replace_file
     from gpuclassify.jobs.input.sources import as_source
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.scores.mix import Mix
@@ -78,8 +78,6 @@ def mix(
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Counting tokens"):
-        if page and not is_directory(Path(page).absolute().parent):
-            raise FileNotFoundError(f"{page}: make its directory first")
         values = {**settings_from_options(options), **split_paths(paths, options)}
         settings = JobSettings(**values, annotate=True)
         planned = {name: options[name] for name in PLAN if options[name] not in (None, ())}
@@ -89,8 +87,8 @@ def mix(
         copies = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
         stage = MixCopies(found, **copies)
         reader = settings.reader([*found.by, *filter(None, [stage.id_field])])
-    if page:
-        Path(page).write_text(found.html(), encoding="utf-8")
+        if page:
+            replace_file(Path(page), found.html().encode())
     if not options["as_json"]:
         open_console().print(str(found), highlight=False, markup=False, soft_wrap=True)
     if not is_plan:
