@@ -98,7 +98,9 @@ def reliability(kind: str, rows: Labelled) -> list[list[float]]:
                 float(np.average(values[places], weights=some))
                 for values in (predicted, rows.is_positive)
             )
-            trials = effective_rows(some.sum(), np.square(some).sum())
+            squares = np.square(some)
+            of_part = squares[rows.is_positive[places]].sum()
+            trials = effective_rows(share, some.sum(), squares.sum(), of_part)
             ends = wilson_interval(share, trials)
             bins.append([mean, share, *map(float, ends), len(places)])
     return bins

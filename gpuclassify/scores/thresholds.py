@@ -390,10 +390,6 @@ class _Sums(NamedTuple):
         some = weights if chosen is None else np.where(chosen, weights, 0.0)
         return cls(np.cumsum(some)[last], np.cumsum(some**2)[last])
 
-    def rows(self, at: Any) -> Any:
-        """Return how many rows without weights would tell as much."""
-        return effective_rows(self.weights[at], self.squares[at])
-
 
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
@@ -411,7 +407,11 @@ def _fit_group(
         """Return a share of rows, from some scores on, and of how many rows it is one."""
         part = kept if name == "keep_share" else right
         whole, at = (kept, places) if name == "precision" else (part, -1)
-        return part.weights[places] / whole.weights[at], whole.rows(at)
+        known = part.weights[places] / whole.weights[at]
+        if rows.weights is None:
+            return known, whole.weights[at]
+        squares = whole.squares[at], part.squares[places]
+        return known, effective_rows(known, whole.weights[at], *squares)
 
     # Whether share, careful end and other end reach the value, from each score on.
     reached = np.zeros((3, len(last)), dtype=bool)

@@ -2,9 +2,11 @@
 
 import json
 import pickle
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -13,7 +15,16 @@ from click.testing import CliRunner
 from dask.base import tokenize
 from scipy.stats import binom
 
-from gpuclassify import AnnotationWriter, Mix, MixCopies, Pipeline, RepeatRows, read_files
+from gpuclassify import (
+    AnnotationWriter,
+    Mix,
+    MixCopies,
+    Pipeline,
+    RepeatRows,
+    Thresholds,
+    read_files,
+    sample,
+)
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.readers import FileReader
 
@@ -69,6 +80,27 @@ def test_without_weights_all_cells_are_repeated_alike():
     frame = corpus()
     mix = plan(frame, tokens=2.5 * frame["tokens"].sum(), weights=None)
     assert {each.epochs for each in mix.cells.values()} == {2.5}
+
+
+@pytest.mark.parametrize("topic", ["News", None])
+def test_one_cell_is_repeated_as_often_as_asked(topic):
+    frame = corpus().assign(topic=topic)
+    mix = Mix.plan(frame, by="topic", tokens=2 * int(frame["tokens"].sum()))
+    assert {cell: each.epochs for cell, each in mix.cells.items()} == {json.dumps([topic]): 2.0}
+    assert set(MixCopies(mix, id_field="id")(frame)["copies"]) == {2}
+
+
+def test_the_picture_shows_what_is_asked_against_what_there_is():
+    """As characters, of which the longest bar has 24, and in hundredths of the page's width."""
+    frame = pd.DataFrame({"topic": ["a", "b\x1b", "c"], "tokens": [100, 50, 0]})
+    weights = [{"topic": "a", "weight": 1}, {"topic": "b\x1b", "weight": 3}]
+    mix = Mix.plan(frame, by="topic", tokens=100, weights=weights)
+    lines = [line.split("  ")[-1].strip() for line in str(mix).splitlines()[1:4]]
+    assert lines == ["█" * 6 + "░" * 18, "█" * 18, "–"]
+    assert "\x1b" not in str(mix) and "b\\x1b" in str(mix)
+    page = mix.html()
+    for width in ("100.0%", "25.0%", "50.0%", "75.0%"):
+        assert f"width: {width}" in page
 
 
 def test_tokens_that_repeats_cannot_give_are_missing(caplog):
@@ -139,6 +171,27 @@ def test_neither_partitions_nor_order_change_anything(ids):
     )
 
 
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
+        (plan, 1),
+        (lambda ddf: Thresholds.fit(ddf, score="tokens", label="bucket", recall=0.8), 1),
+        (lambda ddf: sample(ddf, 1, by="topic", id_field="id"), 2),  # 2: those that have drawn rows
+    ],
+)
+def test_each_partition_is_read_once(read, most):
+    reads = Counter()
+
+    def part(number):
+        reads[number] += 1
+        return corpus(900, seed=number).assign(id=np.arange(900) + 900 * number)
+
+    parts = dd.from_map(part, range(5), meta=corpus(1).assign(id=0).iloc[:0])
+    with dask.config.set(scheduler="sync"):
+        read(parts)
+    assert set(reads) == set(range(5)) and max(reads.values()) == most
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
     frame = corpus(9_000).drop(columns="id").assign(text="text")
@@ -199,6 +252,8 @@ def test_rows_are_repeated(npartitions):
         ({"tokens": 0.5}, {}, "weights are whole"),
         ({"tokens": -5}, {}, "0 or more"),
         ({"tokens": 0}, {}, "6,000 rows have no token in 'tokens'"),
+        ({"tokens": pd.array([None] * 6_000, "Int64")}, {}, "6,000 rows have no token"),
+        ({"topic": None}, {}, "no row is of it; cells are null, 0, null, 1"),
         ({}, {"by": "id", "weights": None}, "more than 1,000 groups"),
     ],
 )  # fmt: skip
