@@ -12,6 +12,7 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.jobs.input.sample import random_keys
+from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.scores.mix import Mix
@@ -89,11 +90,8 @@ class MixCopies(RowWiseMap):
             )
         for name in self.read_fields:
             ScoreColumns((), by=name).check(frame.iloc[:0])
-        if self.copies_field in frame.columns and not self.overwrite:
-            raise ValueError(
-                f"the dataset already has {self.copies_field!r}: choose another copies_field, or "
-                "pass overwrite=True to replace it"
-            )
+        columns = [*map(str, frame.columns)]
+        check_are_new([self.copies_field], columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame with the new column."""

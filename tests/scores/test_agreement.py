@@ -193,7 +193,7 @@ def test_one_group_has_the_figures_of_all(kind):
 @pytest.mark.parametrize("kind", [*COLUMNS, "weighted"])
 def test_intervals_cover_as_often_as_they_claim(kind, monkeypatch):
     """Of 1,500 samples of 200 rows, whose shares of hits have a standard error of 0.006."""
-    monkeypatch.setattr("gpuclassify.training.evaluation._RESAMPLES", 500)
+    monkeypatch.setattr("gpuclassify.training.evaluation._RESAMPLES", 250)
 
     def make(rng, rows):
         if kind in ("scores", "grades"):

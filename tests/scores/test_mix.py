@@ -276,8 +276,10 @@ def test_a_mix_is_saved_and_its_copies_need_ids(tmp_path):
         mapper(frame.assign(id=None).astype({"id": "str"}))
     with pytest.raises(ValueError, match="no column 'id'"):
         mapper(frame.drop(columns="id"))
-    with pytest.raises(ValueError, match="already has 'copies'"):
+    with pytest.raises(ValueError, match=r"already has \['copies'\]"):
         mapper(mapper(frame))
+    with pytest.raises(ValueError, match="'id' is a column that is read"):
+        MixCopies(mix, id_field="id", copies_field="id", overwrite=True)(frame)
     copies = mapper(frame.assign(topic="Sport"))["copies"]
     assert set(copies) == {0}  # of a cell that the mix does not know
 
