@@ -70,7 +70,7 @@ BUDGETS = {
     "jobs": 9100,
     "dedup": 3400,
     "decontamination": 1800,
-    "scores": 3400,
+    "scores": 3300,
     "training": 2300,
     "cluster": 2300,
     "commands": 4400,
