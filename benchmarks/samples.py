@@ -1,4 +1,4 @@
-"""How long does a sample of strata take over many annotated rows, and how much memory?
+"""How long do a sample of strata and a mixture take of many annotated rows, and how much memory?
 
 ``python -m benchmarks.samples --help`` lists the options; README.md says what is measured.
 """
@@ -16,7 +16,15 @@ import pyarrow.parquet as pq
 
 from benchmarks.annotations import QUIET, in_process, timed
 from benchmarks.harness import begin, finish, new_parser, parse
-from gpuclassify import AnnotationWriter, ParquetReader, Pipeline, sample
+from gpuclassify import (
+    AnnotationWriter,
+    Mix,
+    MixCopies,
+    ParquetReader,
+    Pipeline,
+    read_files,
+    sample,
+)
 
 QUESTION = "samples"
 FILES, ROWS_OF_A_GROUP, DRAWN = 40, 50_000, 200
@@ -24,6 +32,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "14 strata": {"by": ["label", "source"]},
     "2 strata, near a score": {"by": "label", "near": "score", "score": 0.9},
 }
+MIX: dict[str, Any] = {
+    "by": ["label", "source"],
+    "weights": [{"label": "High", "weight": 1}, {"label": "Low", "weight": 3}],
+}
+TOKENS = 750  # of the mixture for each row, which has 500 on average
 
 
 def main(arguments: Sequence[str] | None = None) -> Path:
@@ -38,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             name: [in_process(draw, folder, settings) for _ in range(options.repeats)]
             for name, settings in WAYS.items()
         }
-    return finish(QUESTION, head | {"ways": ways}, options, table)
+        mixes = [in_process(mix, folder, options.rows * TOKENS) for _ in range(options.repeats)]
+    return finish(QUESTION, head | {"ways": ways, "mixes": mixes}, options, table)
 
 
 def write(root: Path, rows: int) -> None:
@@ -53,11 +67,11 @@ def write(root: Path, rows: int) -> None:
 
 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add a score, a label and a source that follow from the id."""
+    """Add a score, a label, a source and tokens that follow from the id."""
     ids = frame["id"].to_numpy(dtype=np.int64)
     scores = (ids * 2_654_435_761 % 2**32 / 2**32).astype(np.float32)
     labels = pd.Series(np.where(scores < 0.9, "Low", "High"), dtype="str")
-    return frame.assign(score=scores, label=labels.array, source=ids % 7)
+    return frame.assign(score=scores, label=labels.array, source=ids % 7, tokens=ids % 1000 + 1)
 
 
 def draw(folder: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -65,16 +79,45 @@ def draw(folder: str, settings: dict[str, Any]) -> dict[str, Any]:
     reader = ParquetReader(f"{folder}/crawl", annotations=f"{folder}/notes")
     frames: list[pd.DataFrame] = []
     seconds = timed(lambda: frames.append(sample(reader, DRAWN, **settings)))
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"rows": len(frames[0]), "seconds": seconds, "peak_bytes": peak_bytes}
+    return {"rows": len(frames[0]), "seconds": seconds, "peak_bytes": peak_bytes()}
+
+
+def mix(folder: str, tokens: int) -> dict[str, Any]:
+    """Plan a mixture in this process, and write the copies of each row by its place."""
+    paths, notes = f"{folder}/crawl", f"{folder}/notes"
+    found: list[Mix] = []
+
+    def plan() -> None:
+        found.append(Mix.plan(read_files(paths, annotations=notes), tokens=tokens, **MIX))
+
+    def write_copies() -> None:
+        writer = AnnotationWriter(tempfile.mkdtemp(dir=folder))
+        stages = [ParquetReader(paths, annotations=notes), MixCopies(found[0]), writer]
+        Pipeline(stages).run(**QUIET)
+
+    seconds = {"plan": timed(plan), "copies": timed(write_copies)}
+    cells = found[0].cells.values()
+    rows = sum(each.rows for each in cells)
+    return {"rows": rows, "cells": len(cells), "seconds": seconds, "peak_bytes": peak_bytes()}
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as a short table for people to read."""
+    shown = {
+        name: (runs, [run["seconds"] for run in runs]) for name, runs in result["ways"].items()
+    }
+    mixes = result["mixes"]
+    for step in ("plan", "copies"):
+        shown[f"{step} of a mixture"] = mixes, [run["seconds"][step] for run in mixes]
     return "\n".join(
-        f"{name:24} {runs[0]['rows']:6,} rows in {np.median([r['seconds'] for r in runs]):6.1f} s, "
-        f"{max(r['peak_bytes'] for r in runs) / 2**20:5.0f} MiB"
-        for name, runs in result["ways"].items()
+        f"{name:24} {runs[0]['rows']:10,} rows in {np.median(seconds):6.1f} s, "
+        f"{max(run['peak_bytes'] for run in runs) / 2**20:5.0f} MiB"
+        for name, (runs, seconds) in shown.items()
     )
 
 

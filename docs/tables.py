@@ -395,13 +395,19 @@ def annotations() -> str:
 
 
 def choices() -> str:
-    """Return a table of drawing rows and of finding thresholds, over many rows."""
+    """Return a table of drawing rows, of mixtures and of finding thresholds, over many rows."""
     rows = []
     for path, result in _results("samples"):
         for name, rounds in result["ways"].items():
             seconds = statistics.median(each["seconds"] for each in rounds)
             memory = max(each["peak_bytes"] for each in rounds)
             what = f"`sample` of {result['settings']['rows']:,} rows, {name}"
+            rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
+        mixes = result.get("mixes", [])  # which the first results have not
+        for step, name in {"plan": "Mix.plan", "copies": "MixCopies"}.items() if mixes else ():
+            seconds = statistics.median(each["seconds"][step] for each in mixes)
+            memory = max(each["peak_bytes"] for each in mixes)
+            what = f"`{name}` of {mixes[0]['rows']:,} rows, {mixes[0]['cells']} cells"
             rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
     for path, result in _results("thresholds"):
         for name, variant in result["variants"].items():

@@ -70,12 +70,12 @@ BUDGETS = {
     "jobs": 9100,
     "dedup": 3400,
     "decontamination": 1800,
-    "scores": 3500,
-    "training": 2200,
+    "scores": 3300,
+    "training": 2300,
     "cluster": 2300,
     "commands": 4400,
     "curator": 1000,
-    "pages": 100,
+    "pages": 200,
 }
 # The lines that matter, in the order in which a partition crosses them.
 MATTERS = (

@@ -11,13 +11,18 @@ import pytest
 
 from gpuclassify import (
     AegisClassifier,
+    ApplyThresholds,
     Decontaminate,
     DistributedDataClassifier,
     Embedder,
     HeadClassifier,
     InstructionDataGuardClassifier,
+    Mix,
+    MixCopies,
     PromptClassifier,
+    RepeatRows,
     Route,
+    Thresholds,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.mapping.chain import Chain
@@ -31,6 +36,8 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUESTIONS = [name for name, kind in FAMILIES.items() if issubclass(kind, PromptClassifier)]
 OTHERS = ("checkpoint", "aegis", "instruction-data-guard", *QUESTIONS)
 PUBLISHED = [name for name in FAMILIES if name not in OTHERS]
+# Those that read no text, with how many columns they add: of a row without text these are not null.
+TEXTLESS = {"thresholds": 2, "copies": 1, "repeats": 0}
 MAPPERS = [
     *PUBLISHED,
     "prompt",
@@ -44,12 +51,14 @@ MAPPERS = [
     "decontaminate",
     "chain",
     "route",
+    *TEXTLESS,
 ]
 TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
 INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
     {"id": range(20), "text": pd.Series(TEXTS, dtype="str"), "weight": np.linspace(0, 1, 20)}
 ).set_axis(INDEX)
+FRAME["once"] = 1  # of copies, so that rows that are repeated are those that there are
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +121,8 @@ def mapper_of(
                 cut=True,
                 index_dir=indexes,
             )
+        if name in TEXTLESS:
+            return textless(name, options.get("max_chars"))
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
@@ -168,6 +179,19 @@ def mapper_of(
     return make
 
 
+def textless(name, changed):
+    """A mapper that reads no text, with another setting if one is changed."""
+    if name == "thresholds":
+        labelled = FRAME.assign(good=FRAME["id"] % 3 > 0)
+        options = {"score": "weight", "label": "good", "min_labels": 1, "calibration": "sigmoid"}
+        found = Thresholds.fit(labelled, recall=0.5 if changed else 0.8, **options)
+        return ApplyThresholds(found, keep_field="keep", probability_field="p")
+    if name == "copies":  # cells are texts, null too
+        mix = Mix.plan(FRAME, by="text", tokens=300, token_field="id", seed=1 if changed else 0)
+        return MixCopies(mix, id_field="id")
+    return RepeatRows("id" if changed else "once")
+
+
 def is_list_of_floats(value):
     """By the value, because lists of cudf come to pandas as objects."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], float)
@@ -218,8 +242,8 @@ def test_rows_are_the_users_and_meta_is_the_truth(mapper_of, frames, name):
     assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
     assert lazy.npartitions == 4
     new = [column for column in found.columns if column not in FRAME.columns]
-    assert len(new) >= 3
-    assert found.loc[26, new].isna().all()
+    assert len(new) == TEXTLESS[name] if name in TEXTLESS else len(new) >= 3
+    assert name in TEXTLESS or found.loc[26, new].isna().all()
     assert_same_values(found, frames.to_pandas(whole))
     if frames.name == "pandas":
         assert found.dtypes.to_dict() == lazy._meta.dtypes.to_dict()
@@ -277,7 +301,8 @@ def test_the_columns_survive_parquet(mapper_of, name, tmp_path):
 
 
 # Spans are places in a column, and no other text has them; a benchmark's items have none either.
-TEMPLATED = [n for n in MAPPERS if n not in ("chain", "spans", "patterns", "decontaminate")]
+UNTEMPLATED = {"chain", "spans", "patterns", "decontaminate", *TEXTLESS}
+TEMPLATED = [name for name in MAPPERS if name not in UNTEMPLATED]
 
 
 @pytest.mark.parametrize("name", TEMPLATED)

@@ -18,8 +18,8 @@ from gpuclassify.commands.options import (
     split_paths,
 )
 from gpuclassify.commands.settings import JobSettings
-from gpuclassify.settings.paths import is_directory
 
+ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
 
 
@@ -33,8 +33,7 @@ def _options() -> list[click.Option]:
     }
     return [
         *options_of(Mix.plan, "Options", *PLAN, **attributes),
-        *options_of(MixCopies, "Options", "id_field", has_defaults=True),
-        *options_of(MixCopies, "Options", "copies_field"),
+        *options_of(MixCopies, "Options", "id_field", "copies_field", id_field={"help": ID}),
         *file_options(),
     ]
 
@@ -66,11 +65,12 @@ def mix(
 
     \b
     gpuclassify mix 'crawl/*.parquet' notes/mix --annotations notes/topic \\
-        --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml --id-field id
+        --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
+    from gpuclassify.hub.saving import replace_file
     from gpuclassify.jobs.input.sources import as_source
     from gpuclassify.jobs.pipeline import Pipeline
     from gpuclassify.scores.mix import Mix
@@ -78,8 +78,6 @@ def mix(
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Counting tokens"):
-        if page and not is_directory(Path(page).absolute().parent):
-            raise FileNotFoundError(f"{page}: make its directory first")
         values = {**settings_from_options(options), **split_paths(paths, options)}
         settings = JobSettings(**values, annotate=True)
         planned = {name: options[name] for name in PLAN if options[name] not in (None, ())}
@@ -88,9 +86,9 @@ def mix(
         found = Mix.plan(rows, **planned, weights=_entries(weights) if weights else None)
         copies = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
         stage = MixCopies(found, **copies)
-        reader = settings.reader([*stage.read_fields])
-    if page:
-        Path(page).write_text(found.html(), encoding="utf-8")
+        reader = settings.reader([*found.by, *filter(None, [stage.id_field])])
+        if page:
+            replace_file(Path(page), found.html().encode())
     if not options["as_json"]:
         open_console().print(str(found), highlight=False, markup=False, soft_wrap=True)
     if not is_plan:

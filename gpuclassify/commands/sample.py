@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
-from gpuclassify.commands.options import GroupedOption, JobCommand, options_of, split_paths
+from gpuclassify.commands.options import JobCommand, options_of, setting_options, split_paths
+from gpuclassify.commands.settings import FILES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = (".jsonl", ".json")  # lines, or one array
-ANNOTATIONS = (
-    "Directory of annotations of the files, whose columns stand beside theirs; repeatable."
-)
 
 
-def _annotations() -> GroupedOption:
-    return GroupedOption(
-        ["--annotations"], group="Options", multiple=True, metavar="DIRECTORY", help=ANNOTATIONS
-    )
+def _annotations() -> list[click.Option]:
+    return [option for option in setting_options(FILES) if option.name == "annotations"]
 
 
 def _sample_options() -> list[click.Option]:
@@ -42,7 +38,7 @@ def _sample_options() -> list[click.Option]:
         },
     }
     names = ("n", "by", "width", "id_field", "weight_field", "seed")
-    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), _annotations()]
+    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), *_annotations()]
 
 
 @click.command(cls=JobCommand, options=_sample_options)
@@ -55,7 +51,7 @@ def _sample_options() -> list[click.Option]:
 @click.option("--overwrite", is_flag=True, help="Replace the file OUTPUT.")
 def sample(
     paths: tuple[str, ...],
-    annotations: tuple[str, ...],
+    annotations: list[str] | None,
     near: str | None,
     overwrite: bool,
     **options: Any,
@@ -87,7 +83,7 @@ def sample(
             raise FileExistsError(f"{path} is there already: name another file, or --overwrite it")
         column, score = _near(near)
         options["by"] = options["by"] or None
-        reader = FileReader(files["input"], annotations=annotations)
+        reader = FileReader(files["input"], annotations=annotations or ())
         frame = draw(reader, near=column, score=score, **options)
         _write(frame, path)
     weight = frame[options["weight_field"]].sum()
@@ -132,7 +128,7 @@ def _agreement_options() -> list[click.Option]:
     names = ("between", "by", "weight", "text_field")
     return [
         *options_of(compare, "Options", *names, has_defaults=True, **columns),
-        _annotations(),
+        *_annotations(),
     ]
 
 
@@ -142,7 +138,7 @@ def _agreement_options() -> list[click.Option]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def agreement(
     inputs: tuple[str, ...],
-    annotations: tuple[str, ...],
+    annotations: list[str] | None,
     page: str | None,
     as_json: bool,
     **options: Any,
@@ -163,7 +159,7 @@ def agreement(
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):
-        result = compare(read_files(inputs, annotations=annotations), **options)
+        result = compare(read_files(inputs, annotations=annotations or ()), **options)
         if page:
             result.save(page)
     if as_json:

@@ -11,7 +11,6 @@ import click
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import JobCommand, options_of, setting_options
 from gpuclassify.commands.settings import FILES
-from gpuclassify.settings.paths import is_directory
 
 COLUMNS, READ = ("score", "label", "by", "weight"), ("annotations", "annotations_complete")
 TARGETS = ("precision", "recall", "keep_share")
@@ -57,14 +56,12 @@ def thresholds(
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
+    from gpuclassify.hub.saving import replace_file
     from gpuclassify.jobs.input.readers import read_files
     from gpuclassify.scores.thresholds import Thresholds
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Reading labels"):
-        for path in filter(None, (output, page)):
-            if not is_directory(Path(path).absolute().parent):
-                raise FileNotFoundError(f"{path}: make its directory first")
         settings = {name: options[name] for name in (*COLUMNS, *TARGETS, *OTHERS)}
         settings["positive"] = [*map(_value, options["positive"])] or None
         settings = {name: value for name, value in settings.items() if value is not None}
@@ -72,9 +69,9 @@ def thresholds(
         notes: dict[str, Any] = {name: options[name] for name in READ if options[name] is not None}
         labelled = read_files(inputs, fields=sorted(columns), **notes)
         found = Thresholds.fit(labelled, **settings)
-    found.save(output)
-    if page:
-        Path(page).write_text(found.html(), encoding="utf-8")
+        found.save(output)
+        if page:
+            replace_file(Path(page), found.html().encode())
     if as_json:
         click.echo(found.as_json())
         return

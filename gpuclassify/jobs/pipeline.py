@@ -109,7 +109,8 @@ class Pipeline(JobDeclaration[JobSummary]):
         middle = self.stages[1:-1]
         if writer.annotates:
             middle = with_decisions(as_chain(middle).mappers)
-        source = as_source(reader, self.on_error, as_chain(middle).read_fields)
+        needed = as_chain(middle).read_fields
+        source = as_source(reader, self.on_error, needed, lends_places=writer.annotates)
         chain = self._chain(source, middle)
         chain.prepare()
         code = f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}"

@@ -177,7 +177,9 @@ def run_part(
         rows = next((counts["read"] for counts in first.values()), len(table))
         places = None
         if spec.annotations is not None:
-            places, table = table.select([FILE, PLACE]), table.drop_columns([FILE, PLACE])
+            places = table.select([FILE, PLACE])
+            lent = {*spec.chain.read_fields}
+            table = table.drop_columns([name for name in (FILE, PLACE) if name not in lent])
         frame = to_frame(table, spec.part_backend)
         counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
         read_seconds = time.perf_counter() - started

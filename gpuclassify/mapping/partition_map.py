@@ -198,6 +198,12 @@ def map_partition(
 class RowWiseMap(PartitionMap):
     """Base of mappers whose columns follow from each row alone; it drops no row."""
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.read_fields))
+
     @property
     def is_row_wise(self) -> bool:
         """Whether each row gets the same whatever is beside it: always."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,14 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
         LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(wrap.fill(visible(f"{name:<{NAME_WIDTH}} {text}")) for name, text in rows)
+
+
+def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of equally many cells as lines, in which cells are below each other."""
+    cells = [[visible(cell, "") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    pairs = (zip(row, widths, strict=True) for row in cells)
+    return ["  ".join(f"{cell:<{width}}" for cell, width in row).rstrip() for row in pairs]
 
 
 def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -15,7 +15,7 @@ import pandas as pd
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.partition_map import is_dask_frame
-from gpuclassify.pages import html_table, page_template, visible
+from gpuclassify.pages import html_table, page_template, text_columns, visible
 from gpuclassify.scores.quantiles import ALL, ScoreColumns
 from gpuclassify.settings.checks import label_tuple, with_plain_values
 from gpuclassify.training.evaluation import Figures, intervals, require_libraries
@@ -64,13 +64,9 @@ class Agreement:
 
     def __str__(self) -> str:
         head = ("", "between", "rows", "value", "95% interval")
-        lines = [head, *self.lines()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        cells = ([f"{c:<{w}}" for c, w in zip(line, widths, strict=True)] for line in lines)
-        shown = ["  ".join(line).rstrip() for line in cells]
         least = "at least " * (len(self.differing) == MOST_DIFFERING)
         count = f"{least}{len(self.differing):,} of {self.rows:,} rows differ"
-        return "\n".join([*shown, count])
+        return "\n".join([*text_columns([head, *self.lines()]), count])
 
     def _repr_html_(self) -> str:
         rows = ((f"{name}: {of}", f"{value} {low}") for name, of, _, value, low in self.lines())

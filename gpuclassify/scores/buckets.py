@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of
+from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.scores.quantiles import (
     Compute,
@@ -247,12 +248,8 @@ class ScoreBuckets(RowWiseMap):
     def check(self, frame: Frame) -> None:
         """Raise unless the columns of scores exist, and the new columns do not."""
         self.columns.check(frame)
-        taken = [name for name in self.schema().names if name in frame.columns]
-        if taken and not self.overwrite:
-            raise ValueError(
-                f"the dataset already has {taken}: choose another bucket_field, rename them, or "
-                "pass overwrite=True to replace them"
-            )
+        names, columns = self.schema().names, [*map(str, frame.columns)]
+        check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame with the buckets' columns."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpuclassify.scores.intervals import effective_rows, wilson_interval
+from gpuclassify.training.intervals import effective_rows, wilson_interval
 
 Calibration = Literal["isotonic", "sigmoid"]
 FOLDS, BINS = 5, 10  # of the rows by which a reliability is judged, and in its picture
@@ -98,7 +98,9 @@ def reliability(kind: str, rows: Labelled) -> list[list[float]]:
                 float(np.average(values[places], weights=some))
                 for values in (predicted, rows.is_positive)
             )
-            trials = effective_rows(some.sum(), np.square(some).sum())
+            squares = np.square(some)
+            of_part = squares[rows.is_positive[places]].sum()
+            trials = effective_rows(share, some.sum(), squares.sum(), of_part)
             ends = wilson_interval(share, trials)
             bins.append([mean, share, *map(float, ends), len(places)])
     return bins

@@ -13,8 +13,14 @@ import numpy as np
 
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.jobs.execution import as_dask
-from gpuclassify.pages import short_number
-from gpuclassify.scores.quantiles import ScoreColumns, group_key, refuse_many, require_columns
+from gpuclassify.pages import short_number, text_columns
+from gpuclassify.scores.quantiles import (
+    ScoreColumns,
+    cells_of,
+    group_key,
+    refuse_many,
+    require_columns,
+)
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
 
@@ -191,31 +197,11 @@ class Mix(Saved):
         )
 
     def __repr__(self) -> str:
-        lines = self.table()
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         bars = ["there ░, asked █"]
         bars += ["█" * round(_BAR * new) + "░" * max(0, round(_BAR * old) - round(_BAR * new))
                  for _, old, new in self.pictures()]  # fmt: skip
-        shown = (
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
-            + f"  {bar}".rstrip()
-            for line, bar in zip(lines, bars, strict=True)
-        )
-        return "\n".join([*shown, *self.notes()])
-
-
-def cells_of(frame: Frame, by: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """Return the number of each row's cell, int64 (rows,), and the cells' names."""
-    columns = [ScoreColumns((), by=name).groups(frame) for name in by]
-    codes, places = np.unique(
-        np.stack([column for column, _ in columns], axis=1), axis=0, return_inverse=True
-    )
-    groups = [[json.loads(group) for group in groups] for _, groups in columns]
-    named = [
-        json.dumps([values[code] for values, code in zip(groups, row, strict=True)])
-        for row in codes
-    ]
-    return places.reshape(-1), named
+        lines = [(*line, bar) for line, bar in zip(self.table(), bars, strict=True)]
+        return "\n".join([*text_columns(lines), *self.notes()])
 
 
 def _counts(

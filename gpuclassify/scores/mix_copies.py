@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, backend_of, to_pandas
+from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.jobs.input.sample import random_keys
+from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.mapping.stage_counts import COUNT
-from gpuclassify.scores.mix import Mix, cells_of
-from gpuclassify.scores.quantiles import require_columns
+from gpuclassify.scores.mix import Mix
+from gpuclassify.scores.quantiles import ScoreColumns, cells_of, require_columns
+from gpuclassify.scores.sampling import id_keys, uniform
 from gpuclassify.settings.checks import check_flag, check_text
 
 
@@ -21,15 +25,15 @@ class MixCopies(RowWiseMap):
     """Mapper that adds how often each row is in a mixture: a whole number, 0 for never.
 
     A cell of 2.3 epochs has each of its rows twice, and three rows of ten a third time: those whose
-    hash of the id and the seed is low, whatever the partitions are. Rows of cells that the mix does
-    not know are left out.
+    hash of the seed and the id, or the file and the place there, is low, whatever the partitions
+    are. Rows of cells that the mix does not know are left out.
 
     Parameters
     ----------
     mix : Mix, str or Path
         As `Mix.plan` gave it, or the file that it was saved to.
-    id_field : str
-        Column of texts or whole numbers that tells rows apart.
+    id_field : str, optional
+        Column of ids. Default, where annotations are written: a row is known by its file and place.
     copies_field : str
         Column to write.
     overwrite : bool
@@ -44,11 +48,12 @@ class MixCopies(RowWiseMap):
         self,
         mix: Mix | str | Path,
         *,
-        id_field: str,
+        id_field: str | None = None,
         copies_field: str = "copies",
         overwrite: bool = False,
     ) -> None:
-        check_text("id_field", id_field, 'a column name such as "id"')
+        if id_field is not None:
+            check_text("id_field", id_field, 'a column name such as "id"')
         check_text("copies_field", copies_field, 'a column name such as "copies"')
         check_flag("overwrite", overwrite)
         self.mix = mix if isinstance(mix, Mix) else Mix.load(mix)
@@ -64,8 +69,9 @@ class MixCopies(RowWiseMap):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns of the cells, and of the id."""
-        return tuple(dict.fromkeys([*self.mix.by, self.id_field]))
+        """Columns of the cells, and those that rows are known by."""
+        known_by = (FILE, PLACE) if self.id_field is None else (self.id_field,)
+        return tuple(dict.fromkeys([*self.mix.by, *known_by]))
 
     def schema(self) -> pa.Schema:
         """Return the schema of the copies."""
@@ -77,14 +83,15 @@ class MixCopies(RowWiseMap):
 
     def check(self, frame: Frame) -> None:
         """Raise unless the columns of cells and ids exist, and the new column does not."""
-        require_columns(frame, self.read_fields)
-        cells_of(frame.iloc[:0], self.mix.by)
-        self._ids(frame.iloc[:0])
-        if self.copies_field in frame.columns and not self.overwrite:
+        if self.id_field is None and PLACE not in frame.columns:
             raise ValueError(
-                f"the dataset already has {self.copies_field!r}: choose another copies_field, or "
-                "pass overwrite=True to replace it"
+                "id_field=None: rows have places where annotations are written beside their files "
+                "(AnnotationWriter), and not here: name a column of ids"
             )
+        for name in self.read_fields:
+            ScoreColumns((), by=name).check(frame.iloc[:0])
+        columns = [*map(str, frame.columns)]
+        check_are_new([self.copies_field], columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame with the new column."""
@@ -95,25 +102,25 @@ class MixCopies(RowWiseMap):
         codes, cells = cells_of(frame, self.mix.by)
         known = self.mix.cells
         epochs = np.array([known[cell].epochs if cell in known else 0.0 for cell in cells])[codes]
-        keys = random_keys(f"mix {self.mix.seed}", self._ids(frame))
-        chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to 1, each as probable
         whole = np.floor(epochs)
-        copies = (whole + (chances < epochs - whole)).astype(np.int64)
+        is_once_more = uniform(self._keys(frame)) < epochs - whole
+        copies = whole.astype(np.int64) + is_once_more
         new = {self.copies_field: pa.array(copies)}
         return backend_of(frame).with_columns(frame, new, self.schema(), None)
 
-    def _ids(self, frame: Frame) -> np.ndarray:
-        """Return a whole number for each row's id, int64 (rows,)."""
-        column = frame[self.id_field]
-        if bool(column.isna().any()):
-            raise ValueError(f"id_field={self.id_field!r} has null: name a column of ids")
-        if column.dtype.kind in "iu":
-            return to_pandas(frame[[self.id_field]])[self.id_field].to_numpy(dtype=np.int64)
-        backend_of(frame).check_text_column(frame, self.id_field)
-        digests, _ = backend_of(frame).text_digests(frame, self.id_field)
-        return digests[:, 0]
+    def _keys(self, frame: Frame) -> np.ndarray:
+        """Return the random number of each row, uint64 (rows,)."""
+        seed = f"mix {self.mix.seed}"
+        if self.id_field is not None:
+            return id_keys(seed, frame, self.id_field)
+        known = to_pandas(frame[[FILE, PLACE]])
+        keys, places = np.zeros(len(known), np.uint64), known[PLACE].to_numpy(dtype=np.int64)
+        for file, rows in known.groupby(FILE).indices.items():
+            keys[rows] = random_keys(f"{seed} {file}", places[rows])
+        return keys
 
 
+@dataclass(frozen=True)
 class RepeatRows(PartitionMap):
     """Mapper that repeats each row as often as a column of whole numbers says; null is never.
 
@@ -127,12 +134,10 @@ class RepeatRows(PartitionMap):
     >>> RepeatRows("copies")(ddf)  # doctest: +SKIP
     """
 
-    def __init__(self, copies_field: str = "copies") -> None:
-        check_text("copies_field", copies_field, 'a column name such as "copies"')
-        self.copies_field = copies_field
+    copies_field: str = "copies"
 
-    def __repr__(self) -> str:
-        return f"RepeatRows({self.copies_field!r})"
+    def __post_init__(self) -> None:
+        check_text("copies_field", self.copies_field, 'a column name such as "copies"')
 
     @property
     def read_fields(self) -> tuple[str, ...]:

@@ -109,6 +109,17 @@ class ScoreColumns:
         return codes, [group_key(value) for value in values]
 
 
+def cells_of(frame: Frame, by: Iterable[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each row's cell, int64 (rows,), and each cell's values as JSON."""
+    codes, cells = np.zeros(len(frame), np.int64), [""]
+    for name in by:
+        more, groups = ScoreColumns((), by=name).groups(frame)
+        codes, known = pd.factorize(codes * len(groups) + more)
+        pairs = (divmod(number, len(groups)) for number in known.tolist())
+        cells = [f"{cells[first]}, {groups[last]}" for first, last in pairs]
+    return codes, [f"[{cell.removeprefix(', ')}]" for cell in cells]
+
+
 def require_columns(frame: Frame, names: Iterable[str]) -> None:
     """Raise ValueError unless the frame has each of the columns once."""
     columns = list(map(str, frame.columns))
@@ -285,12 +296,12 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     return _Pass(width, by_key).bounded(most_sums)
 
 
-def refuse_many(groups: Collection[str]) -> None:
-    """Raise ValueError for more groups than a column by which rows are grouped may have."""
-    if len(groups) > MOST_GROUPS:
+def refuse_many(groups: Collection[str], most: int = MOST_GROUPS) -> None:
+    """Raise ValueError for more groups than columns by which rows are grouped may make."""
+    if len(groups) > most:
         raise ValueError(
-            f"the column by= has more than {MOST_GROUPS:,} groups, such as {min(groups)}: name one "
-            "of few values, such as the language"
+            f"by= makes more than {most:,} groups, such as {min(groups)}: name columns of few "
+            "values, such as the language"
         )
 
 

@@ -10,7 +10,7 @@ M. Thorup, Journal of the ACM 54 (2007), 32.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ from gpuclassify.jobs.input.notes import PLACE, Notes
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sample import random_keys, rows_at
-from gpuclassify.scores.quantiles import ScoreColumns
+from gpuclassify.scores.quantiles import ScoreColumns, cells_of, refuse_many
 from gpuclassify.settings.checks import (
     check_count,
     check_number,
@@ -84,14 +84,7 @@ class Draw:
 
     def keys(self, frame: Frame) -> np.ndarray:
         """Return the random number of each row by its id, uint64 (rows,)."""
-        ids = to_pandas(frame[[self.id_field]])[self.id_field]
-        if ids.isna().any():
-            raise ValueError(f"the column {self.id_field!r} has rows without an id: fill it first")
-        if ids.dtype.kind in "iu":
-            numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
-        else:
-            numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
-        return random_keys(str(self.seed), numbers)
+        return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
         """Return how likely each row is beside others, float64 (rows,); NaN without a score."""
@@ -104,8 +97,8 @@ class Draw:
         self, frame: Frame, keys: np.ndarray, part: int, places: np.ndarray
     ) -> Candidates:
         """Return the rows of one partition that may be in the sample."""
-        codes, names = self._strata(frame)
-        self._refuse_many(names)
+        codes, names = cells_of(frame, self.by)
+        refuse_many(names, MOST_STRATA)
         order = uniform(keys) / self.sizes(frame)
         is_scored = np.isfinite(order)
         columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
@@ -117,7 +110,7 @@ class Draw:
     def join(self, parts: Sequence[Candidates]) -> Candidates:
         """Return the candidates of several partitions together."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
-        self._refuse_many(counts.index)
+        refuse_many(counts.index, MOST_STRATA)
         rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
@@ -135,25 +128,6 @@ class Draw:
             weights = (1 / (sizes * rows[STRATUM].map(ends))).fillna(1.0).clip(lower=1.0)
         rows = rows.assign(**{weight_field: weights.astype(np.float64)})
         return rows[rank < self.n].sort_values([PART, AT], ignore_index=True)
-
-    def _refuse_many(self, strata: Collection[str]) -> None:
-        if len(strata) > MOST_STRATA:
-            raise ValueError(
-                f"by={[*self.by]} make more than {MOST_STRATA:,} strata, such as "
-                f"{next(iter(strata))}: name columns of few values, such as the label"
-            )
-
-    def _strata(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
-        """Return each row's stratum number, int64 (rows,), and the strata as JSON."""
-        if not self.by or not len(frame):
-            return np.zeros(len(frame), np.int64), ["[]"]
-        columns = [ScoreColumns((), by=name).groups(frame) for name in self.by]
-        shape = [len(groups) for _, groups in columns]
-        flat = np.ravel_multi_index([codes for codes, _ in columns], shape)
-        known, numbers = np.unique(flat, return_inverse=True)
-        parts = zip(columns, np.unravel_index(known, shape), strict=True)
-        values = [[groups[code] for code in codes] for (_, groups), codes in parts]
-        return numbers, [f"[{', '.join(value)}]" for value in zip(*values, strict=True)]
 
 
 @with_plain_values
@@ -244,6 +218,18 @@ def sample(
     frame[weight_field] = chosen[weight_field].to_numpy()
     order = np.argsort(random_keys("order", chosen[KEY].to_numpy()), kind="stable")
     return frame.iloc[order].reset_index(drop=True)
+
+
+def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
+    """Return a random number for each row by its id, uint64 (rows,)."""
+    ids = to_pandas(frame[[id_field]])[id_field]
+    if ids.isna().any():
+        raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
+    if ids.dtype.kind in "iu":
+        numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
+    else:
+        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+    return random_keys(seed, numbers)
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:

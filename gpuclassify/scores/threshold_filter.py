@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, backend_of, to_pandas
+from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.select import RowChoice
 from gpuclassify.scores.calibration import calibrated
 from gpuclassify.scores.quantiles import ScoreColumns
@@ -124,12 +125,8 @@ class ApplyThresholds(RowChoice):
     def check(self, frame: Frame) -> None:
         """Raise unless the columns of score and groups exist, and the new columns do not."""
         self.columns.check(frame)
-        taken = [name for name in self.schema().names if name in frame.columns]
-        if taken and not self.overwrite:
-            raise ValueError(
-                f"the dataset already has {taken}: choose another keep_field or probability_field, "
-                "rename them, or pass overwrite=True to replace them"
-            )
+        names, columns = self.schema().names, [*map(str, frame.columns)]
+        check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame with the new columns."""

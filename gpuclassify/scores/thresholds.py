@@ -14,8 +14,8 @@ import numpy as np
 
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.jobs.execution import as_dask
+from gpuclassify.pages import text_columns
 from gpuclassify.scores.calibration import Calibration, Labelled, fit_calibration, reliability
-from gpuclassify.scores.intervals import effective_rows, wilson_interval
 from gpuclassify.scores.quantiles import ScoreColumns, refuse_many, require_columns
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
@@ -23,6 +23,7 @@ from gpuclassify.settings.checks import (
     check_values,
     with_plain_values,
 )
+from gpuclassify.training.intervals import effective_rows, wilson_interval
 
 logger = logging.getLogger(__name__)
 
@@ -288,13 +289,7 @@ class Thresholds(Saved):
         )
 
     def __repr__(self) -> str:
-        lines = self.table()
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = (
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-        return "\n".join([*shown, *self.notes()])
+        return "\n".join([*text_columns(self.table()), *self.notes()])
 
 
 @dataclass(frozen=True)
@@ -395,10 +390,6 @@ class _Sums(NamedTuple):
         some = weights if chosen is None else np.where(chosen, weights, 0.0)
         return cls(np.cumsum(some)[last], np.cumsum(some**2)[last])
 
-    def rows(self, at: Any) -> Any:
-        """Return how many rows without weights would tell as much."""
-        return effective_rows(self.weights[at], self.squares[at])
-
 
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
@@ -416,7 +407,11 @@ def _fit_group(
         """Return a share of rows, from some scores on, and of how many rows it is one."""
         part = kept if name == "keep_share" else right
         whole, at = (kept, places) if name == "precision" else (part, -1)
-        return part.weights[places] / whole.weights[at], whole.rows(at)
+        known = part.weights[places] / whole.weights[at]
+        if rows.weights is None:
+            return known, whole.weights[at]
+        squares = whole.squares[at], part.squares[places]
+        return known, effective_rows(known, whole.weights[at], *squares)
 
     # Whether share, careful end and other end reach the value, from each score on.
     reached = np.zeros((3, len(last)), dtype=bool)

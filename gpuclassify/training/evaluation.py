@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuclassify.pages import LINE_WIDTH, markdown
-from gpuclassify.scores.intervals import wilson_interval
+from gpuclassify.pages import LINE_WIDTH, markdown, text_columns
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.options import StrPath
+from gpuclassify.training.intervals import wilson_interval
 from gpuclassify.training.tasks import Task, grades_of
 
 if TYPE_CHECKING:
@@ -249,12 +249,7 @@ class Evaluation:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def __repr__(self) -> str:
-        lines = [("", *_COLUMNS), *self._figures()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        shown = text_columns([("", *_COLUMNS), *self._figures()])
         first, *notes = (fill(line, LINE_WIDTH) for line in (f"{self.evaluated}.", *self._notes()))
         return "\n".join([first, *shown, *notes])
 

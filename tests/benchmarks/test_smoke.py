@@ -106,9 +106,10 @@ def test_the_baseline_comes_first_and_gpuclassify_last(smoke_run):
     assert corpus["pipeline_padded_tokens"] > tokens == corpus["tokenizer"]["tokens"]
 
 
-def test_samples_have_their_strata(smoke_run):
-    ways = smoke_run("samples")[0]["ways"]
-    assert [{run["rows"] for run in runs} for runs in ways.values()] == [{2_200}, {400}]
+def test_samples_have_their_strata_and_mixtures_all_rows(smoke_run):
+    result = smoke_run("samples")[0]
+    assert [{run["rows"] for run in runs} for runs in result["ways"].values()] == [{2_200}, {400}]
+    assert {(run["rows"], run["cells"]) for run in result["mixes"]} == {(8_000, 14)}
 
 
 def test_planted_items_are_found_and_nothing_else(smoke_run):

@@ -98,7 +98,8 @@ def test_decisions_are_written_beside_the_input(crawl):
     ("arguments", "message"),
     [
         (["labelled.jsonl", "t.json", "--score", "score", "--label", "good"], "--precision"),
-        (["labelled.jsonl", "no/t.json", "--score", "score", "--label", "good"], "make its dir"),
+        (["labelled.jsonl", "labelled.jsonl/t.json", "--score", "score", "--label", "good",
+          "--recall", 0.5], "labelled.jsonl"),
         (["labelled.jsonl", "t.json", "--score", "scor", "--label", "good", "--recall", 0.5],
          "Did you mean 'score'"),
         (["nothing.jsonl", "t.json", "--score", "score", "--label", "good", "--recall", 0.5],

@@ -185,6 +185,40 @@ def has_trained_head(folder):
     assert (result["h_pred"] == given["topic"]).mean() > 0.8
 
 
+def labelled(folder):
+    scores = np.arange(200) / 200
+    frame = pd.DataFrame({"s": scores, "good": scores + np.tile([-0.2, 0.2], 100) > 0.5})
+    frame.to_json(folder / "labelled.jsonl", orient="records", lines=True)
+
+
+def has_drawn(folder):
+    """Two rows of each label, which stand for all."""
+    drawn = pd.read_json(folder / "out/drawn.jsonl", lines=True)
+    assert drawn["lab"].value_counts().to_dict() == {"a": 2, "b": 2}
+    assert drawn["weight"].tolist() == [2.0] * 4 and drawn["id"].is_unique
+
+
+def has_threshold(folder):
+    """The highest score that four of five good rows reach."""
+    found = json.loads((folder / "out/thresholds.json").read_text())["groups"]["null"]
+    given = pd.read_json(folder / "labelled.jsonl", lines=True)
+    good = given["s"][given["good"]].sort_values(ascending=False)
+    assert found["threshold"] == good.iloc[int(np.ceil(0.8 * len(good))) - 1]
+    assert (folder / "out/page.html").read_text().rstrip().endswith("</html>")
+
+
+def has_copies(folder):
+    """Each place of the input once, 2.5 times on average."""
+    found = rows_of(folder, "parquet")
+    assert len(found) == len(found[["_file", "_place"]].drop_duplicates()) == 8
+    assert {*found["copies"]} == {2, 3}
+
+
+def has_repeated(folder):
+    given = [10 * number + row for number in (1, 2) for row in range(4) for _ in range(row)]
+    assert sorted(rows_of(folder, "parquet")["id"]) == given
+
+
 class Hub(World):
     """A server with no repository at first; its address is part of what a job notes."""
 
@@ -283,6 +317,36 @@ CASES = {
             ("decontaminate", *OUTPUT, "--against", "evals.jsonl"),
             contaminated,
             is_clean,
+        ),
+        Case(
+            "sample",
+            ("sample", "in", "out/drawn.jsonl", "-n", "2", "--by", "lab", "--overwrite"),
+            documents,
+            has_drawn,
+        ),
+        Case(
+            "thresholds",
+            (
+                *("thresholds", "labelled.jsonl", "out/thresholds.json", "--score", "s"),
+                *("--label", "good", "--recall", "0.8", "--page", "out/page.html"),
+            ),
+            labelled,
+            has_threshold,
+        ),
+        Case(
+            "mix",
+            (
+                *("mix", *OUTPUT[:-2], "--annotations", "notes", "--by", "lab"),
+                *("--token-field", "rank", "--tokens", "30"),
+            ),
+            with_notes,
+            has_copies,
+        ),
+        Case(
+            "select-copies",
+            ("select", *OUTPUT, "--annotations", "notes", "--copies", "rank"),
+            with_notes,
+            has_repeated,
         ),
         Case("train", (*TRAIN, "--embeddings", "out/embeddings"), annotated, has_trained_head),
         Case(

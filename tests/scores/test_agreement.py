@@ -139,7 +139,8 @@ def test_confusion_counts_rows_or_their_weights():
 def test_order_and_partitions_do_not_matter(kind):
     whole = agreement(FRAME, COLUMNS[kind], by="language", weight="weight")
     shuffled = FRAME.sample(frac=1, random_state=1)
-    for frame in (shuffled, dd.from_pandas(shuffled, npartitions=7, sort=False)):
+    parts = [dd.from_pandas(shuffled, npartitions=n, sort=False) for n in (1, 7, 100)]
+    for frame in (shuffled, *parts):
         other = agreement(frame, COLUMNS[kind], by="language", weight="weight")
         pd.testing.assert_frame_equal(other.figures, whole.figures, rtol=0, atol=1e-12)
         assert other.differing["text"].tolist() == whole.differing["text"].tolist()
@@ -178,31 +179,49 @@ def test_ends_of_the_world_have_figures_or_dashes(one, other, figures):
     json.dumps(found.as_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.usefixtures("few_draws")
+def test_one_group_has_the_figures_of_all(kind):
+    figures = agreement(FRAME.assign(one="x"), COLUMNS[kind], by="one", weight="weight").figures
+    every, group = (figures[figures["group"].isna() == is_all] for is_all in (True, False))
+    values = ["figure", "between", "rows", "value", "low", "high"]
+    pd.testing.assert_frame_equal(*(part[values].reset_index(drop=True) for part in (every, group)))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["labels", "scores"])
+@pytest.mark.parametrize("kind", [*COLUMNS, "weighted"])
 def test_intervals_cover_as_often_as_they_claim(kind, monkeypatch):
     """Of 1,500 samples of 200 rows, whose shares of hits have a standard error of 0.006."""
-    monkeypatch.setattr("gpuclassify.training.evaluation._RESAMPLES", 500)
+    monkeypatch.setattr("gpuclassify.training.evaluation._RESAMPLES", 250)
 
     def make(rng, rows):
-        if kind == "scores":
+        if kind in ("scores", "grades"):
             truth = rng.gamma(2, 1, rows)
-            return np.stack([truth + rng.normal(0, 1, rows) for _ in "ab"], axis=1)
+            values = np.stack([truth + rng.normal(0, 1, rows) for _ in "ab"], axis=1)
+            return values if kind == "scores" else values.round().clip(0, 5)
         truth = rng.choice(3, rows, p=[0.6, 0.3, 0.1])
-        drawn = [np.where(rng.random(rows) < 0.3, rng.integers(0, 3, rows), truth) for _ in "ab"]
-        return np.stack(drawn, axis=1).astype(float)
+        seen = [np.where(rng.random(rows) < 0.3, rng.integers(0, 3, rows), truth) for _ in "ab"]
+        return np.stack(seen, axis=1).astype(float)
 
-    def figures_of(values):
-        ones, rows = np.ones(len(values)), np.arange(len(values))
-        calls = _of_pair(*values.T, ones, kind), _of_all(values, ones, kind)
+    def figures_of(values, weights):
+        given, rows = kind.replace("weighted", "labels"), np.arange(len(values))
+        calls = _of_pair(*values.T, weights, given), _of_all(values, weights, given)
         return [(figures, figures(rows), rows) for figures in calls]
 
-    corpus = figures_of(make(np.random.default_rng(1), 1_000_000))
+    def drawn(rng):
+        if kind != "weighted":
+            return make(rng, 200), np.ones(200)
+        values = make(rng, 800)  # of which the commonest label is drawn less often
+        chance = np.where(values[:, 0] == 0, 0.4, 1.0)
+        taken = np.flatnonzero(rng.random(800) < chance)[:200]
+        return values[taken], 1 / chance[taken]
+
+    corpus = figures_of(make(np.random.default_rng(1), 1_000_000), np.ones(1_000_000))
     truth = {name: known for _, summary, _ in corpus for name, known in summary.items()}
     hits = dict.fromkeys(truth, 0)
     for seed in range(1_500):
-        for call in figures_of(make(np.random.default_rng([2, seed]), 200)):
+        for call in figures_of(*drawn(np.random.default_rng([2, seed]))):
             for name, (low, high) in intervals(*call).items():
                 hits[name] += low <= truth[name] <= high
     assert all(0.93 <= count / 1_500 <= 0.97 for count in hits.values()), hits

@@ -272,7 +272,7 @@ def test_mistakes_are_named(corpus, tmp_path):
     for n in (1, 1_001):
         with pytest.raises(ValueError, match=f"n={n} buckets: pass 2 to 1,000"):
             score_edges(corpus, "a", n=n)
-    with pytest.raises(ValueError, match="more than 1,000 groups, such as 0: name one of few"):
+    with pytest.raises(ValueError, match="more than 1,000 groups, such as 0: name columns of few"):
         score_edges(corpus.assign(row=range(ROWS)), "a", by="row")
     many = dd.from_pandas(corpus.assign(row=np.arange(ROWS) // 4), npartitions=4)
     with pytest.raises(ValueError, match="more than 1,000 groups"):

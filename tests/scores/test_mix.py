@@ -2,9 +2,11 @@
 
 import json
 import pickle
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -13,7 +15,16 @@ from click.testing import CliRunner
 from dask.base import tokenize
 from scipy.stats import binom
 
-from gpuclassify import AnnotationWriter, Mix, MixCopies, Pipeline, RepeatRows, read_files
+from gpuclassify import (
+    AnnotationWriter,
+    Mix,
+    MixCopies,
+    Pipeline,
+    RepeatRows,
+    Thresholds,
+    read_files,
+    sample,
+)
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.readers import FileReader
 
@@ -71,6 +82,27 @@ def test_without_weights_all_cells_are_repeated_alike():
     assert {each.epochs for each in mix.cells.values()} == {2.5}
 
 
+@pytest.mark.parametrize("topic", ["News", None])
+def test_one_cell_is_repeated_as_often_as_asked(topic):
+    frame = corpus().assign(topic=topic)
+    mix = Mix.plan(frame, by="topic", tokens=2 * int(frame["tokens"].sum()))
+    assert {cell: each.epochs for cell, each in mix.cells.items()} == {json.dumps([topic]): 2.0}
+    assert set(MixCopies(mix, id_field="id")(frame)["copies"]) == {2}
+
+
+def test_the_picture_shows_what_is_asked_against_what_there_is():
+    """As characters, of which the longest bar has 24, and in hundredths of the page's width."""
+    frame = pd.DataFrame({"topic": ["a", "b\x1b", "c"], "tokens": [100, 50, 0]})
+    weights = [{"topic": "a", "weight": 1}, {"topic": "b\x1b", "weight": 3}]
+    mix = Mix.plan(frame, by="topic", tokens=100, weights=weights)
+    lines = [line.split("  ")[-1].strip() for line in str(mix).splitlines()[1:4]]
+    assert lines == ["█" * 6 + "░" * 18, "█" * 18, "–"]
+    assert "\x1b" not in str(mix) and "b\\x1b" in str(mix)
+    page = mix.html()
+    for width in ("100.0%", "25.0%", "50.0%", "75.0%"):
+        assert f"width: {width}" in page
+
+
 def test_tokens_that_repeats_cannot_give_are_missing(caplog):
     frame = corpus()
     mix = plan(frame, tokens=10_000_000, max_epochs=3)
@@ -84,11 +116,9 @@ def test_tokens_that_repeats_cannot_give_are_missing(caplog):
     assert set(copies[frame["topic"].notna()]) == {3} and set(copies[frame["topic"].isna()]) == {0}
 
 
-def test_copies_are_as_many_as_expected():
-    frame = corpus(60_000)
-    mix = plan(frame, tokens=3_000_000)
-    frame["copies"] = MixCopies(mix, id_field="id")(frame)["copies"]
-    codes = [json.dumps([None if pd.isna(topic) else topic, bucket])
+def assert_expected(mix, frame):
+    """Each row has its cell's whole epochs, and as many rows one more as a coin would give."""
+    codes = [json.dumps([None if pd.isna(topic) else topic, int(bucket)])
              for topic, bucket in zip(frame["topic"], frame["bucket"], strict=True)]  # fmt: skip
     for cell, rows in frame.groupby(codes):
         epochs, copies = mix.cells[cell].epochs, rows["copies"]
@@ -96,6 +126,13 @@ def test_copies_are_as_many_as_expected():
         assert copies.between(whole, whole + 1).all()
         low, high = binom.interval(0.9999, len(rows), epochs - whole)
         assert low <= (copies - whole).sum() <= high
+
+
+def test_copies_are_as_many_as_expected():
+    frame = corpus(60_000)
+    mix = plan(frame, tokens=3_000_000)
+    frame["copies"] = MixCopies(mix, id_field="id")(frame)["copies"]
+    assert_expected(mix, frame)
     total = (frame["tokens"] * frame["copies"]).sum()
     assert total == pytest.approx(3_000_000, rel=0.01)
 
@@ -134,7 +171,56 @@ def test_neither_partitions_nor_order_change_anything(ids):
     )
 
 
-@pytest.mark.parametrize("npartitions", [None, 1, 7])
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
+        (plan, 1),
+        (lambda ddf: Thresholds.fit(ddf, score="tokens", label="bucket", recall=0.8), 1),
+        (lambda ddf: sample(ddf, 1, by="topic", id_field="id"), 2),  # 2: those that have drawn rows
+    ],
+)
+def test_each_partition_is_read_once(read, most):
+    reads = Counter()
+
+    def part(number):
+        reads[number] += 1
+        return corpus(900, seed=number).assign(id=np.arange(900) + 900 * number)
+
+    parts = dd.from_map(part, range(5), meta=corpus(1).assign(id=0).iloc[:0])
+    with dask.config.set(scheduler="sync"):
+        read(parts)
+    assert set(reads) == set(range(5)) and max(reads.values()) == most
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
+    frame = corpus(9_000).drop(columns="id").assign(text="text")
+    (tmp_path / "crawl").mkdir()
+    for number in range(3):
+        part, path = frame[number::3], tmp_path / f"crawl/{number}.{suffix}"
+        if suffix == "parquet":
+            part.to_parquet(path, index=False, row_group_size=500)
+        else:
+            part.to_json(path, orient="records", lines=True)
+    crawl, mix = str(tmp_path / "crawl"), plan(frame, tokens=520_000)
+
+    def copies(seed=0, **reading):
+        notes = tmp_path / f"notes-{seed}-{len(reading)}"
+        stages = [FileReader(crawl, **reading), MixCopies(replace(mix, seed=seed))]
+        Pipeline([*stages, AnnotationWriter(str(notes))]).run(report=lambda *_: None)
+        written = pd.concat(map(pd.read_parquet, notes.rglob("part-*.parquet")))
+        assert [*written] == ["_file", "_place", "_left_out", "copies"]
+        return read_files(crawl, annotations=str(notes)).compute()
+
+    found = copies()
+    assert found["copies"].tolist() == copies(part_bytes=5_000)["copies"].tolist()
+    assert found["copies"].tolist() != copies(seed=1)["copies"].tolist()
+    assert_expected(mix, found)
+    with pytest.raises(ValueError, match="name a column of ids"):
+        MixCopies(mix)(frame)
+
+
+@pytest.mark.parametrize("npartitions", [None, 1, 7, 100])
 def test_rows_are_repeated(npartitions):
     frame = corpus(100).assign(copies=pd.array([0, 1, 2, 3, None] * 20, "Int64"))
     dataset = frame if npartitions is None else dd.from_pandas(frame, npartitions=npartitions)
@@ -166,6 +252,8 @@ def test_rows_are_repeated(npartitions):
         ({"tokens": 0.5}, {}, "weights are whole"),
         ({"tokens": -5}, {}, "0 or more"),
         ({"tokens": 0}, {}, "6,000 rows have no token in 'tokens'"),
+        ({"tokens": pd.array([None] * 6_000, "Int64")}, {}, "6,000 rows have no token"),
+        ({"topic": None}, {}, "no row is of it; cells are null, 0, null, 1"),
         ({}, {"by": "id", "weights": None}, "more than 1,000 groups"),
     ],
 )  # fmt: skip
@@ -184,12 +272,14 @@ def test_a_mix_is_saved_and_its_copies_need_ids(tmp_path):
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(ValueError, match="another digest"):
         Mix.load(path)
-    with pytest.raises(ValueError, match="has null"):
+    with pytest.raises(ValueError, match="rows without an id"):
         mapper(frame.assign(id=None).astype({"id": "str"}))
     with pytest.raises(ValueError, match="no column 'id'"):
         mapper(frame.drop(columns="id"))
-    with pytest.raises(ValueError, match="already has 'copies'"):
+    with pytest.raises(ValueError, match=r"already has \['copies'\]"):
         mapper(mapper(frame))
+    with pytest.raises(ValueError, match="'id' is a column that is read"):
+        MixCopies(mix, id_field="id", copies_field="id", overwrite=True)(frame)
     copies = mapper(frame.assign(topic="Sport"))["copies"]
     assert set(copies) == {0}  # of a cell that the mix does not know
 
@@ -231,6 +321,10 @@ def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch)
     assert done.exit_code == 0, done.output
     found = read_files("out").compute()
     assert found["id"].tolist() == frame["id"].repeat(expected).tolist()
+    done = run("mix", "crawl", "by-place", *options[:-4], "--workers", 1)  # without ids
+    assert done.exit_code == 0, done.output
+    by_place = read_files("crawl", annotations="by-place").compute()["copies"]
+    assert by_place.tolist() != [*expected] and abs(by_place.sum() - expected.sum()) < 100
     for wrong, message in ((["--weights", "no.yaml"], "no.yaml"), (["--by", "topik"], "topi")):
         done = run("mix", "crawl", "more", *options, *wrong)
         assert done.exit_code == 2 and message in done.output

@@ -43,9 +43,8 @@ def draw(frame, n=20, **settings):
     return sample(frame, n, **{"id_field": "id", **settings})
 
 
-@pytest.mark.parametrize(
-    ("kind", "partitions"), [("all", 7), ("by", 7), ("near", 7), ("both", 1), ("both", 100)]
-)
+@pytest.mark.parametrize("partitions", [1, 7, 100])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_weights_do_not_depend_on_partitions(kind, partitions):
     settings = KINDS[kind]
     whole = draw(CORPUS, **settings)
@@ -166,9 +165,24 @@ def test_wrong_calls_say_what_to_pass(settings, kind, message):
         draw(CORPUS, **settings)
 
 
+ENDS = {
+    "one class": ({"label": "a"}, {"by": "label"}),
+    "all null": ({"label": None}, {"by": "label"}),
+    "ties": ({"edu": 2.5}, {"near": "edu", "score": 2.5}),
+}
+
+
+@pytest.mark.parametrize(("change", "settings"), ENDS.values(), ids=ENDS)
+def test_what_tells_no_rows_apart_changes_no_sample(change, settings):
+    plain, rows = draw(CORPUS), draw(CORPUS.assign(**change), **settings)
+    assert rows["id"].tolist() == plain["id"].tolist()
+    if "by" in settings:
+        assert rows["weight"].tolist() == plain["weight"].tolist() == [ROWS / 20] * 20
+
+
 def test_too_many_strata_are_refused(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_STRATA", 100)
-    with pytest.raises(ValueError, match="more than 100 strata"):
+    with pytest.raises(ValueError, match="more than 100 groups"):
         draw(CORPUS, by="text")
     with pytest.raises(ValueError, match="no rows to draw from"):
         draw(CORPUS.head(0))

@@ -106,16 +106,22 @@ def test_neither_partitions_nor_order_change_anything(weight, calibration):
         assert Thresholds.fit(dataset, **options).digest() == whole.digest()
 
 
+@pytest.mark.parametrize("least", [1, 0.25])
 @pytest.mark.parametrize(
     ("target", "value", "true"),
     # Scores are uniform, and the label is as probable as the score is high.
     [("recall", 0.8, np.sqrt(0.2)), ("keep_share", 0.3, 0.7), ("precision", 0.8, 0.6)],
 )
-def test_intervals_cover_as_often_as_they_claim(target, value, true):
+def test_intervals_cover_as_often_as_they_claim(target, value, true, least):
+    """Of all rows, or of samples that have more of the high scores, by their weights."""
     rng, tries, covered, held = np.random.default_rng(7), 2_000, 0, 0
     for _ in range(tries):
-        scores = rng.uniform(size=800)
-        rows = Labelled.of(scores, rng.uniform(size=800) < scores)
+        scores = rng.uniform(size=4_000)
+        chance = least + (1 - least) * scores
+        taken = np.flatnonzero(rng.uniform(size=4_000) < chance)[:800]
+        is_positive = rng.uniform(size=800) < scores[taken]
+        weights = None if least == 1 else 1 / chance[taken]
+        rows = Labelled.of(scores[taken], is_positive, weights)
         each = _fit_group(rows, target, value, False, None)
         low, high = each.interval
         covered += (low is None or low <= true) and (high is None or true <= high)
@@ -212,6 +218,18 @@ def test_what_cannot_be_is_refused(change, options, message):
     frame = labelled().assign(**change)
     with pytest.raises((TypeError, ValueError), match=message):
         Thresholds.fit(frame, **{"score": "score", "label": "good", **options})
+
+
+@pytest.mark.parametrize("group", ["x", None])
+def test_one_group_has_the_threshold_of_all(group):
+    frame, options = (
+        labelled().assign(one=group),
+        {"score": "score", "label": "good", "recall": 0.8},
+    )
+    found = Thresholds.fit(frame, by="one", **options)
+    (each,) = found.groups.values()
+    assert each == Thresholds.fit(frame, **options).groups["null"]
+    assert len(ApplyThresholds(found)(frame)) == (frame["score"] >= each.threshold).sum()
 
 
 def test_one_score_for_all_rows_keeps_all():

@@ -23,7 +23,7 @@ from gpuclassify.jobs.input.files import (
     with_linked,
 )
 from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
-from gpuclassify.jobs.input.notes import Notes
+from gpuclassify.jobs.input.notes import PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -35,7 +35,7 @@ from gpuclassify.jobs.input.parts import (
 )
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.schema import is_textless, to_frame
+from gpuclassify.jobs.input.schema import is_textless, to_frame, to_pandas
 from gpuclassify.stores.hub import share_tokens
 from gpuclassify.stores.names import file_format, redacted
 from gpuclassify.stores.opening import open_store
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     from gpuclassify.frames import Frame, LazyFrame
 
+PLACES = pa.schema([(FILE_FIELD, pa.string()), (PLACE, pa.int64())])
+
 
 @dataclass(frozen=True)
 class FileSource:
@@ -54,6 +56,7 @@ class FileSource:
 
     reader: FileReader
     input: InputParts
+    lent: tuple[pa.Field, ...] = ()  # `PLACES` of each row, which stages see and nobody writes
     has_index = False  # a row's position within its part is no data
     knows_input = True  # all files that are read
 
@@ -80,7 +83,7 @@ class FileSource:
     @functools.cached_property
     def meta(self) -> Frame:
         """Empty frame with the dtypes of every part."""
-        return self.input.schema.meta()
+        return to_pandas(pa.schema([*self.input.schema.arrow, *self.lent]).empty_table())
 
     def refuse_output(self, directory: Store, name: str) -> None:
         """Raise ValueError if this job or its next run would read what it writes as `name`."""
@@ -241,15 +244,19 @@ def frame_names(frame: Any) -> tuple[list[str], list[str]]:
     return [*files, *(posixpath.join(path, "part") for path in paths)], paths
 
 
-def as_source(reader: object, on_error: str, needed: Collection[str] = ()) -> Source:
+def as_source(
+    reader: object, on_error: str, needed: Collection[str] = (), *, lends_places: bool = False
+) -> Source:
     """Return the source for a pipeline's first stage; `needed` are columns that the pipeline reads.
 
+    `lends_places`: where it reads `PLACES`, it gets them, as annotations are written beside them.
     Raises TypeError if it is neither a reader nor a Dask frame, and UnreadableInputError as
     `FileReader.find_parts` does, or if nothing is in the files.
     """
     if isinstance(reader, FileReader):
-        source = FileSource(reader, reader.find_parts(on_error, needed))
-        if not len(source.meta.columns):
+        lent = tuple(field for field in PLACES if lends_places and field.name in needed)
+        source = FileSource(reader, reader.find_parts(on_error, needed), lent)
+        if not len(source.input.schema.arrow):
             raise UnreadableInputError(
                 "the input has neither rows nor columns: its files are empty, or hold no line of "
                 "JSON that can be read"

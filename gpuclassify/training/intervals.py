@@ -23,9 +23,15 @@ def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
     return np.maximum(low, 0.0), np.minimum(high, 1.0)
 
 
-def effective_rows(weights: np.ndarray | float, squares: np.ndarray | float) -> Any:
-    """Return the rows of equal weight that would tell as much, by sums of weights and squares.
+def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> Any:
+    """Return the rows of equal weight that would tell as much of a share of weighted rows.
 
-    L. Kish, Survey Sampling (1965).
+    By the sums of all rows' weights and of their squares, and of the squares of those that the
+    share is of: the variance of a ratio of sums (W. G. Cochran, Sampling Techniques, 1977), or, of
+    shares of 0 and 1, L. Kish's (Survey Sampling, 1965).
     """
-    return np.square(weights, dtype=float) / np.maximum(squares, np.finfo(float).tiny)
+    spread = (1 - share) ** 2 * part_squares + share**2 * np.maximum(squares - part_squares, 0)
+    product, least = share * (1 - share), np.finfo(float).tiny
+    known = product * np.square(weight, dtype=float) / np.maximum(spread, least)
+    kish = np.square(weight, dtype=float) / np.maximum(squares, least)
+    return np.where((product > 0) & (spread > 0), known, kish)
