@@ -133,12 +133,12 @@ def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict
         ways[PEER] = functools.partial(of_peer, peer_of(backend), texts)
     variants = [Variant(name, way, lambda: None) for name, way in ways.items()]
     run = run_interleaved(variants, options.repeats, 0)
-    known, seen = filled(fed, []), len(fed._younger)
+    known = filled(fed, [])
     count = len(known(texts)._starts) - len(texts)  # beside texts that are not cut
     return {
         "documents": len(texts),
         "mean_text_chars": float(np.mean([len(text) for text in texts])),
-        "share_of_words_known": 1 - (len(known._younger) - seen) / count if count else 0,
+        "share_of_words_known": 1 - len(kept(known) - kept(fed)) / count if count else 0,
         "variants": {
             name: run.times(name) | {"us_a_text": run.median_seconds(name) / len(texts) * 1e6}
             for name in ways
@@ -170,6 +170,11 @@ def filled(cache: words.WordCache, texts: list[str]) -> words.WordCache:
     for start in range(0, len(texts), 5_000):
         cache(texts[start : start + 5_000])
     return cache
+
+
+def kept(cache: words.WordCache) -> set[str]:
+    """Return the words that a cache holds."""
+    return {*cache._younger, *cache._older}
 
 
 def check_ids(backend: Any, cache: words.WordCache, texts: list[str]) -> None:
