@@ -154,7 +154,7 @@ class ApplyThresholds(RowChoice):
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        of_groups = [self.thresholds.of_group(group) for group in groups]
+        of_groups = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
         numbers = [np.nan if each is None else each.threshold for each in of_groups]
         # In the precision of the column, in which labelled rows may have been written.
         least = np.array(numbers, np.float64).astype(values.dtype)[codes]
@@ -174,7 +174,7 @@ class ApplyThresholds(RowChoice):
         codes, groups = self.columns.groups(frame)
         probabilities = np.full(len(values), np.nan)
         for code, group in enumerate(groups):
-            each, rows = self.thresholds.of_group(group), codes == code
+            each, rows = self.thresholds.groups.get(group, self.thresholds.pooled), codes == code
             if each is not None and each.calibration:
                 probabilities[rows] = calibrated(each.calibration, values[rows])
         return probabilities

@@ -16,7 +16,12 @@ from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.jobs.execution import as_dask
 from gpuclassify.pages import text_columns
 from gpuclassify.scores.calibration import Calibration, Labelled, fit_calibration, reliability
-from gpuclassify.scores.quantiles import ScoreColumns, refuse_many, require_columns
+from gpuclassify.scores.quantiles import (
+    ScoreColumns,
+    group_key,
+    refuse_many,
+    require_columns,
+)
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
     check_number,
@@ -250,13 +255,13 @@ class Thresholds(Saved):
         """Return the threshold of each group, and last that of all others, if there is one."""
         return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
 
-    def of_group(self, group: str) -> GroupThreshold | None:
-        """Return the threshold of a group as `groups` names it; None if it has none."""
-        return self.groups.get(group, self.pooled)
+    def of_group(self, value: Any) -> GroupThreshold | None:
+        """Return the threshold of rows with this value of `by`; None if they have none."""
+        return self.groups.get(group_key(value), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a line of text for each group, below the names of columns."""
-        every = self.of_groups() if self.by is not None else {"all": self.of_group("null")}
+        every = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
         return [_COLUMNS, *(_line(name, each) for name, each in every.items() if each)]
 
     def notes(self) -> list[str]:

@@ -189,7 +189,7 @@ def test_small_groups_are_refused_or_pooled_and_said():
     assert found.few == {'"fo"': [200, 200], '"is"': [3, 2]}
     assert list(found.groups) == ['"de"', '"en"']
     alone = Thresholds.fit(frame, **{**options, "by": None}).groups["null"]
-    assert found.pooled == alone and found.of_group('"xx"') == alone
+    assert found.pooled == alone and found.of_group("xx") == alone
     assert '"is" (3 labelled' in str(found) and "all others" in str(found)
     assert "all others" in found.html()
 
