@@ -29,7 +29,7 @@ import pyarrow as pa
 # Of words that are kept for a tokenizer. Those of more bytes seldom come again.
 CACHE_BYTES = 64 << 20
 LONGEST_WORD = 48
-# A word that is new costs up to three times as much by itself as in its text: no text is cut while
+# A word that is new costs up to half as much again by itself as in its text: no text is cut while
 # new ones have more than a share of the bytes of all words. It is larger for the first texts, as
 # most of their words come again later. What is new is counted in the first bytes of some texts,
 # less and less often while it is too much.
