@@ -403,8 +403,8 @@ def choices() -> str:
             memory = max(each["peak_bytes"] for each in rounds)
             what = f"`sample` of {result['settings']['rows']:,} rows, {name}"
             rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
-        mixes = result.get("mixes", [])  # which the first results have not
-        for step, name in {"plan": "Mix.plan", "copies": "MixCopies"}.items() if mixes else ():
+        mixes = result["mixes"]
+        for step, name in {"plan": "Mix.plan", "copies": "MixCopies"}.items():
             seconds = statistics.median(each["seconds"][step] for each in mixes)
             memory = max(each["peak_bytes"] for each in mixes)
             what = f"`{name}` of {mixes[0]['rows']:,} rows, {mixes[0]['cells']} cells"

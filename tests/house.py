@@ -57,7 +57,7 @@ BUDGETS = {
     "mapping": 4300,
     "classifiers": 2100,
     "frames": 700,
-    "tokenizing": 1900,
+    "tokenizing": 2000,
     "inference": 4100,
     "models": 2800,
     "questions": 4300,

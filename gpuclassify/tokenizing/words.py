@@ -244,7 +244,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
 
 
 class _Rules:
-    """What a tokenizer does to white space and what stands beside it."""
+    """Rules of a tokenizer for white space and what stands beside it."""
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
         normalizer = backend.normalizer
