@@ -319,10 +319,9 @@ class _Rules:
             and not any(token["normalized"] for token in self.added)
         )
 
-    def beside_gaps(self) -> np.ndarray:
-        """Return the tables of characters of `Gaps`, bool (5, 0x10000), in their order."""
-        tables = np.zeros((5, 0x10000), dtype=bool)
-        before, marks, before_lines, after, after_space = tables
+    def beside_gaps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the tables of characters of `Gaps`, bool (0x10000,), in their order."""
+        before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
             char = chr(code)
@@ -340,7 +339,7 @@ class _Rules:
             after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
             after[code] &= not (is_mark or (self.strips and is_first))
             after_space[code] = after[code] and splits_runs and not is_first
-        return tables
+        return before, marks, before_lines, after, after_space
 
 
 class Words:

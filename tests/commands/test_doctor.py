@@ -324,3 +324,21 @@ def test_a_pipe_gets_whole_commands(monkeypatch):
     found = Findings((Check("extra dedup", "missing", "numba " * 20, cure),))
     monkeypatch.setattr(doctor, "examine", lambda: found)
     assert cure in CliRunner().invoke(main, ["doctor"]).stdout
+
+
+LIVES = """
+import atexit, gc
+from gpuclassify.commands import cli
+atexit.register(lambda: print("frozen" if gc.get_freeze_count() else "looked through"))
+gc.callbacks.append(lambda phase, about: None if cli.main is None else passes.append(phase))
+passes, before = [], gc.get_threshold()
+cli.main(["models"], standalone_mode=False)
+print(len(passes), gc.get_threshold() == before)
+"""
+
+
+def test_a_command_seldom_looks_through_its_objects_and_not_at_its_end():
+    run = [sys.executable, "-c", LIVES]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    count, is_as_before, end = printed.split()[-3:]
+    assert int(count) < 50 and is_as_before == "True" and end == "frozen", printed[-300:]
