@@ -424,7 +424,7 @@ class WordCache:
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _coded(data, counted).dictionary
         is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
-        pays = self._are_few(np.array(is_new), _byte_lengths(distinct), counted)
+        pays = self._are_few(np.array(is_new, dtype=bool), _byte_lengths(distinct), counted)
         self._patience = _LEAST_PATIENCE if pays else min(2 * self._patience, _MOST_PATIENCE)
         self._whole_bytes = self._patience * int(counted[-1])
         return pays

@@ -224,6 +224,12 @@ def test_an_eighth_of_a_million_texts_of_many_scripts(name):
         assert_same_ids(backend, texts, cache)
 
 
+@pytest.mark.parametrize("texts", [[], [""], ["", ""]])
+@pytest.mark.parametrize("name", ["bert", "llama3"])
+def test_no_text_at_all_has_no_tokens(name, texts):
+    assert_same_ids(pipeline(*PIPELINES[name]), texts)
+
+
 def test_a_tokenizer_that_draws_is_read_whole():
     model = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)
     backend = Tokenizer(model)
