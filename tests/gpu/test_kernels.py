@@ -90,23 +90,30 @@ def test_float32_convolutions_are_not_rounded():
     assert error < 1e-5  # TF32 has ten bits: about 1e-3
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1), (torch.float16, 0.02)]
-)
-def test_debertas_attention_is_one_kernel_for_batches_of_any_size(load, dtype, tolerance):
-    """It is compiled for the first batch, and at most once more."""
-    model = load("deberta-v2", dtype)
-    encoder = fast_encoder(model.module)
-    encoder.attention_type = FusedAttention
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_debertas_attention_is_one_kernel_for_batches_of_any_size(load, dtype):
+    """It is compiled for the first batch, and at most once more.
+
+    In half precision it is nearer to float32 than transformers' own attention is, which adds the
+    terms one by one; in float32 both are the same.
+    """
+    exact, model = load("deberta-v2", torch.float32), load("deberta-v2", dtype)
+    fast_encoder(model.module).attention_type = FusedAttention
     compiled = counters["stats"]["unique_graphs"]
+    outputs = {}
     for lengths in (LENGTHS, [512] * 9, [3], [129, 128, 127] * 20):
         ids = np.random.default_rng(0).integers(len(model.tokenizer), size=sum(lengths))
         tokens = TokenBatch(ids.astype(np.int32), np.cumsum([0, *lengths]))
-        outputs = [
-            run(model, (attention, str(dtype)), [tokens], options(engine=engine), RunStats())
-            for attention, engine in (("fused", "packed"), ("reference", "reference"))
-        ]
-        np.testing.assert_allclose(*outputs, atol=tolerance, rtol=tolerance)
+        ways = {"fused": (model, "packed"), "same": (model, "reference")}
+        for name, (one, engine) in (ways | {"exact": (exact, "reference")}).items():
+            key = (name, str(dtype))
+            rows = run(one, key, [tokens], options(engine=engine), RunStats())
+            outputs.setdefault(name, []).append(np.asarray(rows, dtype=np.float64))
+    fused, same, right = map(np.concatenate, (outputs[name] for name in ("fused", "same", "exact")))
+    if dtype == torch.float32:
+        np.testing.assert_allclose(fused, right, atol=1e-4, rtol=1e-4)
+    else:
+        assert np.sqrt(np.mean((fused - right) ** 2)) <= np.sqrt(np.mean((same - right) ** 2))
     assert 1 <= counters["stats"]["unique_graphs"] - compiled <= 2
 
 
