@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import cudf
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pylibcudf
 
@@ -37,9 +39,10 @@ def check_new_columns(schema: pa.Schema) -> None:
             )
 
 
-def string_dtype(frame: cudf.DataFrame, column: str) -> None:
-    """Return None: cudf has one string type, and libcudf columns carry it."""
-    return
+def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
+    """Return the dtype of a new string column: that of `column`, or None, cudf's, for others."""
+    dtype = frame[column].dtype
+    return dtype if isinstance(dtype, pd.StringDtype) else None
 
 
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
@@ -62,7 +65,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
     if isinstance(series.dtype, cudf.CategoricalDtype):
         series = series.astype(series.dtype.categories.dtype)
     if not cudf.api.types.is_string_dtype(series.dtype):
-        if len(series) and not series.isnull().all():
+        if len(series) and not series.isna().all():
             raise TypeError(
                 f"column {column!r} holds {series.dtype} in this partition, not strings"
             )
@@ -114,7 +117,7 @@ def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
 
 
 def with_columns(
-    frame: cudf.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: None
+    frame: cudf.DataFrame, columns: Mapping[str, pa.Array], schema: pa.Schema, string_dtype: Any
 ) -> cudf.DataFrame:
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
@@ -128,8 +131,9 @@ def with_columns(
         if _has_fields(array.type):  # libcudf's columns do not know their fields' names
             result[name] = cudf.Series.from_arrow(array)
         else:
-            column = _device_column(array)
-            result[name] = cudf.Series.from_pylibcudf(column, {"name": name})
+            series = cudf.Series.from_pylibcudf(_device_column(array), {"name": name})
+            is_text = string_dtype is not None and isinstance(series.dtype, pd.StringDtype)
+            result[name] = series.astype(string_dtype) if is_text else series
     result.index = frame.index
     return result
 

@@ -80,7 +80,8 @@ def test_list_columns_are_written_to_parquet_with_their_schema(
     result = domain(lazy)
     result.to_parquet(tmp_path / "out")
     table = pq.read_table(tmp_path / "out")
-    assert table.schema.field("scores").type == SCORES
+    written = table.schema.field("scores").type  # whose elements cudf calls otherwise
+    assert pa.types.is_list(written) and written.value_type == SCORES.value_type
     expected = result.compute(scheduler="sync")
     assert table["scores"].to_pylist() == expected.scores.to_arrow().to_pylist()
     assert table["text"].to_pylist() == expected.text.to_arrow().to_pylist()
