@@ -143,7 +143,7 @@ def _ends_words(splitter: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Tables of what stands in gaps and beside them, by byte or by code point below 0x10000."""
+    """White space of gaps, and tables by code point below 0x10000 of what stands beside them."""
 
     spaces: bytes  # white space that parts words
     before: np.ndarray  # characters before a gap
