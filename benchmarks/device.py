@@ -28,9 +28,8 @@ from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, w
 from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
 from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
-from benchmarks.work import timed, tokenizer_speed
+from benchmarks.work import tokenizer_speed
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
-from gpuclassify.tokenizing.gpu_wordpiece import NotEligibleError
 from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_context import add_up, collected_stats, waiting_for_host
 
@@ -94,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
                     )
                 }
             },
-            "tokens": lambda: _tokens(options, directory, result["left_out"]),
+            "tokens": lambda: _tokens(options, directory),
             "idle": lambda: _idle(options, directory),
         }
         for part in (part for part in parts if part in options.parts):
@@ -202,18 +201,10 @@ def _memory(
     return {}
 
 
-def _tokens(
-    options: argparse.Namespace, directory: str, left_out: dict[str, str]
-) -> dict[str, Any]:
+def _tokens(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     texts = _texts(options, tokenizer)
-    found = {"host": tokenizer_speed(texts, tokenizer)}
-    if _is_gpu(options.device) and _has_cudf():
-        try:
-            found["gpu"] = measure_gpu_tokens(texts, tokenizer)
-        except NotEligibleError as err:
-            left_out["tokenizing on the GPU"] = str(err)
-    return {"tokens": found}
+    return {"tokens": tokenizer_speed(texts, tokenizer)}
 
 
 def _idle(options: argparse.Namespace, directory: str) -> dict[str, Any]:
@@ -227,29 +218,6 @@ def _texts(options: argparse.Namespace, tokenizer: Any) -> list[str]:
 
 def _is_gpu(device: str) -> bool:
     return torch.device(device).type == "cuda"
-
-
-def measure_gpu_tokens(texts: Sequence[str], tokenizer: Any) -> dict[str, Any]:
-    """Measure, as `tokenizer_speed` does, gpuclassify's tokenization on the GPU of texts there.
-
-    Raises
-    ------
-    NotEligibleError
-        It cannot stand in for this tokenizer.
-    """
-    import cudf
-
-    from gpuclassify.tokenizing.gpu_wordpiece import GpuWordPiece
-
-    on_gpu, series = GpuWordPiece(tokenizer.backend_tokenizer, MAX_TOKENS), cudf.Series(list(texts))
-
-    def run() -> Any:
-        tokens = on_gpu(series)
-        torch.cuda.synchronize()
-        return tokens
-
-    tokens, speed = timed(run, len(texts))
-    return speed | {"left_to_host": len(tokens.fallback_rows)}
 
 
 def measure_idle(texts: Sequence[str], directory: str, device: str) -> dict[str, Any]:
@@ -385,11 +353,11 @@ def table(result: dict[str, Any]) -> str:
 def _rest_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines on findings other than speed."""
     lines = []
-    for where, tokens in result.get("tokens", {}).items():
-        threads = f" on {tokens['threads']} threads" if where == "host" else ""
+    if tokens := result.get("tokens"):
         lines.append(
-            f"  the {where} tokenizes {tokens['documents_per_second']:,.0f} documents, "
-            f"{tokens['tokens_per_second']:,.0f} tokens a second at most{threads}"
+            f"  the host tokenizes {tokens['documents_per_second']:,.0f} documents, "
+            f"{tokens['tokens_per_second']:,.0f} tokens a second at most, on {tokens['threads']} "
+            "threads"
         )
     if idle := result.get("idle"):
         whole, between, sampled = (

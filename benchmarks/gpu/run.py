@@ -36,7 +36,7 @@ SHOWN_LINES = 25  # of what a step prints; the log has all
 DONE = "done"
 NOT_BEGUN, CUT_OFF = "not begun: too little time was left", "ended with the time for all"
 WITHOUT_CUDF = ("inference", "questions", "workers", "gpu/test_device_use.py")
-FIRST_CUDF = ("frames", "test_contract.py", "mapping", "gpu/test_gpu_wordpiece.py")
+FIRST_CUDF = ("frames", "test_contract.py", "mapping")
 A_SERIES = "import cudf; print(cudf.__version__, cudf.Series(['a', None]).to_arrow())"
 
 

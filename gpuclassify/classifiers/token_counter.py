@@ -119,17 +119,17 @@ class TokenRunner(Runner):
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         started = time.perf_counter()
-        strings, counts = texts.to_list(), [np.zeros(0, dtype=np.int64)]
+        counts = [np.zeros(0, dtype=np.int64)]
         blocks = text_blocks(texts.char_counts, _BLOCK_CHARS, _BLOCK_CHARS)
         with self.lease(*self.device_and_dtype()) as tokenizer:
             for start, stop in blocks:
-                counts.append(tokenizer.count(strings[start:stop]))
+                counts.append(tokenizer.count(texts[start:stop]))
                 advance(stop - start)
             special = tokenizer.special_tokens if self.options.special_tokens else 0
         stats.tokenize_seconds += time.perf_counter() - started
-        stats.windows += len(strings)
+        stats.windows += len(texts)
         values = np.concatenate(counts) + special
-        ones, all_read = np.ones(len(strings), np.int64), np.ones(len(strings), np.float32)
+        ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from gpuclassify.decontamination.index import ABOUT, ItemIndex, about_index, open_index
 from gpuclassify.decontamination.items import Fields, ItemFiles, ItemFrame, read_items
 from gpuclassify.decontamination.matching import Matches, cut_text, find_passages, match_items
-from gpuclassify.frames import Frame, HostTexts, backend_of
+from gpuclassify.frames import Frame, Texts, backend_of
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
@@ -417,7 +417,7 @@ class ItemOutcomes(TextOutcomes):
         shown = worst.only(worst.shares >= mapper.threshold)
         most = stages.most_examples if stages else 0
         pairs = tuple(_examples(index, texts, shown, passages, most))
-        strings = HostTexts(texts.filter(pa.array(there)).to_pylist())
+        strings = Texts(texts.filter(pa.array(there)).to_pylist())
         return cls(strings, passed, pa.array(label[there]), pairs=pairs)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:

@@ -181,7 +181,6 @@ class SemanticDuplicates(Duplicates):
         embedder = self.make_embedder()
         if embedder is not None:
             embedder.check(frame[[self.text_field]])
-            embedder.check_library(frame)
         if self.embedding_field is not None:
             unit_vectors(frame.iloc[:0], self.embedding_field)
 

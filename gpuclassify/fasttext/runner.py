@@ -65,7 +65,7 @@ class FastTextRunner(Runner):
         k = len(labels) if options.needs_score else options.top_k or 1
         kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
         values = np.empty(len(texts), dtype=kinds)
-        lines = texts.to_list()
+        lines = texts
         started = time.perf_counter()
         blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
         with (

@@ -2,9 +2,8 @@
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
 `string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns`, `take_rows`,
-`without_views` and `with_views`; cudf's also has `text_series`, which leaves texts on the GPU, and
-`text_minhashes`. What mappers add travels between them as Arrow arrays, one a column; the Arrow
-field says the kind of column on every backend:
+`without_views` and `with_views`; cudf's also has `text_minhashes`. What mappers add travels between
+them as Arrow arrays, one a column; the Arrow field says the kind of column on every backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -86,28 +85,6 @@ class LazyFrame(Protocol):
         """Map a function over the partitions, lazily."""
 
 
-class Texts(Protocol):
-    """Texts of a partition as mappers read them, null where a row has none."""
-
-    def __len__(self) -> int: ...
-
-    def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
-        """Return distinct texts cut to `max_chars`, without null, and each row's place among them.
-
-        The places are int64 (rows,), -1 for a null row.
-        """
-
-    def take(self, places: np.ndarray) -> Texts:
-        """Return the texts at these places, in that order."""
-
-    @property
-    def char_counts(self) -> np.ndarray:
-        """Characters of each text, int64 (texts,); 0 for null."""
-
-    def to_list(self) -> list[Any]:
-        """Return the texts on the host, None for null."""
-
-
 def cut_text(text: Any, max_chars: int | None) -> Any:
     """Return the first characters of a text, of a pair those of each of its texts."""
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
@@ -118,30 +95,30 @@ def char_count(text: Any) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
-class HostTexts(list[Any]):
-    """Texts as Python strings, or pairs of them as tuples; None where a row has none."""
+class Texts(list[Any]):
+    """Texts of a partition: strings, or pairs of strings as tuples; None where a row has none."""
 
-    def fold(self, max_chars: int | None) -> tuple[HostTexts, np.ndarray]:
-        """Return distinct texts in order of appearance; see `Texts.fold`."""
+    def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
+        """Return distinct texts in order of appearance, and each row's index among them.
+
+        Texts are cut to `max_chars` characters before they are compared. Null is not among them.
+        The indices are int64 (rows,), -1 for a null row.
+        """
         cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
         distinct.pop(None, None)
         places = {text: place for place, text in enumerate(distinct)} | {None: -1}
         positions = np.fromiter(map(places.__getitem__, cut), dtype=np.int64, count=len(self))
-        return HostTexts(distinct), positions
+        return Texts(distinct), positions
 
-    def take(self, places: np.ndarray) -> HostTexts:
-        """Return the texts at these places, in that order."""
-        return HostTexts(self[place] for place in places)
+    def take(self, indices: np.ndarray) -> Texts:
+        """Return the texts at these indices, in that order."""
+        return Texts(self[index] for index in indices)
 
     @property
     def char_counts(self) -> np.ndarray:
         """Characters of each text, int64 (texts,); 0 for null."""
         return np.fromiter((char_count(text or "") for text in self), np.int64, count=len(self))
-
-    def to_list(self) -> list[Any]:
-        """Return the texts themselves."""
-        return self
 
 
 def backend_of(frame: object) -> ModuleType:

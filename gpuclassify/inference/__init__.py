@@ -7,7 +7,7 @@ thread and ends with its ``with`` block:
 - `workers.run_context.run_context`: a job's task counts what the mappers within it do, and how far
   its part has come.
 - `tokenizing.prefetch.shared_tokens`: mappers that run over one partition share its tokens;
-  each reads the store once, and hands it to its `HostSource`.
+  each reads the store once, and hands it to its `TokenSource`.
 - `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers
   model, runs transformers' own code.
 - `inference.layer_states.current_states`: a layer, deep in a model, returns what an equal layer of

@@ -41,12 +41,6 @@ class StagedTokens:
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
     """Move `tokens` to the device while it runs other work."""
-    if not tokens.is_on_host:
-        if tokens.ids.is_cuda:  # made by the default stream of their device, or about to be
-            current = torch.cuda.current_stream(tokens.ids.device)
-            current.wait_stream(torch.cuda.default_stream(tokens.ids.device))
-            tokens.ids.record_stream(current)
-        return StagedTokens(tokens.ids.to(device), tokens.offsets)
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 

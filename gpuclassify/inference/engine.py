@@ -129,12 +129,8 @@ def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
     """Group rows that may share a batch: all, unless batches need equal counts of a token."""
     if model.counted_id is None:
         return [np.arange(len(tokens))]
-    counts = np.add.reduceat(_on_host(tokens.ids == model.counted_id), tokens.offsets[:-1])
+    counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])
     return [np.flatnonzero(counts == count) for count in np.unique(counts)]
-
-
-def _on_host(values: np.ndarray | torch.Tensor) -> np.ndarray:
-    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 def _run_batches(
@@ -214,9 +210,7 @@ def _batches(
     if side == "left":
         # A decoder reads a row's last token that is not the padding id. In a row of that id alone
         # it takes the first column, which is padding beside longer rows: such rows run again alone.
-        has_other = np.logical_or.reduceat(
-            _on_host(tokens.ids != model.pad_id), tokens.offsets[:-1]
-        )
+        has_other = np.logical_or.reduceat(tokens.ids != model.pad_id, tokens.offsets[:-1])
         for row in np.flatnonzero(~has_other):
             yield pad(staged, np.array([row]), model.pad_id, side, model.type_pad_id)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dask
 
 from gpuclassify.cluster.preflight import SETTING, MisfitError, check_workers
-from gpuclassify.frames import HostTexts, backend_of, frame_of_texts
+from gpuclassify.frames import Texts, backend_of, frame_of_texts
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.stores.store import Store
@@ -209,7 +209,7 @@ class ModelProbe:
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
             frame = frame_of_texts("One short text tells if a model runs.", mapper.text_fields)
-            mapper.compute(HostTexts(mapper.list_texts(frame, None)), str)
+            mapper.compute(Texts(mapper.list_texts(frame, None)), str)
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:

@@ -171,9 +171,6 @@ class Pipeline(JobDeclaration[JobSummary]):
         is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
         chain.check(source.meta)
-        stays = not any(isinstance(mapper, ToBackend) for mapper in chain.mappers)
-        if self.backend == "pandas" and stays:  # else workers have parts of another library
-            chain.check_library(source.meta)
         return chain
 
     def _ends(self) -> tuple[object, FileWriter]:

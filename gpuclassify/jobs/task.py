@@ -98,11 +98,7 @@ class TaskSpec:
         first = itertools.takewhile(
             lambda stage: not isinstance(stage, ToBackend), self.chain.mappers
         )
-        reads_texts = self.before is None and all(
-            (mappers := stage.text_mappers())
-            and not any(mapper.runner.tokenizes_on_gpu for mapper in mappers)
-            for stage in first
-        )
+        reads_texts = self.before is None and all(stage.text_mappers() for stage in first)
         return "pandas" if reads_texts else self.backend
 
     def first_select(self) -> tuple[CountedSelect | None, TaskSpec]:

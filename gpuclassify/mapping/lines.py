@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.frames import HostTexts, Texts
+from gpuclassify.frames import Texts
 from gpuclassify.mapping.heads import FLOAT32, SCORES, Columns, Head, labelling_head, named_fields
 from gpuclassify.mapping.runners import EncoderRunner, Outputs, Runner
 from gpuclassify.mapping.token_lengths import TokenLengths
@@ -39,7 +39,7 @@ class TextLines:
         # How many of each text are run, int64 (texts,), and which of `distinct` each of them is.
         self.counts = np.add.reduceat(self.is_run, self.offsets[:-1], dtype=np.int64)
         self.starts = np.cumsum(self.counts) - self.counts
-        self.distinct, self.positions = HostTexts(compress(chain(*bare), self.is_run)).fold(None)
+        self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
         """Name a distinct line in messages, by the first text that has it."""
@@ -82,7 +82,7 @@ class LinesRunner(Runner):
 
         The share of a text that was read is by the characters of its lines.
         """
-        lines = TextLines(texts.to_list())
+        lines = TextLines(texts)
         outputs = self.runner.run(
             lines.distinct, stats, lambda position: lines.name(name_text, position)
         )

@@ -108,15 +108,6 @@ class PartitionMap(Public):
         """Raise unless this mapper can read what the mappers before it write."""
         return
 
-    def check_library(self, frame: Frame) -> None:
-        """Raise unless frames of this library are supported.
-
-        Apart from `check`, because a job may move its parts to another library than that of the
-        frame which it checks in the client.
-        """
-        for member in self.members:
-            member.check_library(frame)
-
     def prepare(self) -> None:
         """Look up in the client what workers will need; called once a dataset is passed."""
         for member in self.members:
@@ -167,7 +158,6 @@ class PartitionMap(Public):
         frame = dataset._meta if is_lazy else dataset
         backend_of(frame)  # refuses what is no frame
         self.check(frame)
-        self.check_library(frame)
         self.prepare()
         return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuclassify import hub
-from gpuclassify.frames import HostTexts, Texts
+from gpuclassify.frames import Texts
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.models.checkpoint import STATIC, OwnModule
 from gpuclassify.workers.run_context import RunStats
@@ -119,22 +119,12 @@ class Runner(ABC):
         return
 
     def check_tokenizer(self) -> None:
-        """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say."""
+        """Raise CheckpointError if the tokenizer's files do not fit the model."""
         return
 
     @property
     def takes_gpu(self) -> bool:
         """Whether the model runs on a GPU where there is one."""
-        return False
-
-    @property
-    def tokenizes_on_gpu(self) -> bool:
-        """Whether texts of a cudf frame stay on the GPU."""
-        return False
-
-    @property
-    def changes_texts(self) -> bool:
-        """Whether the model reads other texts than those in the column."""
         return False
 
     @property
@@ -172,11 +162,6 @@ class NetworkRunner(Runner):
         """Whether the network runs on a GPU where there is one."""
         return self.options.device.startswith(("auto", "cuda"))
 
-    @property
-    def tokenizes_on_gpu(self) -> bool:
-        """Whether texts of a cudf frame stay on the GPU."""
-        return self.options.tokenizer == "gpu"
-
     def lease_loaded(
         self,
         key: tuple[Hashable, ...],
@@ -207,21 +192,8 @@ class NetworkRunner(Runner):
         return device, pick_dtype(self.options, device)
 
     def check_tokenizer(self) -> None:
-        """Raise NotEligibleError if the GPU is to tokenize, and cannot by what the files say.
-
-        CheckpointError if the file in a directory has ids that the model has not.
-        """
+        """Raise CheckpointError if a directory's tokenizer has ids that the model lacks."""
         self.model.check_tokenizer()
-        if self.tokenizes_on_gpu:
-            from gpuclassify.tokenizing.gpu_wordpiece import check_tokenizer
-
-            check_tokenizer(self.options, self.model.checkpoint, self.changes_texts)
-
-    @property
-    def changes_texts(self) -> bool:
-        """Whether the model reads other texts than those in the column."""
-        has_several = (self.options.text_template or self.options.pairing) is not None
-        return has_several or bool(self.model.prompt)
 
 
 class EncoderRunner(NetworkRunner):
@@ -340,16 +312,11 @@ class EncoderRunner(NetworkRunner):
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
-        """Return the texts with what tokenizes them."""
-        from gpuclassify.tokenizing.prefetch import HostSource, current_store
+        """Return the texts together with the tokenizer for them."""
+        from gpuclassify.tokenizing.prefetch import TokenSource, current_store
 
-        on_host = self.text_tokenizer(model)
-        if self.tokenizes_on_gpu and not isinstance(texts, HostTexts):
-            from gpuclassify.tokenizing.gpu_wordpiece import DeviceSource
-
-            return DeviceSource(self.options, texts, on_host)  # type: ignore[arg-type]
-        prompted = self.model.prompted(texts.to_list())
-        return HostSource(on_host, prompted, self.scores_windows, current_store.get())
+        tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts)
+        return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         """Return the tokenizer of texts, with the cuts that the settings ask for."""

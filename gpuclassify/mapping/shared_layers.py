@@ -58,10 +58,8 @@ class _Pass:
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
-        from gpuclassify.tokenizing.prefetch import HostSource, TokenStream
+        from gpuclassify.tokenizing.prefetch import TokenStream
 
-        if not isinstance(source, HostSource):  # tokens on a GPU have no digests to be known by
-            return run_windows(runner, model, source, stats)
         key = runner.run_key(model)
         if key in self._outputs:
             known, outputs = self._outputs[key]

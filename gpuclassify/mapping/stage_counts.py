@@ -52,7 +52,7 @@ class TextOutcomes:
             if self.passed and reason in self.passed:
                 reasons[~self.passed[reason]] = place
         if len(dropped := np.flatnonzero(reasons != KEPT)):
-            for row, text in zip(dropped, self.texts.take(dropped).to_list(), strict=True):
+            for row, text in zip(dropped, self.texts.take(dropped), strict=True):
                 if not text.strip():
                     reasons[row] = REASONS.index("blank" if text else "empty")
         return reasons
@@ -89,7 +89,7 @@ class TextOutcomes:
                 if sure is None
                 else sure[chosen].astype(float).round(4).tolist()
             )
-            texts = self.texts.take(chosen).to_list() if len(chosen) else []
+            texts = self.texts.take(chosen) if len(chosen) else []
             pairs = zip(numbers, map(beginning, texts), strict=True)
             picked[name] = [list(pair) for pair in pairs]
         return {name: pairs for name, pairs in picked.items() if pairs}

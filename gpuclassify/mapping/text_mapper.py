@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify import hub
-from gpuclassify.frames import Frame, HostTexts, Texts, backend_of, name_row
+from gpuclassify.frames import Frame, Texts, backend_of, name_row
 from gpuclassify.mapping.code_digest import json_setting, value_digest
 from gpuclassify.mapping.columns import (
     DeclaredColumns,
@@ -292,13 +292,6 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                     owner = type(self).__qualname__
                     check_published(owner, options, self.labels, self.published_labels)
 
-    def check_library(self, frame: Frame) -> None:
-        """Raise TypeError if the GPU is to tokenize a frame that is not on it."""
-        if self.runner.tokenizes_on_gpu:
-            from gpuclassify.tokenizing.gpu_wordpiece import check_library
-
-            check_library(frame)
-
     def prepare(self) -> None:
         """Check the checkpoint and give workers the token, before any work starts."""
         if self.model.is_readable():
@@ -349,16 +342,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Frame) -> Texts:
-        """Return the rows' texts: a list of strings, or a column if the GPU is to tokenize."""
+        """Return the rows' texts, null where a row has none."""
         # All of a text, if a column has to tell how much of it was read; else one character more
         # than are, by which `compute` tells those that are cut.
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
-        if self.runner.tokenizes_on_gpu:
-            from gpuclassify.tokenizing.gpu_wordpiece import device_texts
-
-            return device_texts(self.runner, frame, self.text_field, max_chars)
-        return HostTexts(self.list_texts(frame, max_chars))
+        return Texts(self.list_texts(frame, max_chars))
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
         """Return the rows' texts, of columns cut to `max_chars` characters; None where null."""
@@ -395,7 +384,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         indices = pa.array(positions, mask=positions < 0)
         arrays = {name: take(array, indices) for name, array in made.items()}
         if self.options.shows_read_share:
-            arrays |= read_share_columns(self.options, texts.to_list(), positions, *read)
+            arrays |= read_share_columns(self.options, texts, positions, *read)
         if (stages := current_run().stages) is not None:
             counts: dict[str, Any] = {"truncated_texts": stats.truncated_texts}
             if spans := [field.name for field in self.schema() if field.type == SPANS]:

@@ -431,7 +431,7 @@ class ChoiceRunner(PromptRunner):
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Answer about each text, as objects or as probabilities; see `Runner.run`."""
-        options, rows = self.options, [self.columns_of(text) for text in texts.to_list()]
+        options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             asks = decoder.attached(
                 ("asks", options, self.model.checkpoint), lambda: self._new_asks(decoder)

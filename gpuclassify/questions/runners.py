@@ -70,11 +70,6 @@ class DecoderRunner(NetworkRunner):
 class PromptRunner(DecoderRunner):
     """Runner that asks a decoder about texts, in prompts."""
 
-    @property
-    def changes_texts(self) -> bool:
-        """Always True: the model reads prompts."""
-        return True
-
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Decoder]:
@@ -181,7 +176,7 @@ class AnswerRunner(PromptRunner):
                 (prompt, self.options.max_seq_length, self.options.seen_field is None),
                 lambda: self.prompt_tokenizer(prompt, decoder.new_tokenizer()),
             )
-            prompts = tokenizer([(text,) for text in texts.to_list()])
+            prompts = tokenizer([(text,) for text in texts])
             stats.tokenize_seconds += time.perf_counter() - started
             stats.windows += len(texts)
             until = self.is_decided, self.max_new_tokens

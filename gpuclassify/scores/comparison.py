@@ -198,7 +198,6 @@ class _Run:
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
-        mapper.check_library(frame)
         mapper.prepare()
         self.name = repr(mapper)
         name = functools.partial(name_row, frame)

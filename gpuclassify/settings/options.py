@@ -41,7 +41,6 @@ PairTruncation = Literal["longest_first", "only_second"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
 Surrogates = Literal["refuse", "replace"]  # of JSON lines
-Tokenizer = Literal["auto", "host", "gpu"]
 NON_FINITE, NULLS = get_args(NonFinite), get_args(Nulls)
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
@@ -198,9 +197,6 @@ class ModelOptions(TextOptions):
         What cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
         Texts end to end or padded, "auto": as a check allows; "reference": transformers' code.
-    tokenizer : {"auto", "host", "gpu"}
-        Where texts become tokens, always the same ones; "gpu" needs a cudf frame, a model on CUDA
-        and WordPiece.
     strict : bool
         Refuse, not warn of, a checkpoint whose labels are not the class's.
     unpack_inference_batch : bool
@@ -227,7 +223,6 @@ class ModelOptions(TextOptions):
     device: str = "auto"
     loader: Loader = "sorted"
     engine: Engine = "auto"
-    tokenizer: Tokenizer = "auto"
     strict: bool = False
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
@@ -244,17 +239,6 @@ class ModelOptions(TextOptions):
             )
         super().check()
         self._check_windows()
-        if self.tokenizer == "gpu":
-            cure = 'pass tokenizer="host" with it, or leave it out'
-            if self.long_text != "truncate":
-                raise ValueError(
-                    f'tokenizer="gpu" makes no windows or lines, which long_text="{self.long_text}"'
-                    f" asks for: {cure}"
-                )
-            if self.device in ("cpu", "mps"):
-                raise ValueError(
-                    f'tokenizer="gpu" needs the model on CUDA, not device={self.device!r}: {cure}'
-                )
 
     @property
     def has_windows(self) -> bool:

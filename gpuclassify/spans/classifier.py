@@ -49,10 +49,6 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
         for name, usual in {"base_model": None, "window_aggregation": "mean"}.items():
             if (value := getattr(self, name)) != usual:
                 raise ValueError(f"{name}={value!r} has no meaning for spans: leave it out")
-        if self.tokenizer == "gpu":
-            raise ValueError(
-                'tokenizer="gpu" does not tell where tokens are in a text: leave it out'
-            )
 
 
 class SpanClassifier(TextMapper[TokenClassifierOptions]):

@@ -170,7 +170,7 @@ class SpanHead(Head):
         options, spans = self.options, values.spans
         columns: dict[str, Any] = {options.spans_field: spans.array()}
         if options.redacted_field is not None:
-            redacted = spans.redacted(values.texts.to_list(), options.redact)
+            redacted = spans.redacted(values.texts, options.redact)
             columns[options.redacted_field] = pa.array(redacted, pa.string())
         if options.count_field is not None:
             columns[options.count_field] = spans.counts

@@ -148,7 +148,7 @@ class PatternRunner(Runner):
         names = self.options.patterns
         rows = [
             (place, start, end, code)
-            for place, text in enumerate(texts.to_list())
+            for place, text in enumerate(texts)
             for code, (start, end) in _spans_of(text, names)
         ]
         advance(len(texts))

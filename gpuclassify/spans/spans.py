@@ -151,7 +151,7 @@ class Spans:
             places = np.flatnonzero(self.labels == code)
             ordered = places[np.argsort(-self.scores[places], kind="stable")].tolist()
             for place in best_and_worst(ordered, most):
-                (text,) = texts.take(self.text_of[[place]]).to_list()
+                (text,) = texts.take(self.text_of[[place]])
                 line = marked_line(text, int(self.starts[place]), int(self.ends[place]))
                 score = round(float(self.scores[place]), 4)
                 picked.setdefault(self.names[code], []).append([score, line])

@@ -141,7 +141,7 @@ class _WindowedTokens:
         places = np.flatnonzero(self._have_labels())
         chosen = texts.take(places)
         for start, stop in text_blocks(chosen.char_counts, _BLOCK_CHARS, _BLOCK_CHARS):
-            block = chosen.take(np.arange(start, stop)).to_list()
+            block = chosen.take(np.arange(start, stop))
             yield self._spans(block, places[start:stop])
 
     def _have_labels(self) -> np.ndarray:

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from dask.system import CPU_COUNT
@@ -75,21 +75,11 @@ def shared_tokens() -> contextlib.AbstractContextManager[None]:
     return during(current_store, TokenStore())
 
 
-class TokenSource(Protocol):
-    """Texts in the order in which they should run, and the tokenizer for them."""
+class TokenSource:
+    """Texts in the order in which they should run, and the tokenizer for them.
 
-    @property
-    def char_counts(self) -> np.ndarray:
-        """Characters of each text that are tokenized, int64 (texts,)."""
-
-    def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`; `stats` counts which tokenizer did."""
-
-
-class HostSource:
-    """Texts as Python strings, tokenized on the host: all windows of each, or its first one.
-
-    The store is where the mappers of one pass share tokens.
+    Yields all windows of each text, or its first one. The mappers of one pass share tokens through
+    the store.
     """
 
     def __init__(
@@ -127,8 +117,7 @@ class TokenStream:
 
     Windows of equal tokens are yielded once: texts that differ only behind the cut, or in what the
     tokenizer makes alike, have them. Windows whose digests are `known` are not yielded at all, and
-    have the first places. Tokens on a GPU are yielded as they are, because comparing them
-    would bring them to the host. Tokenizing and waiting for it are added to `stats`; `block_chars`
+    have the first places. Tokenizing and waiting for it are added to `stats`; `block_chars`
     are the characters of the first block and of the largest one.
     """
 
@@ -221,11 +210,8 @@ class TokenStream:
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
         """Return the rows of windows that equal none before them."""
-        keys: Iterable[Hashable] = tokens.digests()
-        if not tokens.is_on_host:
-            keys = zip(itertools.repeat(len(self.blocks)), range(len(tokens)), strict=False)
         new = []
-        for row, key in enumerate(keys):
+        for row, key in enumerate(tokens.digests()):
             if key not in self._first:
                 self._first[key] = len(self._first)
                 new.append(row)

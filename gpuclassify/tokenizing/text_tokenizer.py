@@ -360,7 +360,7 @@ class StaticTokenizer(TextTokenizer):
 class TokenBatch:
     """Token ids of many texts, end to end."""
 
-    ids: Any  # int32 (tokens,), an ndarray, or a Tensor where they were made on a GPU
+    ids: np.ndarray  # int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
     # Segment ids, only of tokenizers that give a single text other ids than zero; int32 (tokens,).
     type_ids: np.ndarray | None = None
@@ -376,23 +376,16 @@ class TokenBatch:
         """Tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether the ids can be read without waiting for a GPU."""
-        return isinstance(self.ids, np.ndarray)
-
     def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
-        """Return some of the texts, on the host."""
+        """Return some of the texts."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[part] for part in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
         ids = [self.ids[part] for part in bounds]
-        if not self.is_on_host:
-            ids = [row.cpu().numpy() for row in ids]
         return flat_batch(ids, types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """Yield for each text 16 bytes that only equal tokens have; ids are on the host."""
+        """Yield for each text 16 bytes that only equal tokens have."""
         ids, *others = (part.data for part in (self.ids, self.type_ids) if part is not None)
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(ids[start:stop], digest_size=16)

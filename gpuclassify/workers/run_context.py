@@ -44,8 +44,6 @@ class RunStats:
     truncated_texts, shared_texts, windows : int
         Distinct texts that were cut, by `max_chars` or to the model's length, those whose tokens
         another mapper had made, and windows: as many as distinct texts, unless long ones have more.
-    gpu_tokenized_texts, host_fallback_texts : int
-        With the GPU's tokenizer, distinct texts that it did, and those that it left to the host.
     folded_windows : int
         Windows that were not run, because another one of the partition has the same tokens.
     shared_windows : int
@@ -88,8 +86,6 @@ class RunStats:
     folded_rows: int = 0
     truncated_texts: int = 0
     shared_texts: int = 0
-    gpu_tokenized_texts: int = 0
-    host_fallback_texts: int = 0
     windows: int = 0
     folded_windows: int = 0
     shared_windows: int = 0
@@ -151,7 +147,7 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
         totals.get(name, 0)
         for name in ("tokens", "tokenize_seconds", "model_seconds", "wait_tokens_seconds")
     )
-    if totals.keys().isdisjoint(_ON_GPU) or totals.get("gpu_tokenized_texts"):
+    if totals.keys().isdisjoint(_ON_GPU):
         return None
     if not (waited > MOST_WAITING * model > 0 and tokenizing > model):
         return None
@@ -162,8 +158,8 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
     fed, possible = (f"{tokens / seconds / 1e6:.2g} M" for seconds in (tokenizing, model))
     return (
         f"the host holds the GPU up: {cores or 'its'} tokenizer cores feed {fed} tokens/s, the "
-        f"model could run {possible}: give each GPU worker more cores (or fewer GPUs a machine), "
-        'or tokenizer="gpu" where it can'
+        f"model could run {possible}: give each GPU worker more cores, or use fewer GPUs "
+        "a machine"
     )
 
 

@@ -198,16 +198,9 @@ def test_near_duplicates_are_removed_by_it(model):
 # What cannot be run.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tokenizer": "gpu"}, "static model has no special tokens"),
-        ({"pooling": "cls"}, "leave pooling= out"),
-    ],
-)
-def test_settings_of_networks_are_refused(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        Embedder(model=model, **options).prepare()
+def test_a_pooling_of_network_outputs_is_refused(model):
+    with pytest.raises(ValueError, match="leave pooling= out"):
+        Embedder(model=model, pooling="cls").prepare()
 
 
 @pytest.mark.parametrize("mapper", [DistributedDataClassifier, PromptClassifier])

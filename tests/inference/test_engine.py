@@ -251,15 +251,6 @@ def test_a_model_that_padding_changes_gets_batches_without_padding(bert, key, na
     close(outputs, [run_alone(model, tokens.take([row]), side) for row in range(len(tokens))])
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_tokens_that_a_gpu_made_give_the_same_outputs(bert, key, bert_tokens, expected_of, side):
-    """A tensor stands for one on a GPU."""
-    made = dataclasses.replace(bert_tokens, ids=torch.from_numpy(bert_tokens.ids))
-    assert not made.is_on_host
-    settings = options(padding_side=side)
-    close(run(bert, key, [made], settings, RunStats()), expected_of("bert"))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", SETTINGS)

@@ -267,7 +267,6 @@ LINES = {"long_text": "lines"}
         (DomainClassifier, {**LINES, "line_min_score": 0.5}, "no column to fill and no filter"),
         (DomainClassifier, {**LINES, "window_overlap": 3}, 'pass long_text="windows"'),
         (DomainClassifier, {**LINES, "min_kept_share": 2, "line_min_score": 0}, "from 0 to 1"),
-        (DomainClassifier, {**LINES, "tokenizer": "gpu"}, "no windows or lines"),
         (TopicClassifier, LINES, "make it None"),
         (Embedder, {**LINES, "model": "m"}, "embeddings are none"),
         (AegisClassifier, LINES, "has no meaning for a prompt"),

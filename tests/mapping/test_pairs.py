@@ -551,16 +551,12 @@ def test_what_has_no_meaning_for_pairs_is_refused_at_the_call(kind, options, mes
         kind(**options)
 
 
-def test_columns_queries_and_tokenizers_that_do_not_fit_are_refused_at_the_call(pair_model):
+def test_columns_and_queries_that_do_not_fit_are_refused_at_the_call(pair_model):
     model = pair_model("bert")
     with pytest.raises(ValueError, match=r"no text column 'premis'.*Pass text_field="):
         classify(model, text_field=["premis", "hypothesis"])
     with pytest.raises(TypeError, match="column 'id' holds int64, not strings"):
         classify(model, text_field=["id", "hypothesis"])
-    for pairs in ({"text_field": PAIR}, {"query": "q"}):
-        mapper = DistributedDataClassifier(model=model, tokenizer="gpu", **pairs)
-        with pytest.raises(ValueError, match="other texts than those of the column"):
-            mapper.runner.check_tokenizer()
     with pytest.raises(ValueError, match="leaves the first text whole, which has 40 tokens"):
         classify(model, text_field="premise", query="a " * 40, max_seq_length=32)
     with pytest.raises(TypeError, match="Embedder has no argument 'query'"):

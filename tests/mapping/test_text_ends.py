@@ -141,7 +141,6 @@ def test_the_defaults_are_those_of_finepdfs():
         ({"end_chars": 9, "long_text": "windows"}, 'pass long_text="ends"'),
         ({"window_overlap": 3, "long_text": "ends"}, 'pass long_text="windows"'),
         ({"end_chars": 0, "long_text": "ends"}, "end_chars=0 must be at least 1"),
-        ({"tokenizer": "gpu", "long_text": "ends"}, 'which long_text="ends" asks for'),
         ({"long_text": "end"}, "Did you mean 'ends'"),
     ],
 )

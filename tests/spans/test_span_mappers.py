@@ -121,8 +121,6 @@ def test_settings_without_a_meaning_are_refused(spans):
         ({"base_model": "a/b"}, "base_model='a/b' has no meaning for spans"),
         ({"text_template": "{text}!"}, "makes a text that no column has"),
         ({"text_field": ["a", "b"]}, "another mapper for the other one"),
-        ({"tokenizer": "gpu"}, "makes no windows or lines"),
-        ({"tokenizer": "gpu", "long_text": "truncate"}, "does not tell where tokens are"),
         ({"aggregation": "mean"}, "aggregation='mean' is not one of"),
         ({"min_spans": -1}, "min_spans=-1 must be at least 0"),
         ({"max_span_share": 2}, "max_span_share=2 is not from 0 to 1"),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpuclassify.tokenizing import prefetch
 from gpuclassify.tokenizing.prefetch import (
-    HostSource,
     SharedTime,
+    TokenSource,
     TokenStream,
     ahead,
     text_blocks,
@@ -45,7 +45,7 @@ def test_blocks_hold_all_texts_in_order_and_keep_to_their_sizes(texts, first, mo
 
 
 def stream_of(tokenizer, texts, has_all_windows, stats, store=None, block_chars=(300, 1_000)):
-    source = HostSource(tokenizer, texts, has_all_windows, store)
+    source = TokenSource(tokenizer, texts, has_all_windows, store)
     return TokenStream(source, stats, block_chars)
 
 

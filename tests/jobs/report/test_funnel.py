@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
-from gpuclassify.frames import HostTexts
+from gpuclassify.frames import Texts
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.records import RECORDS, Record, parse_record, sealed
 from gpuclassify.jobs.output.writers import ParquetWriter
@@ -206,7 +206,7 @@ def test_texts_on_the_page_are_escaped_and_without_invisible_characters(run, map
 def test_texts_without_certainties_have_examples_too():
     texts = sample_texts(6)
     labels = pa.array(["safe"] * 5 + [None])
-    found = TextOutcomes(HostTexts(texts), None, labels).examples(1)
+    found = TextOutcomes(Texts(texts), None, labels).examples(1)
     assert found == {
         "labels": {"safe": [[None, beginning(texts[0])], [None, beginning(texts[4])]]},
         "dropped": {},
