@@ -1,17 +1,19 @@
 """Models on a worker, from tokens to outputs, without Dask and dataframes; read `engine.py` first.
 
-Most of what a run needs is handed from call to call. Five things cannot be, because code of other
-libraries or of the user lies between the two ends; each is a context variable, which holds for one
+A run passes most of its state as arguments. Six values cannot be passed, because code of another
+library or of the user lies between the two ends. Each is a context variable, which is set for one
 thread and ends with its ``with`` block:
 
-- `workers.run_context.run_context`: a job's task counts what the mappers within it do, and how far
-  its part has come.
-- `tokenizing.prefetch.shared_tokens`: mappers that run over one partition share its tokens;
-  each reads the store once, and hands it to its `TokenSource`.
-- `inference.packed.disentangled.reference_forward`: DeBERTa's encoder, deep in a transformers
-  model, runs transformers' own code.
-- `inference.layer_states.current_states`: a layer, deep in a model, returns what an equal layer of
-  another model has computed.
-- `inference.packed.layout.current_layout`: an attention function, which transformers
-  calls, knows where the texts of the batch lie.
+- `workers.run_context.run_context`: the counts and the progress of the part that a job's task is
+  working on.
+- `tokenizing.prefetch.shared_tokens`: the tokens that mappers over one partition share. Each
+  mapper reads the store once, and passes it to its `TokenSource`.
+- `mapping.runners.current_run_windows`: the function that runs a mapper's windows. It is replaced
+  where several models run in step.
+- `inference.packed.disentangled.reference_forward`: whether DeBERTa's encoder, inside a
+  transformers model, runs transformers' own code.
+- `inference.layer_states.current_states`: the hidden states that a layer takes from an equal layer
+  of another model instead of computing them.
+- `inference.packed.layout.current_layout`: the offsets of the batch's texts, read by the attention
+  function that transformers calls.
 """

@@ -1,7 +1,7 @@
-"""Batches: longest first, cut by a token budget, and laid out on the device.
+"""Cut batches by a token budget, longest text first, and copy them to the device.
 
-A batch is a rectangle, padded to its longest row; where layers run packed, `packed/layout.py` has
-its texts end to end in one row.
+A batch is a rectangle, padded to its longest row. Packed layers run on its tokens concatenated into
+one row instead: see `packed/layout.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from gpuclassify.inference.device import to_device
 from gpuclassify.inference.memory import BatchLimits
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 
-# A row shorter than this share of the batch's width begins a new batch, if this one is enough.
+# A row shorter than this share of the batch's width begins a new batch, if the current one is full
+# enough (`enough_tokens`).
 MOST_PADDED_SHARE = 0.9
-# A packed batch is a rectangle around its layers: at most so many times its tokens.
+# Largest ratio of a packed batch's padded rectangle (its inputs and outputs) to its tokens.
 MOST_RECTANGLE = 2
 
 
 @dataclass(frozen=True)
 class StagedTokens:
-    """A TokenBatch on a device; what determines batch sizes stays on the host."""
+    """A TokenBatch on a device. Offsets stay on the host, because batch sizes depend on them."""
 
     ids: torch.Tensor  # int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
@@ -49,8 +50,8 @@ def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
 class PaddedBatch:
     """Rows of tokens as a rectangle, on the device."""
 
-    rows: np.ndarray  # which texts these are, int64 (rows,)
-    lengths: np.ndarray  # their tokens, int64 (rows,): reading them waits for no device
+    rows: np.ndarray  # indices of the texts, int64 (rows,)
+    lengths: np.ndarray  # tokens of each text, int64 (rows,), on the host
     ids: torch.Tensor  # int64 (rows, width)
     # 1 for a token, 0 for padding, int64 (rows, width). Never derived from ids: the padding id can
     # be a real token.
@@ -74,7 +75,7 @@ class PaddedBatch:
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
     def token_places(self, side: str) -> np.ndarray:
-        """Return where tokens are among those of the rectangle, by row, int64 (tokens,)."""
+        """Return the flat index of every token within the padded rectangle, int64 (tokens,)."""
         first = np.arange(len(self.lengths)) * self.width
         if side == "left":
             first = first + self.width - self.lengths

@@ -1,16 +1,16 @@
-"""CrossFit's SortedSeqLoader as a loader: it sorts and slices; the batch sizes are ours.
+"""Batches from CrossFit's SortedSeqLoader. CrossFit sorts and slices; gpuclassify sizes batches.
 
 CrossFit 0.0.9 was written for an older RAPIDS. Its loader itself is sound with torch tensors, so
 three adjustments inside CrossFit's namespace let it load on today's stack:
 
-1. ``crossfit.backend.torch`` imports cuvs and cuml: a bare package with its path stands for it.
-2. The loader imports two modules that import parts of cudf that are gone: others stand for them
-   meanwhile. Batches are clipped afterwards, by lengths that the host knows.
-3. ``crossarray`` swaps numpy's namespace for the whole process while a loader is built, which other
-   threads would see. Torch tensors need no such dispatch, so it does nothing here.
+1. ``crossfit.backend.torch`` imports cuvs and cuml. A bare package with its path replaces it.
+2. The loader imports two modules that use removed parts of cudf. Stand-ins replace them during the
+   import. Batches are clipped afterwards, by lengths that the host knows.
+3. ``crossarray`` replaces numpy's namespace for the whole process while a loader is built, which
+   other threads would see. Torch tensors do not need that, so it does nothing here.
 
-The planning of batches is replaced: CrossFit sorts longest first but sizes a batch by its last,
-shortest row, so that its batches can hold many times the memory that it allows.
+The planning of batches is replaced as well: CrossFit sorts longest first but sizes a batch by its
+last, shortest row, so that a batch can take many times the memory that CrossFit allows.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ def crossfit_batches(
 ) -> Iterator[PaddedBatch]:
     """Yield batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
 
-    The loader wants one rectangle of all rows, so memory grows with rows times the longest row. The
-    limits are asked before each batch, so that those lowered by an out-of-memory hold at once.
+    The loader needs one padded rectangle of all rows, so memory grows with the number of rows times
+    the longest row. `current_limits` is called before each batch, so that limits lowered after an
+    out-of-memory error apply at once.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
     if whole.type_ids is not None:
         tensors["token_type_ids"] = whole.type_ids
     loader = _loader_class()(tensors, whole.width, side, current_limits)
-    del whole, tensors  # its sorted copy alone stays
+    del whole, tensors  # keep only the loader's sorted copy
     order, start = loader.sorted_indices.cpu().numpy(), 0
     for batch in loader:
         rows = order[start : start + len(batch["input_ids"])]
@@ -69,7 +70,7 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """SortedSeqLoader whose splits keep to our limits."""
+        """SortedSeqLoader with splits that respect the batch limits."""
 
         def __init__(
             self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
@@ -89,7 +90,7 @@ def _loader_class() -> type:
             self.splits += [stop for _, stop in itertools.islice(self._ranges, 1)]
             first = self.splits[self.current_idx - 1] if self.current_idx else 0
             batch = super().__next__()
-            # Without the columns that are padding in every row, from the longest, `first`, on.
+            # Drop the columns that are padding in every row. The longest row is `first`.
             used = int(self._lengths[first])
             kept = slice(used) if self.padding_side == "right" else slice(-used, None)
             return {name: tensor[:, kept] for name, tensor in batch.items()}
@@ -98,7 +99,7 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """Import CrossFit's ``crossfit.backend.torch.loader``; ImportError in another release."""
+    """Import ``crossfit.backend.torch.loader``; raise ImportError for an unsupported release."""
     version = installed_versions("crossfit").get("crossfit")
     if version is None:
         raise ModuleNotFoundError(
@@ -115,7 +116,7 @@ def import_loader() -> ModuleType:
         bare: Any = sys.modules.setdefault("crossfit.backend.torch", ModuleType("bare"))
         bare.__path__ = [str(folder / "backend" / "torch")]
         stand_ins: dict[str, Any] = {
-            # It would ask the GPU for widths.
+            # The original reads widths from the GPU.
             "crossfit.op.tokenize": SimpleNamespace(clip_tokens=lambda token_o, **_: token_o),
             "crossfit.backend.torch.model": SimpleNamespace(Model=object),
         }
@@ -135,9 +136,9 @@ def import_loader() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet_root_logger(folder: Path) -> Iterator[None]:
-    """Suppress what modules in `folder` report through the root logger: backends they do without.
+    """Suppress records that modules in `folder` send to the root logger about missing backends.
 
-    Such a report also configures logging for the whole process where no handler is.
+    Without a handler, such a record would also configure logging for the whole process.
     """
     root, handler = logging.getLogger(), logging.NullHandler()
 

@@ -1,4 +1,4 @@
-"""The device that models run on: picked, held by one thread at a time, set up, fed and watched."""
+"""Choose, lock, configure and monitor the device that models run on."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from gpuclassify.workers.device_errors import with_memory_released
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 from gpuclassify.workers.run_context import RunStats
 
-# The driver renews its figure of how busy a GPU is every 1/6 to 1 second.
+# The driver updates a GPU's utilization every 1/6 to 1 second.
 SAMPLE_SECONDS = 0.2
-# When runs on a CPU note bfloat16: after so long in a process, if products are so much faster.
+# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
+# of matrix products that is reported.
 HINT_SECONDS, HINT_TIMES = 5.0, 1.3
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-# One forward at a time on a device: two would compete for its memory.
+# A device runs one forward at a time: two would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
 _seconds_to_hint = HINT_SECONDS
 
@@ -83,9 +84,10 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def bfloat16_speed_up() -> float:
-    """Measure how many times as fast as in float32 this CPU multiplies matrices in bfloat16.
+    """Measure the speed-up of bfloat16 over float32 matrix products on this CPU.
 
-    Measured once, in about 0.2 seconds, on a linear layer of BERT-base's sizes; the best of each.
+    Takes about 0.2 seconds, once per process: the fastest of repeated products with the sizes of
+    BERT-base's linear layers.
     """
     best = {}
     with torch.inference_mode():
@@ -110,9 +112,10 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Note in a run's stats that bfloat16 is faster, if float32 on a CPU was not asked for.
+    """Record in `stats` that bfloat16 is faster, if a CPU runs float32 by default.
 
-    Once the process has run models for so long that the measurement is nothing beside it.
+    Nothing is measured until the process has run models for `HINT_SECONDS`, so that the measurement
+    costs little in comparison.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -129,37 +132,38 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 @contextlib.contextmanager
 def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Reserve the device for this block, for inference in a precision."""
+    """Lock the device and configure it for inference in `dtype` during the block."""
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
             stack.enter_context(context)
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.enter_context(_stream_of_models(device))
-            # cuBLAS makes one for each thread. In the middle of a forward it would say of a lack of
-            # memory that it is not initialized, as it says of a broken device.
+            # cuBLAS creates a handle per thread. Inside a forward, a lack of memory for it raises
+            # the same error as a broken device, so create the handle here.
             with_memory_released(torch.cuda.current_blas_handle)
         yield
 
 
 @contextlib.contextmanager
 def _stream_of_models(device: torch.device) -> Iterator[None]:
-    """Queue the block's work on a stream that cuDF does not wait for when it waits for its results.
+    """Queue the block's work on a separate stream, so that cuDF does not wait for it.
 
-    With an allocator in torch's place there is none: it would give memory out again too early.
+    With an allocator other than torch's the default stream is used, because that allocator would
+    reuse memory too early.
     """
     if torch.cuda.get_allocator_backend() == "pluggable":
         yield
         return
     stream = _model_stream(device)
-    stream.wait_stream(torch.cuda.default_stream(device))  # weights are brought by it
+    stream.wait_stream(torch.cuda.default_stream(device))  # it copies the weights
     with torch.cuda.stream(stream):
         yield
 
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """Reserve the device as `alone` does; add wait, run time and torch's peak memory to `stats`."""
+    """Lock the device as `alone` does; add times and torch's peak memory to `stats`."""
     started = time.perf_counter()
     with alone(device, dtype):
         memory = CudaMemory(device) if device.type == "cuda" else None
@@ -177,11 +181,11 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
                 stats.raise_peak("peak_torch_bytes", memory.most_held_bytes())
 
 
-# What holds for the whole process while a model runs.
+# Process-wide settings while a model runs.
 
 
 class SharedContext:
-    """A context that begins with the first thread that needs it and ends with the last one."""
+    """Context entered by the first thread that needs it and left by the last one."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
         self._begin = begin
@@ -208,10 +212,10 @@ class SharedContext:
 def process_setting(
     read: Callable[[], Any], write: Callable[[Any], Any], wanted: object
 ) -> SharedContext:
-    """Return a context in which a process-wide setting has the value `wanted`; then it is restored.
+    """Return a context that sets a process-wide setting to `wanted` and restores it afterwards.
 
-    It holds for everything in the process: your own model that runs on another thread
-    meanwhile has it too. What another thread sets meanwhile is lost when the last one is done.
+    The setting applies to all threads, including other models. A value that another thread sets in
+    the meantime is lost when the context ends.
     """
 
     @contextlib.contextmanager
@@ -226,23 +230,23 @@ def process_setting(
     return SharedContext(changed)
 
 
-# cuDNN's attention, torch's first choice on recent GPUs, makes a plan for every shape that it has
-# not seen: up to half a second for each batch, since hardly two batches have the same shape.
+# cuDNN's attention, torch's first choice on recent GPUs, makes a plan for every new shape. That
+# takes up to half a second per batch, because hardly two batches have the same shape.
 _no_cudnn_attention = process_setting(
     torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False
 )
-# cuDNN rounds what float32 convolutions read to TF32, of ten bits, unless it is set not to.
+# By default cuDNN rounds the inputs of float32 convolutions to TF32, which has ten bits.
 _convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 _exact_convolutions = process_setting(
     functools.partial(getattr, _convolutions, "fp32_precision"),
     functools.partial(setattr, _convolutions, "fp32_precision"),
     "ieee",
 )
-# Each operation gives up Python's lock when it is launched, and waits for it as long as another
-# thread may keep it: the one that tokenizes, 5 ms by default.
+# Each operation releases the GIL when it is launched. Getting it back from the tokenizing thread
+# takes up to the switch interval, 5 ms by default.
 _short_turns = process_setting(sys.getswitchinterval, sys.setswitchinterval, 2e-4)
-# transformers reads each mask, to leave it out where nothing is padded: it waits until the device
-# has done all that is queued. Not while it is traced.
+# transformers reads each mask to drop it where nothing is padded, which waits for all queued work.
+# It does not do so while it is traced.
 _unread_masks = process_setting(
     lambda: getattr(masking_utils, "is_tracing", None),
     lambda wanted: setattr(masking_utils, "is_tracing", wanted),
@@ -253,10 +257,10 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Run a model on a GPU without cuDNN's attention, and in exact float32 if `dtype` is float32.
+    """Turn off cuDNN's attention on a GPU, and TF32 if `dtype` is float32.
 
-    Changes nothing on other devices. In float32, torch refuses to tell the older
-    ``torch.backends.cudnn.allow_tf32`` meanwhile: it would speak for recurrent layers too.
+    Changes nothing on other devices. In float32, torch refuses to read the older setting
+    ``torch.backends.cudnn.allow_tf32`` during the block, because it also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -268,11 +272,11 @@ def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-# Several batches at once on a CPU, each on its core.
+# Concurrent batches on a CPU, one per core.
 
 
 def stream_count(device: torch.device) -> int:
-    """Return how many batches run at once: on a CPU as many as torch has threads here."""
+    """Return the number of concurrent batches: torch's thread count on a CPU, else 1."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
@@ -281,13 +285,13 @@ def run_in_streams(
 ) -> Iterator[Made]:
     """Yield the result of ``run(item)`` for each item, in their order.
 
-    On a CPU, as many run at once as torch has threads, and torch has one thread in each. A batch
-    that is spread over all cores ends every operation with a wait for the slowest of them, which is
-    long when another program has one of the cores. Until the last item has run, torch has one
-    thread everywhere in the process.
+    On a CPU, one item per torch thread runs at a time, and torch uses one thread for each. A batch
+    spread over all cores would wait for the slowest core after every operation, which takes long
+    when another program uses one of them. Until the last item has run, torch has one thread
+    everywhere in the process.
 
-    `run` is called in inference mode, and in copies of the caller's context; items are taken as
-    they are needed, a few ahead.
+    `run` is called in inference mode, in a copy of the caller's context. Items are taken a few
+    ahead of their use.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -312,21 +316,21 @@ def run_in_streams(
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy the array to a tensor on the device, without waiting for it.
 
-    On CUDA it goes through page-locked memory, which torch keeps for the next copy, on a stream of
-    its own: on the stream of the model it would start only after all that is queued there. With an
-    allocator in torch's place it does, since the memory could be given out again too early.
+    On CUDA the copy goes through page-locked memory, which torch reuses, on a separate stream: on
+    the model's stream it would start only after all queued work. With an allocator other than
+    torch's the model's stream is used, because memory could be reused too early.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
     if torch.cuda.get_allocator_backend() == "pluggable":
-        # Such an allocator, RMM's among them, knows nothing of `record_stream` below.
+        # Such an allocator (RMM's is one) ignores `record_stream` below.
         return tensor.pin_memory().to(device, non_blocking=True)
     side, current = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(side):
         copied = tensor.pin_memory().to(device, non_blocking=True)
     current.wait_stream(side)
-    copied.record_stream(current)  # its memory is given out again only after the model's reads
+    copied.record_stream(current)  # do not reuse its memory before the model has read it
     return copied
 
 
@@ -340,15 +344,15 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-# How busy a GPU is while it works.
+# GPU utilization while a model runs.
 
 
 @dataclass(frozen=True)
 class DeviceSample:
     """Memory and load of a device at one moment, as the driver reports them."""
 
-    busy_share: float | None  # of the last fraction of a second, 0 to 1; None for a MIG slice
-    used_bytes: int | None  # by other processes and libraries too
+    busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
+    used_bytes: int | None  # includes other processes and libraries
 
 
 Ask = Callable[[], DeviceSample]
@@ -363,15 +367,15 @@ def watched(
 ) -> Iterator[None]:
     """Sample a GPU on a thread while the block runs, and add the samples to `stats`.
 
-    Nothing is added on a CPU, or where the driver does not answer. ``source(device)()`` gives a
-    DeviceSample, and is `nvml_source` by default.
+    Nothing is added on a CPU, or if the driver does not answer. ``source(device)()`` returns a
+    DeviceSample; `source` is `nvml_source` by default.
     """
     ask = None
     if device.type == "cuda":
         try:
             ask = (source or nvml_source)(device)
         except DriverError as err:
-            logger.debug("what %s does is not known: %s", device, err)
+            logger.debug("the use of %s is not known: %s", device, err)
     if ask is None:
         yield
         return
@@ -389,7 +393,7 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Sample until `is_over` is set, and once more then."""
+    """Sample until `is_over` is set, then once more."""
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -409,7 +413,7 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 
 
 def nvml_source(device: torch.device) -> Ask:
-    """Return a function that asks NVML for a sample; DriverError where there is no NVML.
+    """Return a function that takes a sample from NVML; raise DriverError without NVML.
 
     NVML neither waits for the device nor makes a context on it.
     """
@@ -418,7 +422,7 @@ def nvml_source(device: torch.device) -> Ask:
 
     def ask() -> DeviceSample:
         busy_share = used_bytes = None
-        with contextlib.suppress(nvml.NVMLError):  # as for a slice
+        with contextlib.suppress(nvml.NVMLError):  # a MIG slice has no utilization
             busy_share = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         with contextlib.suppress(nvml.NVMLError):  # memory shared with the host
             used_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)

@@ -1,4 +1,4 @@
-"""Tokens and model to outputs in input order."""
+"""Run a model on tokens and return its outputs in input order."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def run(
 ) -> np.ndarray:
     """Compute the outputs of every text, float32 (texts, outputs), in input order.
 
-    A model that has them by token gives (texts,) arrays instead, float32 (tokens, outputs), of
-    which a block leaves the device as soon as it has run.
+    A token classifier returns one array per text instead, float32 (tokens, outputs). Each block of
+    these leaves the device as soon as it has run.
 
-    Each block of texts is sorted and batched by itself; the device is held while it runs, and free
-    for other threads in between. The limits measured for the model are remembered by `key`.
-    NotPackableError if the settings ask for an engine that the model does not run on.
+    Each block of texts is sorted and batched on its own. The device is locked while a block runs,
+    and free for other threads between blocks. The batch limits measured for the model are cached
+    under `key`. Raises NotPackableError if the settings require an engine that cannot run it.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -89,7 +89,7 @@ def run(
             fetched = _fetch(outputs)
     note_bfloat16(settings, model.device, stats)
     result = np.empty((texts, fetched.shape[1]), dtype=fetched.dtype)
-    result[np.concatenate(positions)] = fetched  # of a row that ran twice, the later outputs
+    result[np.concatenate(positions)] = fetched  # if a row ran twice, its later outputs win
     return result
 
 
@@ -100,7 +100,7 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
 def _by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
-    """Return outputs by token, those of texts end to end in the order of `positions`, by text."""
+    """Split token outputs, concatenated in the order of `positions`, into an array per text."""
     rows = np.concatenate(positions) - first
     result = np.empty(len(lengths), dtype=object)
     for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):
@@ -137,12 +137,12 @@ def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: ModelOptions, stats: RunStats
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Yield rows and their outputs (rows, outputs), batch by batch."""
-    if isinstance(model.module, TokenAverage):  # which takes no more memory than the tokens do
+    if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))
         values = model.module.average(*(to_device(part, model.device) for part in flat))
         return iter([(np.arange(len(tokens)), values)])
     is_packed = _is_packed(model, settings)
-    # Packed, nothing depends on the side, but heads that find a text's end know this one best.
+    # A packed batch has no padding. Heads that locate the end of a text expect the right side.
     side = "right" if is_packed else model.padding_side(settings.padding_side)
     if is_packed or settings.engine == "reference":
         key = (key, "packed" if is_packed else "reference")
@@ -156,7 +156,7 @@ def _run_batches(
     def current_limits() -> BatchLimits:
         known = limits.current()
         stats.raise_peak("peak_planned_bytes", known.planned_bytes)
-        # With several streams, few texts would be one batch, and leave the others idle.
+        # Split a short block over all streams: one batch would leave the others idle.
         most_tokens = min(known.max_tokens, share) if streams > 1 else known.max_tokens
         return replace(
             known,
@@ -234,7 +234,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run one very ragged batch: what surrounds packed layers, and masks, take memory too."""
+        """Run one batch of very unequal lengths, so that padding and masks are measured too."""
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

@@ -37,8 +37,8 @@ from gpuclassify.workers.run_context import during
 
 logger = logging.getLogger(__name__)
 
-# Settings of a network that say nothing of what its layers compute, by name or by what a name
-# holds. Where any other one differs nothing is shared.
+# Settings, by full name or by part of a name, that do not affect a network's layers. Models that
+# differ in any other setting share nothing.
 _WITHOUT_EFFECT = frozenset(
     {
         *("_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype"),
@@ -47,19 +47,19 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _FOR_HEADS_OR_TRAINING = ("classifier", "dropout", "drop_", "initializer", "init_", "pooler")
-_PROBE_TOKENS = (200, 24, 5)  # of the texts on which states of two models are compared
+_PROBE_TOKENS = (200, 24, 5)  # lengths of the texts on which two models' states are compared
 
-# Of raw outputs, float32 (texts, outputs), which texts go on: bool (texts,).
+# Function from raw outputs, float32 (texts, outputs), to the texts that pass, bool (texts,).
 Passing = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Number of layers that a model has in common with another one that runs before it."""
+    """Layers that a model shares with the model that runs before it."""
 
-    layers: int  # how many of its first ones are the other's to the bit
-    of: int  # all of its layers
-    outputs: int  # of a text
+    layers: int  # number of leading layers with bit-equal weights
+    of: int  # number of all layers
+    outputs: int  # outputs per text
 
 
 NOTHING = Shared(0, 0, 0)
@@ -69,22 +69,23 @@ _found = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Follower:
-    """A model that runs in step with another one."""
+    """Model that runs in step with another one."""
 
     model: LoadedModel
     shared: Shared
-    passing: Passing | None  # which texts go on to it, by the outputs of the one before; None: all
+    passing: Passing | None  # selects texts by the earlier model's outputs; None: all
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Count the numbers of a text, or token, that leave the device."""
+        """Return the outputs per text or token that are copied to the host."""
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
 
 class ModelsInStep:
-    """A model and its followers, which `engine.run` takes for one model.
+    """A model and its followers, which `engine.run` handles as one model.
 
-    Their outputs stand side by side. Those of a text that has not gone on to a model are NaN. All
-    have outputs by text, or all by token, of which `LoadedModel.reduce` has left what is kept.
+    Their outputs are concatenated along the columns, NaN for texts that did not pass on to a model.
+    All of them have outputs per text, or all have outputs per token as `LoadedModel.reduce`
+    returns them.
     """
 
     def __init__(
@@ -93,18 +94,18 @@ class ModelsInStep:
         self._first = first
         self._keeps_all_scores = keeps_all_scores
         self._followers = followers
-        self._models = [first, *(each.model for each in followers)]
-        self.identity = " + ".join(str(each.identity) for each in self._models)
+        self._models = [first, *(follower.model for follower in followers)]
+        self.identity = " + ".join(str(model.identity) for model in self._models)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._first, name)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Tell whether padding leaves the outputs of all models as they are."""
+        """Return whether padding leaves the outputs of all models unchanged."""
         return all(model.is_padding_safe(side) for model in self._models)
 
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
-        """Return the outputs, which `forward` has reduced."""
+        """Return the outputs unchanged: `forward` has reduced them."""
         return outputs
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
@@ -116,14 +117,14 @@ class ModelsInStep:
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
             return model.reduce(model.forward(rows, side), self._keeps_all_scores)
 
-        states = LayerStates({each.shared.layers - 1 for each in self._followers})
+        states = LayerStates({follower.shared.layers - 1 for follower in self._followers})
         with during(current_states, states):
             outputs = [run(self._first, batch)]
         going = np.arange(len(batch.rows))
         made, part = outputs[0], batch
         for follower in self._followers:
             if follower.passing is not None and len(going):
-                going = going[follower.passing(made.cpu().numpy())]  # the one thing to wait for
+                going = going[follower.passing(made.cpu().numpy())]  # waits for the device
                 part = batch.take(going)
             if len(going) < len(batch.rows):
                 shape = len(batch.rows), follower.shared.outputs
@@ -132,7 +133,7 @@ class ModelsInStep:
                 last = follower.shared.layers - 1
                 output = states.captured[last]
                 if len(going) < len(batch.rows):
-                    output = _of_rows(output, going, batch, self._first)
+                    output = _select_rows(output, going, batch, self._first)
                 with during(current_states, LayerStates(injected=(last, output))):
                     made = run(follower.model, part)
                 if len(going) < len(batch.rows):
@@ -142,23 +143,23 @@ class ModelsInStep:
         return torch.cat(outputs, dim=1)
 
 
-def _of_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Select some rows' part of a layer's output for a batch; the rows are in rising order."""
+def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
+    """Return the part of a layer's output that belongs to some rows, in rising order."""
     if isinstance(output, tuple | list):
-        return type(output)(_of_rows(each, rows, batch, model) for each in output)
+        return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
         return output
     if not batch.is_packed and fast_encoder(model.module) is None:
         is_by_row = output.ndim > 1 and output.shape[0] == len(batch.rows)
         return output[to_device(rows, output.device)] if is_by_row else output
-    order = np.argsort(-batch.lengths, kind="stable")  # in which their tokens lie end to end
+    order = np.argsort(-batch.lengths, kind="stable")  # order of the concatenated tokens
     is_kept = np.isin(order, rows)
-    if output.shape[1] != len(order):  # a state of every token, rather than of first ones
+    if output.shape[1] != len(order):  # states of all tokens, not only of first tokens
         is_kept = np.repeat(is_kept, batch.lengths[order])
     return output[:, to_device(np.flatnonzero(is_kept), output.device)]
 
 
-# What two models share.
+# Shared layers of two models.
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
@@ -210,7 +211,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
     for rows in (np.array([0, 2]), np.arange(len(lengths))):
         output = states.captured[depth - 1]
         if len(rows) < len(lengths):
-            output = _of_rows(output, rows, batch, first)
+            output = _select_rows(output, rows, batch, first)
         with during(current_states, LayerStates(injected=(depth - 1, output))):
             outputs = other.forward(batch.take(rows), "right")
         row_of = np.arange(len(lengths))
@@ -288,7 +289,7 @@ class _Parts:
         self._place = next(names, "")
         self.late: set[str] = set()  # modules that run after the last layer alone
         self.called: list[int] = []  # numbers of layers, in their order
-        if fast_encoder(model.module) is None:  # which asks for itself
+        if fast_encoder(model.module) is None:  # a `DisentangledEncoder` does so itself
             for number, layer in enumerate(self.layers):
                 if getattr(layer.forward, "func", None) is not _run_layer:
                     layer.forward = functools.partial(_run_layer, number, layer.forward)

@@ -42,29 +42,29 @@ from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
 
 @dataclass
 class LoadedModel(ProbedModel):
-    """A module on its device with what is needed to feed it."""
+    """A module on its device, with its tokenizer and the limits of its inputs."""
 
-    module: nn.Module  # in evaluation mode
+    module: nn.Module  # evaluation mode, on `device`
     device: torch.device
-    dtype: torch.dtype  # of weights and activations
-    new_tokenizer: Callable[[], Any]  # gives a fresh Hugging Face tokenizer
-    # For its declarations, and the special tokens around a probe; it tokenizes no text.
+    dtype: torch.dtype  # dtype of weights and activations
+    new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
+    # Read for its settings and special tokens. It never tokenizes a text.
     tokenizer: Any
     pad_id: int
-    max_tokens: int  # special tokens included, unless the user asks for another length
+    max_tokens: int  # special tokens included; `max_seq_length` may lower it
     accepts_positions: bool  # `position_ids` restore the positions of texts padded on the left
-    score_rule: ScoreRule | None  # how large the attention scores are that it materialises
-    output_size: int  # outputs of a text, or token; 0 if the module has to be run to know
-    needs_single_rows: bool  # it has no padding id to find the last token of a row by
-    counted_id: int | None = None  # the token that every row of a batch must have equally often
-    is_by_token: bool = False  # outputs are of every token, and not of a text
-    accepts_types: bool = True  # of tokens, which tell the texts of a pair apart
+    score_rule: ScoreRule | None  # size of materialised attention scores; None without
+    output_size: int  # outputs per text or token; 0 if only a run can tell
+    needs_single_rows: bool  # without a padding id, a row's last token cannot be found
+    counted_id: int | None = None  # token whose count must be equal in all rows of a batch
+    is_by_token: bool = False  # outputs are per token, not per text
+    accepts_types: bool = True  # takes segment ids, which separate the texts of a pair
     unpacks: bool = True  # the module takes tensors as keyword arguments, rather than in one dict
     # Weights stay float32 and torch casts what each operation reads: your own module may mix
     # precisions.
     is_autocast: bool = False
-    width: int | None = None  # of a token's state, if the checkpoint tells
-    identity: str | None = None  # by which what was measured is kept for later processes
+    width: int | None = None  # hidden size, if the checkpoint states it
+    identity: str | None = None  # key of saved measurements; None: they are not saved
     _tokenizers: dict[tuple[Any, ...], TextTokenizer] = field(default_factory=dict)
     _padding_safety: dict[str, bool] = field(default_factory=dict)
     _packed_layers: PackedLayers | DisentangledEncoder | NotPackableError | None = None
@@ -94,7 +94,7 @@ class LoadedModel(ProbedModel):
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        Of a model that has them by token, (tokens, outputs), those of a row after another.
+        For a token classifier, (tokens, outputs), row after row without padding.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
@@ -114,10 +114,10 @@ class LoadedModel(ProbedModel):
         return outputs.flatten(0, 1)[to_device(batch.token_places(side), outputs.device)]
 
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
-        """Return what leaves the device of a batch's outputs, float32.
+        """Reduce a batch's outputs to the values that are copied to the host, float32.
 
-        Of tokens' logits the best label and its probability, (tokens, 2), or the probabilities of
-        all labels.
+        Text outputs stay as they are. Token logits become the best label and its probability,
+        (tokens, 2), or the probabilities of all labels.
         """
         if not self.is_by_token:
             return outputs
@@ -131,7 +131,7 @@ class LoadedModel(ProbedModel):
         """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
-        if self.is_by_token:  # which transformers' own classes alone are
+        if self.is_by_token:  # only transformers' own classes are
             return outputs.logits.float()
         rows = len(inputs["input_ids"])
         return refuse_wrong_outputs(module, outputs, rows, self.output_size).float()
@@ -190,7 +190,8 @@ def load_model(
         pad_id=int(next(number for number in pad_ids if number is not None)),
         max_tokens=longest_input(checkpoint, tokenizer, config, module),
         accepts_positions=_accepts_positions(module, backbone),
-        accepts_types=getattr(config, "type_vocab_size", None) != 1  # of one, all are of it
+        accepts_types=getattr(config, "type_vocab_size", None)
+        != 1  # a single segment id says nothing
         and (not unpacks or _accepts(module, backbone, "token_type_ids")),
         score_rule=None if is_fast else _score_rule(config, dtype),
         output_size=checkpoint.output_count,
@@ -201,7 +202,6 @@ def load_model(
         unpacks=unpacks,
         is_by_token=checkpoint.layout == TOKEN_CLASSIFICATION,
         is_autocast=is_autocast,
-        # By which the model differs from those of all other checkpoints.
         width=state_width(checkpoint.sizes) if own_module is None else None,
         identity=f"{checkpoint.identity} {checkpoint.layout}" if own_module is None else None,
     )
@@ -211,14 +211,14 @@ def load_model(
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
-    """Tell whether positions may be passed: not to models that derive them from the padding id."""
+    """Return whether positions may be passed, which models that derive them refuse."""
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         return False
     return _accepts(module, backbone, "position_ids")
 
 
 def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
-    """Tell whether the model has an input of that name, which the module passes to it."""
+    """Return whether the model has an input of that name, and the module passes it on."""
     if name not in inspect.signature(backbone.forward).parameters:
         return False
     taken = inspect.signature(module.forward).parameters.values()

@@ -1,7 +1,7 @@
-"""How much memory there is, what batches take of it, and what to do when one did not fit.
+"""Plan batch sizes from free memory, and recover from out-of-memory errors.
 
-On a CPU limits are known. On a GPU a few batches are measured, larger ones are planned for the
-memory that is free, and what was measured is kept for later processes in the user's cache.
+On a CPU the limits are constants. On a GPU, the memory of a few small batches is measured, larger
+batches are planned for the free memory, and the measurement is saved in the user's cache.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from gpuclassify.models.checkpoint import first_size, state_width
 from gpuclassify.settings.checks import check_settings
 from gpuclassify.workers.device_errors import free_host_bytes, is_out_of_memory, release_memory
 
-# On a core, batches of 512 to 2,048 tokens are alike; beyond, activations leave the caches. Smaller
-# ones leave less to wait for at a partition's end, when cores have no batch any more.
+# A core is equally fast with 512 to 2,048 tokens per batch; with more, activations leave its
+# caches. Small batches shorten the wait for the last core at the end of a partition.
 CPU_MAX_TOKENS = 1_024
 CPU_ENOUGH_TOKENS = 512
-CPU_WIDTH = 768  # of models for which that holds; narrower states leave room for more tokens
-CPU_MOST_TIMES = 16  # as many: a batch costs milliseconds however little it computes
+CPU_WIDTH = 768  # hidden size for these limits; narrower models get more tokens
+CPU_MOST_TIMES = 16  # largest factor for narrow models: each batch costs milliseconds
 CPU_SCORE_BYTES = 64 * 2**20
-# On a GPU more tokens than this fill the device no better, while padding grows.
+# More tokens than this do not use a GPU any better, and increase padding.
 GPU_MAX_TOKENS = 65_536
 GPU_ENOUGH_TOKENS = 16_384
 GPU_SCORE_BYTES = 2 * 2**30
-GPU_SHARE = 0.8  # of the free memory; the rest is for fragmentation and for cuDF beside the model
-# Where torch's memory is not counted, and free memory is not known either: RMM counts apart.
+GPU_SHARE = 0.8  # planned share of free memory; the rest is for fragmentation and for cuDF
+# Limits where torch's memory is not counted, as with RMM as its allocator.
 GPU_UNMEASURED_TOKENS = 16_384
 GPU_UNMEASURED_SCORE_BYTES = 2**29
 # Large enough that the allocator's rounding, about a megabyte a tensor, is a small part.
 PROBE_TOKENS = 8_192
-PROBE_RATIO = 4  # of the larger batch to the smaller
-# A measurement is not believed to be wrong by more; what runs out beyond has other reasons.
+PROBE_RATIO = 4  # size of the larger probe batch, relative to the smaller
+# Largest correction of a measurement. Further out-of-memory errors have other causes.
 MOST_SAFETY_PERCENT = 800
 PEAK_ATTEMPTS = 3
-LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax are alive together
-# Of a token's width, alive together in a layer: input, residual, three projections, result.
+LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax exist at once
+# Hidden states that exist at once in a layer: input, residual, three projections, result.
 STATES_A_LAYER = 6
-# What configurations call the width of the feed-forward network.
+# Names that configurations use for the width of the feed-forward network.
 INNER_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim")
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class DocumentTooLargeError(MemoryError):
     """Error raised when a single text does not fit on the device."""
 
 
-# What a batch may hold.
+# Limits of a batch.
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ class ScoreRule:
 class BatchLimits:
     """Limits of one batch. At least one row always fits."""
 
-    max_tokens: int  # rows times the padded width; of packed batches the real tokens
+    max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
     max_rows: int | None = None
-    score_rule: ScoreRule | None = None  # for models that materialise attention scores
+    score_rule: ScoreRule | None = None  # None if attention scores are not materialised
     max_score_bytes: int = CPU_SCORE_BYTES
     is_equal_length: bool = False  # never pad: only texts of equal length share a batch
-    # From this size on a larger batch is no faster, so that one is ended rather than padded.
+    # A batch of this size is as fast per token as a larger one, so it is closed rather than padded.
     enough_tokens: int = CPU_ENOUGH_TOKENS
     is_packed: bool = False
-    # What torch should hold at most while such a batch runs, model included, where that was
-    # measured. A single row that is larger than `max_tokens` may take more.
+    # Planned peak of torch's memory while such a batch runs, model included; None if not measured.
+    # A single row of more than `max_tokens` tokens may take more.
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """Return how many rows of `width` tokens fit, at least 1."""
+        """Return the number of rows of `width` tokens that fit, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -111,7 +111,7 @@ class BatchLimits:
         return max(1, rows)
 
     def below(self, rows: int, width: int) -> BatchLimits:
-        """Return limits that allow half of a batch that ran out of memory."""
+        """Return limits that allow half of a batch of this size."""
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
             score_bytes = min(score_bytes, self.score_rule.size_bytes(rows, width) // 2)
@@ -148,24 +148,24 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 
 
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Return the limits on a CPU: about as many bytes whatever the `width` of a token's state."""
+    """Return the limits on a CPU: about the same bytes for every hidden size `width`."""
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
         times * CPU_MAX_TOKENS, score_rule=score_rule, enough_tokens=times * CPU_ENOUGH_TOKENS
     )
 
 
-# What batches take.
+# Memory of a batch.
 
 
 def largest_batch_bytes(
     sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> int | None:
-    """Estimate the bytes of the largest batch beside the weights; None if sizes are not known.
+    """Estimate the bytes of the largest batch without the weights; None if sizes are not known.
 
-    Told without running it: the tokens that a batch holds at most, with the states of one layer,
-    and for attention that materialises its scores what is allowed for them. A GPU with less free
-    memory gets smaller batches. `sizes` is the configuration of the network.
+    The estimate needs no run. It is the largest number of tokens times the states of one layer,
+    plus the limit for attention scores if the model materialises them. A GPU with less free memory
+    gets smaller batches. `sizes` is the configuration of the network.
     """
     width = state_width(sizes)
     if width is None:
@@ -180,11 +180,11 @@ def largest_batch_bytes(
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """Bytes that a batch takes beside the model's weights."""
+    """Bytes that a batch takes in addition to the model's weights."""
 
-    fixed_bytes: int = field(metadata={"least": 0})  # whatever the batch
-    token_bytes: int  # for each token that its layers run, padding included
-    # How much of that is planned; more after a batch ran out of memory that should have fitted.
+    fixed_bytes: int = field(metadata={"least": 0})  # independent of the batch's size
+    token_bytes: int  # per token that the layers run, padding included
+    # Planned percentage of the measurement; raised if a planned batch runs out of memory.
     safety_percent: int = field(default=100, metadata={"least": 100})
 
     def __post_init__(self) -> None:
@@ -195,16 +195,16 @@ class BatchMemory:
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Return the tokens of the largest batch for which no more is planned; 0 if none."""
+        """Return the tokens of the largest batch that fits into `usable_bytes`; 0 if none does."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
     def after_failure(self, tokens: int, free_bytes: int) -> BatchMemory:
         """Return the estimate after a batch of `tokens` tokens ran out of memory.
 
-        If more is planned for it than is free now that it was given back, something else has taken
-        memory meanwhile, and this is as good as before. Otherwise, with as much free, half of that
-        batch will be planned.
+        If the batch's planned size exceeds `free_bytes` after its memory was released, something
+        else took memory in the meantime, and the estimate stays. Otherwise it is raised, so that
+        half of that batch is planned for the same free memory.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -219,17 +219,16 @@ def measure_batch_memory(
     widest: int,
     peak_bytes: Callable[[Callable[[], Any]], int],
 ) -> BatchMemory:
-    """Measure the memory of a model's batches, on batches as wide as its texts can be.
+    """Measure the memory of a model's batches, at the width of its longest texts.
 
-    Two sizes tell what every batch takes from what its tokens take. Narrower batches take less a
-    token, if they differ at all. ``probe(rows, width)`` runs one batch of that size; `peak_bytes`
-    runs an action and tells how many bytes it had taken at most. Whatever the probe raises is
-    raised; that memory ran out, only if one token alone does not fit.
+    Two batch sizes separate the fixed bytes from the bytes per token. Narrower batches take at most
+    as many bytes per token. ``probe(rows, width)`` runs one batch of that size; `peak_bytes` runs
+    an action and returns its peak in bytes. Errors of the probe are raised, an out-of-memory error
+    only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
-    # What does not fit is halved here too; a single row that does not is no reason to give up,
-    # because texts may be shorter.
+    # A probe that does not fit is halved. A single row is shortened, because texts may be shorter.
     while True:
         try:
             return _measure(probe, rows, width, peak_bytes)
@@ -263,14 +262,15 @@ def _measure(
     return BatchMemory(max(0, small_bytes - token_bytes * small_tokens), token_bytes)
 
 
-# What is remembered in this process.
+# Limits cached in this process.
 
 
 class Budget:
-    """Limits of one model's batches, below what ran out of memory. Safe for threads.
+    """Limits of one model's batches, always below the sizes that ran out of memory. Thread-safe.
 
-    Limits are the same in every run. What batches were measured to take is planned for the memory
-    that the device has free then, and saved when an out-of-memory has corrected it.
+    `known` is either limits, which never change, or the measured memory of batches. With the
+    latter, limits follow from the free memory at the time; a measurement that an out-of-memory
+    error has corrected is saved.
     """
 
     def __init__(
@@ -281,14 +281,14 @@ class Budget:
         save: Callable[[BatchMemory], Any] = lambda batch_memory: None,
     ) -> None:
         self.known = known
-        self._memory: Any = memory  # none is asked where limits are known
+        self._memory: Any = memory  # not used if limits are known
         self._score_rule = score_rule
         self._save = save
         self._failures: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the memory that is free now, whatever failed before."""
+        """Return limits for the current free memory, without regard to earlier failures."""
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -297,7 +297,7 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """Lower the limits below all that ran out of memory."""
+        """Lower the limits below all batch sizes that ran out of memory."""
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -305,7 +305,7 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of this size ran out of memory: none as large is tried again."""
+        """Record that a batch of this size ran out of memory, so that it is not tried again."""
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -319,14 +319,14 @@ class Budget:
         self._save(corrected)
 
 
-BUDGETS: dict[Hashable, Budget] = {}  # of the models of this process
+BUDGETS: dict[Hashable, Budget] = {}  # cache of this process
 
 
 class RunLimits:
-    """Limits of one run of the model `key`, whose budget ``find()`` gives the first time.
+    """Limits of one run of the model `key`; ``find()`` returns its budget the first time.
 
-    Free memory is asked for before the first batch, when all that the run holds beside its batches
-    is there, and after an out-of-memory.
+    Free memory is read before the first batch, when everything else that the run holds is already
+    allocated, and again after an out-of-memory error.
     """
 
     def __init__(self, key: Hashable, find: Callable[[], Budget]) -> None:
@@ -351,11 +351,11 @@ def halve_on_oom(
     stop: int,
     on_out_of_memory: Callable[[int], None],
 ) -> list[Result]:
-    """Collect the outputs of ``step(start, stop)`` in row order, halving what exhausts memory.
+    """Return the outputs of ``step(start, stop)`` in row order, with fewer rows if memory runs out.
 
-    What was too many for one part is not tried again on the next. `on_out_of_memory` is called with
-    how many rows were too many, after `step` has released what it held. DocumentTooLargeError if a
-    single row exhausts memory.
+    A number of rows that ran out of memory is not tried again on later rows. `on_out_of_memory` is
+    called with that number after `step` has released its memory. Raises DocumentTooLargeError if a
+    single row does not fit.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -369,7 +369,7 @@ def halve_on_oom(
             if not is_out_of_memory(error):
                 raise
             reason = str(error)
-        # Outside the handler: the exception's traceback would keep the failed batch alive.
+        # Released outside of the handler: the exception's traceback keeps the failed batch alive.
         release_memory()
         rows = end - start
         if rows == 1:
@@ -382,7 +382,7 @@ def halve_on_oom(
     return outputs
 
 
-# What a device has.
+# Memory of a device.
 
 
 class CudaMemory:
@@ -400,20 +400,20 @@ class CudaMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of the GPU's memory."""
+        """Total memory of the GPU."""
         return torch.cuda.get_device_properties(self.device).total_memory
 
     @property
     def is_counted(self) -> bool:
-        """Whether torch's allocator counts its memory: RMM in its place does not."""
+        """Whether torch counts allocated memory. It does not with RMM as its allocator."""
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
-        """Return the bytes of all tensors that there are."""
+        """Return the bytes of all existing tensors; 0 if they are not counted."""
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the most that `held_bytes` has been since `forget_peak`."""
+        """Return the peak of `held_bytes` since `forget_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
@@ -421,10 +421,10 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch may still take.
+        """Return the bytes that torch can still allocate.
 
-        What no process or library has taken, and what torch's allocator, or RMM's pool in its
-        place, keeps without using it; at most what the process's share leaves.
+        This is the device's free memory plus the unused memory of torch's cache or of RMM's pool,
+        limited by the process's share of the device.
         """
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
@@ -434,14 +434,14 @@ class CudaMemory:
         kept = torch.cuda.memory_reserved(self.device) - used
         try:
             share = torch.cuda.get_per_process_memory_fraction(self.device)
-        except RuntimeError:  # not every allocator knows
+        except RuntimeError:  # not every allocator has a share
             share = 1.0
         return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
-        """Measure the bytes that ``action()`` had taken at most, beyond what was taken before.
+        """Measure the peak bytes of ``action()`` above the memory allocated before it.
 
-        It runs again, up to twice, if another thread has taken or given back memory meanwhile.
+        The action runs again, up to twice, if another thread allocated or freed memory meanwhile.
         """
         for _ in range(PEAK_ATTEMPTS):
             torch.cuda.synchronize(self.device)
@@ -452,15 +452,15 @@ class CudaMemory:
             peak = self.most_held_bytes() - before
             if torch.cuda.memory_allocated(self.device) == before:
                 break
-        self.forget_peak()  # what a trial takes is no batch's peak
+        self.forget_peak()  # the peak of a trial is not reported as a batch's
         return peak
 
 
 def _free_of_rmm(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes that RMM's pool of a device keeps, and what its limit leaves.
+    """Return the unused bytes of a device's RMM pool, and the bytes up to its limit (None without).
 
-    RMM tells the size of a pool, and only adaptors around one tell what is taken of it: without
-    any, as where a cluster was not started by `get_client`, the pool counts as full.
+    RMM reports the size of a pool, but only adaptors around a pool report its use. Without an
+    adaptor, as on a cluster that `get_client` did not start, the pool counts as full.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -482,11 +482,11 @@ def _free_of_rmm(number: int) -> tuple[int, int | None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that a model may still take on `device`."""
+    """Return the bytes that a model can still allocate on `device`."""
     return CudaMemory(device).free_bytes() if device.type == "cuda" else free_host_bytes()
 
 
-# What is kept for later processes.
+# Measurements saved for later processes.
 
 
 def find_budget(
@@ -502,12 +502,12 @@ def find_budget(
     memory: CudaMemory | None = None,
     folder: Path | None = None,
 ) -> Budget:
-    """Find the limits of a model's batches: known for a CPU, measured or kept for a GPU.
+    """Return the limits of a model's batches: constants on a CPU, measured or loaded on a GPU.
 
-    ``probe(rows, width)`` runs one batch as the batches to come will be run, of texts of up to
-    `widest` tokens; `model`, `precision` and `path` are those of `budget_key`; `width` is that of
-    a token's state, if known. Without a model, what is measured is not kept. The folder is that of
-    the user's cache unless another is named.
+    ``probe(rows, width)`` runs one batch in the same way as later batches; the longest texts have
+    `widest` tokens. `model`, `precision` and `path` are explained at `budget_key`; `width` is the
+    hidden size, if known. Without `model`, the measurement is not saved. `folder` defaults to the
+    user's cache.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -532,10 +532,10 @@ def find_budget(
 def budget_key(
     model: str, precision: str, path: str, widest: int, device_name: str, total_bytes: int
 ) -> dict[str, str | int]:
-    """Return all that the memory of batches depends on.
+    """Return everything that the memory of batches depends on, as the key of a measurement.
 
-    `model` is a name and revision, or whatever else tells models apart; `precision` that of weights
-    and activations; `path` how layers are run, such as "packed" or "padded".
+    `model` identifies the model, such as a name and revision; `precision` is the dtype of weights
+    and activations; `path` says how layers are run, such as "packed" or "padded".
     """
     return {
         "model": model,
@@ -547,7 +547,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Describe a device, and the libraries that its measurements depend on."""
+    """Describe a device and the versions of libraries that affect its measurements."""
     import transformers
 
     return {
@@ -568,11 +568,11 @@ def default_folder() -> Path:
 
 
 class MeasurementFile:
-    """Measurements for `key`, in a small file that a person can read.
+    """Measurements for `key` in a small JSON file.
 
-    A file that cannot be read or written, or that holds something else, is as good as none, as is
-    the cache of a user without a home: it is measured again. Any number of processes may use the
-    same folder, which is made when it is first needed.
+    A file that cannot be read or written, or has other content, counts as missing, so the
+    measurement is repeated; so does the cache of a user without a home. Any number of processes may
+    use the same folder, which is created when first needed.
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:
@@ -581,41 +581,41 @@ class MeasurementFile:
 
     @property
     def path(self) -> Path:
-        """Path of the file, the same for equal keys."""
+        """Path of the file. Equal keys have equal paths."""
         canonical = json.dumps(self.key, sort_keys=True, separators=(",", ":"))
         name = f"{hashlib.sha256(canonical.encode()).hexdigest()}.json"
         return (self._folder or default_folder()) / name
 
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
-        """Build a result from what is kept; None if nothing is."""
+        """Return ``build(content)`` of the file; None if it is missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
-                raise ValueError("it is about another model or device")
+                raise ValueError("the file describes another model or device")
             return build(content)
         except FileNotFoundError:
             return None
         except (OSError, RuntimeError, LookupError, TypeError, ValueError) as err:
-            logger.debug("what was measured is not kept, measuring again: %s", err)
+            logger.debug("no saved measurement, measuring again: %s", err)
             return None
 
     def write(self, **content: object) -> None:
-        """Keep a measurement."""
+        """Save a measurement."""
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
-            logger.debug("what was measured is not kept, measured again later: %s", err)
+            logger.debug("the measurement was not saved: %s", err)
 
 
 class BudgetFile(MeasurementFile):
-    """File of the memory that batches of `key` take."""
+    """Saved `BatchMemory` of `key`."""
 
     def load(self) -> BatchMemory | None:
-        """Return the memory that batches take, if it is known."""
+        """Return the saved memory of batches; None if there is none."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Keep the memory that batches take; if it is known already, the larger of each number."""
+        """Save the memory of batches; where a saved number is larger, keep that one."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

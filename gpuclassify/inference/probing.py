@@ -33,20 +33,20 @@ from gpuclassify.workers.device_errors import (
 
 logger = logging.getLogger(__name__)
 
-# Words in the names of settings that say how far attention or a convolution reaches.
+# Parts of names of settings that state the reach of attention or of a convolution.
 _REACHES = ("window", "chunk", "block_size", "local_attention", "stride")
 _WITHOUT_REACH = 16
 _BEYOND_REACH = (23, 7)
 _SHORT = 5
-# Kinds of rotary positions whose frequencies follow from the longest row of a batch.
+# Rotary position types whose frequencies depend on the longest row of a batch.
 _SCALED_BY_LENGTH = {"dynamic", "longrope"}
-# In parts of the outputs' size.
+# Tolerances relative to the largest output.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
 
 
 class PrecisionError(CheckpointError):
-    """Error raised when a model cannot be run in a precision."""
+    """Error raised when a model cannot run in a precision."""
 
 
 class ProbedModel(ABC):
@@ -171,7 +171,7 @@ class ProbedModel(ABC):
     def _measure_adapting(self) -> bool:
         config = _config_of(self.module)
         positions = [value for name, value in _settings(config) if name in ("rope_type", "type")]
-        if not _SCALED_BY_LENGTH.isdisjoint(positions):  # they mean else beside a longer row
+        if not _SCALED_BY_LENGTH.isdisjoint(positions):  # they change with the longest row
             return True
         tokens = self.probe(_probe_lengths(config, self.max_tokens))
         first, other = fresh_copy(self.module), fresh_copy(self.module)
@@ -237,7 +237,7 @@ def fresh_copy(module: nn.Module) -> Any:
 
 
 def _makeup_of(module: nn.Module) -> Any:
-    """Return a value that is equal as long as running a module changes no part or configuration."""
+    """Return the types and configurations of all submodules, to detect changes made by a run."""
     return [(type(part), getattr(part, "config", None)) for part in module.modules()]
 
 

@@ -83,13 +83,13 @@ class Residency(Generic[Model]):
     def evict(
         self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop models without a lease, all whose key `is_wanted` or the oldest; return how many."""
+        """Drop unleased models whose key `is_wanted`, oldest first, at most `most`; return the count."""
         with self._lock:
             idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
             for key in idle[:most]:
                 logger.info("evicting %s", key)
                 del self._residents[key]
-        release_memory()  # once for all, because it collects garbage, which can take seconds
+        release_memory()  # once at the end: a garbage collection can take seconds
         return len(idle[:most])
 
     def _acquire(self, key: Hashable) -> _Resident[Model] | None:

@@ -1,13 +1,13 @@
-"""DeBERTa-v2 as transformers computes it, without padding and what depends on weights alone.
+"""DeBERTa-v2's encoder with the outputs of transformers, without padding or repeated projections.
 
 transformers' encoder projects its table of relative positions again in every layer of every
 forward, repeats the projections for each row, and holds several copies of all attention scores.
 
-To the product of a query and a key its attention adds two terms (He et al., 2021, "DeBERTa",
-section 3.1): the query with the key's relative position, and the key with the query's. Neither is
-looked up pair by pair. A block of tokens is multiplied with the positions in the order of their
-distances; each row of the product then holds its scores side by side, one column further left than
-the row above, which a view with another stride puts straight.
+Disentangled attention adds two terms to the product of a query and a key (He et al., 2021,
+"DeBERTa", section 3.1): the query times the key's relative position, and the key times the query's.
+They are not gathered pair by pair. A block of tokens is multiplied with the position table sorted
+by distance. Each row of the product then holds its scores contiguously, shifted left by one column
+relative to the row above; a strided view removes the shift.
 """
 
 from __future__ import annotations
@@ -35,21 +35,18 @@ from gpuclassify.inference.layer_states import current_states
 from gpuclassify.inference.packed.layout import Layout, States, current_layout
 from gpuclassify.workers.run_context import during
 
-# Scores of so many rows and heads are computed together: a core is fastest where they, and the
-# products of a block of tokens, stay in its caches.
+# Bytes of scores computed at once. A core is fastest while these, and the products of a block of
+# tokens, stay in its caches.
 CPU_PART_BYTES = 2**20
 CPU_BLOCK_TOKENS = 64
 GPU_PART_BYTES = 256 * 2**20
-ROW_STEPS = {"cuda": 8}  # where rows of products begin: tensor cores and loads are aligned to it
+ROW_STEPS = {"cuda": 8}  # alignment of rows for tensor cores and vector loads
 
 _is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which this thread's forwards are those of transformers.
-
-    Nothing is sped up.
-    """
+    """Make this thread run transformers' own forward of DeBERTa during a ``with`` block."""
     return during(_is_reference, True)
 
 
@@ -61,24 +58,24 @@ def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Rows of the position tables that the distances within a batch's texts look up."""
+    """Indices into the position tables for all distances within a batch's texts."""
 
-    # For each distance from a key to a query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
-    # The width is the longest text's.
+    # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
+    # `width` is the length of the longest text.
     by_distance: torch.Tensor
-    first: int  # the lowest of them
-    last: int  # the highest
+    first: int  # lowest index
+    last: int  # highest index
 
 
 @dataclass(frozen=True)
 class PositionTables:
     """A layer's projected relative positions, scaled, each (heads, positions, head size)."""
 
-    keys: torch.Tensor | None  # what queries are compared with (content to position)
-    queries: torch.Tensor | None  # what keys are compared with (position to content)
+    keys: torch.Tensor | None  # multiplied with queries (content to position)
+    queries: torch.Tensor | None  # multiplied with keys (position to content)
 
     def ordered(self, positions: RelativePositions) -> PositionTables:
-        """Order the tables by the distance to the token that the table's token is compared with."""
+        """Return the tables sorted by distance, from the lowest to the highest."""
         order = positions.by_distance
         return PositionTables(
             None if self.keys is None else self.keys[:, order.flip(0)],
@@ -91,7 +88,7 @@ class PositionTables:
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
     def part(self, heads: slice, positions: slice = slice(None)) -> PositionTables:
-        """Return some heads, or some positions, of the tables."""
+        """Return a slice of heads and positions of the tables."""
         return PositionTables(
             None if self.keys is None else self.keys[heads, positions],
             None if self.queries is None else self.queries[heads, positions],
@@ -106,19 +103,19 @@ class DisentangledAttention:
         self.positions = positions
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states in the attention's form, (1, tokens, size): here unchanged."""
+        """Pad states, (1, tokens, size), as the attention requires; this one needs no padding."""
         return states
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute what tokens take from the tokens of their text, (1, queries, heads * head size).
+        """Compute attention within each text, (1, queries, heads * head size).
 
-        Queries are those of all tokens, or of each text's first one alone. `scale` is of the
+        Queries belong to all tokens, or only to each text's first token. `scale` applies to the
         products of queries and keys; the tables are scaled already.
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
-        # There torch's kernel takes as long in bfloat16, sums along other strides take longer, and
-        # products of many small matrices copy what they read.
+        # Without AMX, torch's kernel is no faster in bfloat16, strided sums are slower, and
+        # products of many small matrices copy their inputs.
         if is_bfloat16_without_amx(states[0].device, dtype):
             states, tables = cast(States, tuple(part.float() for part in states)), tables.float()
         query, key, value = states
@@ -140,7 +137,7 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attend within texts side by side, each (texts, heads, queries or keys, head size).
+    """Compute attention for texts of one width, each state (texts, heads, tokens, head size).
 
     The result has the shape of the queries.
     """
@@ -158,7 +155,7 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield texts and heads whose scores are computed together, to fit into a part's bytes."""
+    """Yield slices of texts and heads whose scores fit into the bytes of one part."""
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -193,15 +190,15 @@ def _relative_scores(
 def _by_distance(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply tokens with the distances from them to the first `columns` tokens of their text.
+    """Multiply tokens with the position table, for the first `columns` tokens of their text.
 
-    The states, (heads, texts, rows, head size), are of neighbouring tokens from the `start`-th of
-    each text on; the table is (heads, 2 * width - 1, head size). A view, (heads, texts, rows,
-    columns).
+    `states`, (heads, texts, rows, head size), belong to consecutive tokens of each text, beginning
+    with token `start`; `table` is (heads, 2 * width - 1, head size). Returns a view, (heads, texts,
+    rows, columns).
     """
     heads, texts, rows, _ = states.shape
     width = rows + columns - 1
-    lowest = (table.shape[1] + 1) // 2 - start - rows  # from the last row to the first column
+    lowest = (table.shape[1] + 1) // 2 - start - rows  # distance from the last row to column 0
     table = table[:, lowest : lowest + width]
     if more := -width % ROW_STEPS.get(table.device.type, 1):
         table, width = F.pad(table, (0, 0, 0, more)), width + more
@@ -211,13 +208,14 @@ def _by_distance(
 
 
 class DisentangledEncoder(DebertaV2Encoder):
-    """DeBERTa-v2's encoder for inference; transformers does whatever is not sped up.
+    """DeBERTa-v2's encoder for inference. Falls back to transformers' forward where needed.
 
-    Its layers run on the tokens of the texts end to end. The relative-position tables are projected
-    once and kept while the weights stay the same.
+    Layers run on the concatenated tokens of all texts. The relative-position tables are projected
+    once and cached while the weights stay the same.
     """
 
-    # The last layer runs each text's first token alone, and gives its state for all.
+    # Whether the last layer runs only each text's first token, and returns its state for all
+    # tokens.
     is_first_enough = False
     attention_type: type[DisentangledAttention] = DisentangledAttention
     _tables: tuple[object, list[PositionTables], list[torch.Tensor]] | None = None

@@ -1,4 +1,4 @@
-"""DeBERTa-v2's attention as one compiled kernel, and which encoders get it: measured at load."""
+"""DeBERTa-v2's attention as one compiled kernel, used where a measurement at load favours it."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 128  # of torch's kernels
-FEWEST_BLOCKS = 2  # one would be compiled as a number, for such batches alone
-_MOST_GRAPHS = 256  # of one kernel for all shapes of heads; torch would run a ninth uncompiled
+BLOCK_TOKENS = 128  # block size of torch's block mask
+FEWEST_BLOCKS = 2  # with one block, torch would compile a graph for that size only
+_MOST_GRAPHS = 256  # graphs of one kernel for all head shapes; torch's default limit is eight
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
-_TOLERANCE = 1e-6  # of the largest state
+_TOLERANCE = 1e-6  # relative to the largest state
 # On a CPU the compiled kernel is slower than blocks of matrix products.
 FUSED_DEVICES = {"cuda"}
 FUSED_LENGTHS = (512,) * 16 + (384, 300, 129, 128, 60, 7, 1)
-# Root mean squares, in parts of the states' size.
+# Root mean square of differences, relative to that of the states.
 FUSED_TOLERANCE = 1e-5
 FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """Block sizes, warps and stages of torch's kernel; 0 leaves them to torch."""
+    """Block sizes, warps and stages of torch's kernel. 0 means torch's choice."""
 
     query_tokens: int = 0
     key_tokens: int = 0
@@ -63,23 +63,24 @@ class Kernel(NamedTuple):
         return {name: value for name, value in zip(names, self, strict=True) if value}
 
 
-# By the bytes of a number: those that keep all numbers in registers on sm_80 to sm_90, where the
-# choice of torch spills thousands of bytes, and need less than the 99 KB of shared memory of all.
-# On an H200 none of three others in 16 bits was faster, each a second or two to compile.
+# Candidate kernels by item size in bytes. They do not spill registers on sm_80 to sm_90, where
+# torch's choice spills thousands of bytes, and need less than the 99 KB of shared memory that all
+# of these have. On an H200, three other kernels in 16 bits were slower and took a second or two
+# each to compile.
 KERNELS = {
     2: (Kernel(64, 64, 8, 2), Kernel(64, 64, 8, 3)),
     4: (Kernel(32, 32, 4, 2), Kernel(32, 32, 8, 2), Kernel(32, 64, 8, 2)),
 }
-_kernels: dict[tuple[Any, ...], Kernel | None] = {}  # by device, precision, heads, size, terms
+_kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads, head size, terms
 
 
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
 
-    Weights and their names stay as they are. An encoder whose outputs would differ from those of
-    transformers keeps transformers' forward, with a warning in the log. The module is on the device
-    where it will run; `is_first_enough` says that it reads nothing of the last states but each
-    row's first token.
+    Weights and their names do not change. An encoder whose outputs would differ from transformers'
+    keeps transformers' forward, with a warning in the log. The module must be on the device where
+    it will run. `is_first_enough` means that only each row's first token of the last states is
+    read.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
@@ -95,13 +96,13 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
     for classifier in module.modules():
         if type(classifier) is DebertaV2ForSequenceClassification:
             encoder = cast(Any, classifier.deberta).encoder
-            encoder.is_first_enough = True  # to the classifier's pooler
+            encoder.is_first_enough = True  # the pooler reads only the first token
 
 
 def _agrees_with_transformers(encoder: DisentangledEncoder) -> bool:
-    """Tell whether the first layers give the same on two ragged rows of random states.
+    """Return whether the first layers agree with transformers on two ragged rows of random states.
 
-    In float64, where rounding hides no difference, whatever the precision of the weights.
+    Compared in float64, where rounding hides no difference.
     """
     first = _first_layers(encoder).to("cpu", torch.float64)
     states, mask = _random_rows(first, _CHECKED_LENGTHS)
@@ -129,7 +130,7 @@ def _random_rows(
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """Return the fused attention if it works here, gives the same and is faster; else the other."""
+    """Return the fused attention if it works here, agrees and is faster; else the plain one."""
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:
         return DisentangledAttention
@@ -137,16 +138,16 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
     heads, size = attention.num_attention_heads, attention.attention_head_size
     terms = (projection is not None for projection in position_projections(attention))
     key = (weight.device, weight.dtype, heads, size, *terms)
-    with alone(weight.device, weight.dtype):  # timed under what holds for runs
+    with alone(weight.device, weight.dtype):  # timed with the settings of real runs
         if key not in _kernels:
             _kernels[key] = _fastest_kernel(encoder, key)
     return DisentangledAttention if _kernels[key] is None else FusedAttention
 
 
 def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kernel | None:
-    """Return the kernel with which fused attention is fastest; None where the other one is faster.
+    """Return the fastest kernel for fused attention; None if plain attention is faster.
 
-    On a GPU it is kept for later processes, which compile and check that one alone.
+    On a GPU the choice is saved, so that later processes compile and check only that kernel.
     """
     device, dtype, *shape = key
     if device.type != "cuda":
@@ -166,9 +167,9 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
 def _try_kernels(
     encoder: DisentangledEncoder, key: tuple[Any, ...], kernels: Sequence[Kernel], is_known: bool
 ) -> tuple[Kernel | None, bool]:
-    """Find the fastest kernel that gives the same and beats the other attention; tell if all ran.
+    """Return the fastest kernel that agrees with plain attention and beats it, and if all ran.
 
-    One that is known to be the fastest need not be so again.
+    With `is_known`, the kernel need not be faster again.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -180,7 +181,7 @@ def _try_kernels(
         _kernels[key] = kernel
         try:
             outputs, seconds = _time_attention(encoder, FusedAttention, states, mask)
-        except Exception as err:  # whatever a compiler may raise
+        except Exception as err:  # compilers raise errors of any type
             if is_out_of_memory(err) or is_broken_device(err):
                 raise
             reason = str(err).strip().partition("\n")[0]
@@ -209,7 +210,7 @@ def _time_attention(
     states: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, float]:
-    """Return states of tokens after the first layers, and the least seconds of a few runs."""
+    """Return the tokens' states after the first layers, and the minimum seconds of a few runs."""
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -220,7 +221,7 @@ def _time_attention(
     for _ in range(4):  # the first compiles
         with (
             first.running(lengths, mask.shape[1], mask.device),
-            torch._inductor.config.patch(compile_threads=1),  # else a process for each core
+            torch._inductor.config.patch(compile_threads=1),  # else one process per core
             torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS),
         ):
             started = time.perf_counter()
@@ -238,10 +239,10 @@ def _compilations() -> int:
 
 
 class FusedAttention(DisentangledAttention):
-    """`DisentangledAttention` through torch's flex_attention, for all texts of a batch at once.
+    """`DisentangledAttention` by torch's flex_attention, for all texts of a batch at once.
 
-    Tokens are filled up to whole blocks, so that one compilation serves batches of every size.
-    Blocks in which no text meets itself are skipped.
+    Tokens are padded to whole blocks, so that one compilation serves batches of every size. Pairs
+    of blocks without a common text are skipped.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -252,19 +253,19 @@ class FusedAttention(DisentangledAttention):
         self._mask = _block_mask(
             to_device(counts, device), to_device(blocks, device), self._numbers
         )
-        # Whole eights, so that rows of products begin where tensor cores and loads are aligned.
+        # Multiples of eight keep rows aligned for tensor cores and vector loads.
         self._occurring = slice(positions.first // 8 * 8, (positions.last // 8 + 1) * 8)
         self._places = (positions.by_distance - self._occurring.start).int()
-        # As a tensor: a number would be compiled in, or be an expression that CPU kernels lack.
+        # A tensor, because a Python number would be compiled into the kernel as a constant.
         farthest = len(positions.by_distance) // 2
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Fill states up to whole blocks, (1, tokens, size)."""
+        """Pad states, (1, tokens, size), to whole blocks."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Attend as `DisentangledAttention`, which is called itself for the first tokens alone."""
+        """Compute attention; queries of first tokens only use `DisentangledAttention`."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)
@@ -283,9 +284,9 @@ class FusedAttention(DisentangledAttention):
 
 @functools.cache
 def _compiled(kernel: Kernel, is_dynamic: bool) -> Any:
-    """Compile the attention for batches of any size, or for one.
+    """Compile the attention, for batches of any size if `is_dynamic`.
 
-    torch 2.13 cannot compile the former for a CPU.
+    torch 2.13 cannot compile a dynamic one for a CPU.
     """
     attend = functools.partial(_attend, kernel.options())
     return torch.compile(attend, dynamic=is_dynamic, fullgraph=True)
@@ -313,7 +314,7 @@ def _attend(
         row: torch.Tensor,
         column: torch.Tensor,
     ) -> Any:
-        # Pairs of two texts may be further apart than any place; the mask takes them out.
+        # Pairs of different texts may exceed the table; they are clamped here and masked later.
         distance = torch.minimum(torch.maximum(row - column, -farthest), farthest)
         place = places[distance + farthest]
         if of_queries is not None:
@@ -327,15 +328,21 @@ def _attend(
 
 
 def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find each token's text, and the blocks with which each block of tokens shares a text.
+    """Return the text of each token, and the key blocks that each query block attends to.
 
-    The result is the number of each token's text, int32 (tokens in whole blocks,), where what fills
-    the last block is a text of its own; counts (1, 1, blocks); and blocks (1, 1, blocks, blocks),
-    of which the first `counts` of each row are meant. `lengths` are in the order of the tokens.
+    Parameters
+    ----------
+    lengths : ndarray of int64, shape (texts,)
+        Tokens of each text, in the order of the tokens.
 
-    The number of each token's text, int32 (tokens in whole blocks,), where what fills the last
-    block is a text of its own; counts (1, 1, blocks); and blocks (1, 1, blocks, blocks), of which
-    the first `counts` of each row are meant. `lengths` are in the order of the tokens.
+    Returns
+    -------
+    numbers : ndarray of int32, shape (padded tokens,)
+        Index of each token's text. Padding of the last block is a text of its own.
+    counts : ndarray of int32, shape (1, 1, blocks)
+        Number of key blocks for each query block.
+    blocks : ndarray of int32, shape (1, 1, blocks, blocks)
+        Indices of the key blocks; only the first `counts` of each row are used.
     """
     tokens = lengths.sum()
     blocks = max(FEWEST_BLOCKS, -(-tokens // BLOCK_TOKENS))
@@ -364,5 +371,5 @@ def _block_mask(counts: torch.Tensor, blocks: torch.Tensor, numbers: torch.Tenso
         blocks,
         BLOCK_SIZE=BLOCK_TOKENS,
         mask_mod=is_same_text,
-        compute_q_blocks=False,  # which training alone needs
+        compute_q_blocks=False,  # needed for training only
     )

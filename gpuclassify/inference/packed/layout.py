@@ -1,4 +1,4 @@
-"""Layout of a packed batch: its texts end to end in one row of tokens."""
+"""Layout of a packed batch: the tokens of its texts concatenated into one row."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class Group:
 
     start: int  # first of their tokens
     stop: int
-    texts: int  # how many they are
-    # Where each text's tokens lie, padding filled with some token, int64 (texts, width); None: all
-    # are equally long.
+    texts: int  # number of texts
+    # Token index of every position, int64 (texts, width); padding repeats a token. None if all
+    # texts are equally long.
     places: torch.Tensor | None = None
-    is_token: torch.Tensor | None = None  # False for that padding, bool (texts, width)
-    # Where the tokens are among the places, int64 (tokens,): to find them on a GPU would wait for
-    # it.
+    is_token: torch.Tensor | None = None  # False for padding, bool (texts, width)
+    # Flat positions that hold tokens, int64 (tokens,). Computing them on a GPU would wait for it.
     kept: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
@@ -54,13 +53,27 @@ class Group:
 
 
 class Layout:
-    """Places of a batch's tokens in one row of tokens: the longest text first.
+    """Offsets of a batch's texts in one row of tokens, longest text first.
 
-    `lengths` are the tokens of texts padded to `width` on the right, int64 (texts,), and in falling
-    order from then on; `first_columns`, of that shape, are where texts begin that are padded on the
-    left. `calls` counts those of layers that have run on this layout, and `attention` names the
-    function of torch by which the texts were last attended to. `is_tried` says that the model is
-    only tried, beside transformers' own attention.
+    Parameters
+    ----------
+    lengths : ndarray of int64, shape (texts,)
+        Tokens of each text in the padded batch; the attribute is sorted in falling order.
+    width : int
+        Width of the padded batch.
+    device : torch.device
+        Device of the index tensors.
+    first_columns : ndarray of int64, shape (texts,), optional
+        First column of each text, if texts are padded on the left.
+
+    Attributes
+    ----------
+    calls : int
+        Number of layers that have run on this layout.
+    attention : str
+        Name of the attention function that ran last.
+    is_tried : bool
+        Whether this is a trial run, whose outputs are compared with transformers' attention.
     """
 
     def __init__(

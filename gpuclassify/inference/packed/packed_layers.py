@@ -33,11 +33,11 @@ except ImportError:  # torch before 2.10
 
 ATTENTION = "gpuclassify_packed"
 
-_VARLEN_ARGUMENTS = {"scale", "window_size"}  # from torch 2.11 on
-_SHARED_HEADS = "enable_gqa"  # from torch 2.12 on, which refuses fewer heads of keys without it
+_VARLEN_ARGUMENTS = {"scale", "window_size"}  # since torch 2.11
+_SHARED_HEADS = "enable_gqa"  # since torch 2.12, which needs it for grouped-query attention
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 _VARLEN_CAPABILITY = (8, 0)
-# What transformers may hand to an attention function without changing what is computed.
+# Arguments that transformers may pass to an attention function, and that do not affect its result.
 _WITHOUT_EFFECT = {
     "cache_position",
     "deterministic",
@@ -47,12 +47,12 @@ _WITHOUT_EFFECT = {
     "return_dict",
     "use_cache",
 }
-# Tokens of a text whose scores are held at once, and scores of several texts.
+# Longest text for attention by matrix products, and most scores held at once.
 _MOST_BY_PRODUCTS, _MOST_SCORES = 1_024, 1 << 24
-# Root mean squares, in parts of the outputs' size and of how far the states of tokens lie apart.
+# Root mean square of differences, relative to the outputs and to the spread of token states.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
-# In parts of the states' size: where tokens lie closer together, rounding alone moves them so far.
+# Rounding relative to the states' size, for tokens whose states hardly differ.
 _ROUNDING = 1e-5
 _HALF_PRECISION_ROUNDING = 1e-2
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
@@ -250,10 +250,7 @@ def _by_products(
 def _mask(
     group: Group, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Make the mask of what queries may read; None where a flag says it.
-
-    It is bool (texts or 1, 1, width or 1, width).
-    """
+    """Return the attention mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
     mask = None
     if group.is_token is not None and not is_causal:  # a causal text never reads what follows it
         mask = group.is_token[:, None, None]
