@@ -83,7 +83,7 @@ class Residency(Generic[Model]):
     def evict(
         self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop unleased models whose key `is_wanted`, oldest first, at most `most`; return the count."""
+        """Drop unleased models whose key `is_wanted`, oldest first; return their count."""
         with self._lock:
             idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
             for key in idle[:most]:
