@@ -308,7 +308,7 @@ def _start_gpu(
         ),
         "CUDA_VISIBLE_DEVICES": [gpu.visible_name for gpu in gpus],
     }
-    if not options.get("log_spilling"):  # which needs dask-cuda's nannies
+    if not options.get("log_spilling"):  # spill logging needs dask-cuda's nannies
         arguments.setdefault("worker_class", PatientNanny)
     plugins: list[WorkerPlugin] = [ProcessSettings(max(1, usable_cores() // len(gpus)))]
     if torch_fraction is not None:

@@ -32,11 +32,11 @@ LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8787
 # A worker that was killed is started again by its nanny, which a local cluster closes for good
 # after this time; Dask's 15 seconds are over before a busy machine has imported torch.
 RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
-# Where gilknocker is installed (Coiled brings it), Dask asks for the GIL each millisecond, from a
-# thread of Rust that aborts a process which ends at such a moment.
+# With gilknocker installed (Coiled installs it), Dask polls the GIL every millisecond from a Rust
+# thread, which aborts a process that exits at such a moment.
 NO_GIL_MONITOR = {"distributed.admin.system-monitor.gil.enabled": False}
 GUARD = 'if __name__ == "__main__":'
-_safe_blocks = 0  # in which this process is
+_safe_blocks = 0  # nesting depth of `safe_path` blocks
 END_SECONDS = 5  # how long what hangs may hold up the end of its cluster
 
 
@@ -67,18 +67,18 @@ class OwningClient(Client):
         try:
             return unbroken(partial(self._close_all, cluster, *args, **kwargs), cluster)
         except KeyboardInterrupt:
-            self.cluster = None  # what is left of it ends with this process
+            self.cluster = None  # its remains end with this process
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster, without logging what ends in the middle of its work.
+        """Close client and cluster without logging interrupted heartbeats and tasks.
 
-        A heartbeat or a task may be under way whenever a worker closes, and a process may take
-        seconds to end. Dask logs these as errors and warnings, which tell nothing in a cluster
-        that is being closed: the loggers of workers and nannies are silent from here on.
+        A heartbeat or a task may be running when a worker closes, and a process may take seconds to
+        end. Dask logs these as errors and warnings, which mean nothing while a cluster closes, so
+        the loggers of workers and nannies are silenced.
         """
         if cluster.status == Status.running:
-            with contextlib.suppress(OSError):  # a timeout is one
+            with contextlib.suppress(OSError):  # includes timeouts
                 self.sync(self.run, silence_worker, on_error="ignore", callback_timeout=END_SECONDS)
         nanny_logger = logging.getLogger("distributed.nanny")
         level = nanny_logger.level
@@ -188,7 +188,7 @@ def shield_children() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main or not hasattr(signal, "pthread_sigmask"):
         return
-    resource_tracker.ensure_running()  # to start it later would lift the block again
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
@@ -288,7 +288,7 @@ def refuse_workerless_program() -> None:
             f"{GUARD!r}, or pass processes=False for workers that are threads"
         )
     try:
-        with safe_path():  # to share it, Python starts a process
+        with safe_path():  # sharing memory starts a Python process
             multiprocessing.get_context("spawn").Lock()
     except OSError as err:
         raise RuntimeError(

@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 # Off: dask.config.set({"gpuclassify.preflight": False}).
 SETTING = "gpuclassify.preflight"
-# Of these another version gives other results or reads other messages; of the rest it may.
+# Versions that affect results or messages between processes. The other `COMPARED` ones rarely do.
 DECISIVE = ("gpuclassify", "python", "torch", "transformers", "tokenizers", "cudf")
 COMPARED = (*DECISIVE, "dask", "distributed", "pandas", "pyarrow")
-CUDF_WHEELS = ("cudf", "cudf-cu13", "cudf-cu12")  # with CUDA's major version in their names
-# For each step: to load a model of many GB over a slow line. A worker that hangs is given up by
-# Dask before, when its heartbeats have been missing for the scheduler's worker-ttl.
+CUDF_WHEELS = ("cudf", "cudf-cu13", "cudf-cu12")  # wheel names carry CUDA's major version
+# Timeout per step, long enough to download a model of many GB over a slow line. Dask gives up a
+# worker that hangs earlier, when its heartbeats are missing for the scheduler's worker-ttl.
 STEP_SECONDS = 1800.0
-LOOK_SECONDS = 2.0  # at which workers there still are
+LOOK_SECONDS = 2.0  # interval between checks for lost workers
 PRIORITY = 1_000  # before what other clients' tasks wait for
 TABLE_WIDTH = 10_000  # no cell is broken into lines
 
 
 class PreflightError(RuntimeError):
-    """Error raised when workers cannot do their work; the text is a table of what is wrong."""
+    """Error raised when workers cannot do their work. Its message is a table of the problems."""
 
 
 class MisfitError(RuntimeError):
@@ -53,12 +53,12 @@ class Probe(Protocol):
     """Protocol of a check that is tried on workers."""
 
     def fetch(self) -> None:
-        """Fetch what this machine lacks; called on one worker of each machine."""
+        """Download missing files to this machine; called on one worker of each machine."""
 
     def run(self, memory_bytes: int) -> None:
-        """Try the work itself, on every worker, within so much of the host's memory.
+        """Try the work itself on every worker, within `memory_bytes` of the host's memory.
 
-        Raises `MisfitError`, or whatever else stops the work.
+        Raises `MisfitError`, or the error that stops the work.
         """
 
 
@@ -120,7 +120,7 @@ class _Check:
         self.client = client
         self.step_seconds = step_seconds
         self.workers = sorted(client.nthreads())
-        self.machines: dict[str, Machine] = {}  # of workers that nothing is known against
+        self.machines: dict[str, Machine] = {}  # workers without a problem so far, by address
         self.rows: list[Row] = []
         self.given_up: dict[str, str] = {}  # why, by address
 
@@ -183,7 +183,7 @@ class _Check:
 
     def try_out(self, probe: Probe) -> None:
         """Let one worker of each machine fetch, then all of them run."""
-        # As bytes: a task that a worker cannot unpickle costs it its connection.
+        # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
         first = {machine.host: address for address, machine in reversed(self.machines.items())}
         fetching = {a: self._submit(a, fetch_here, packed) for a in first.values()}
@@ -258,7 +258,7 @@ class _Check:
             self._fail(address, "answer", reason, expected, cure)
 
     def _raise_if_failed(self) -> None:
-        """Raise with the table of what is wrong, as text, if anything is."""
+        """Raise PreflightError with a table of all problems, if there are any."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text

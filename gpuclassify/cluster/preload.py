@@ -20,7 +20,7 @@ WORKER_TTL_SECONDS = 900.0
 # A task is blamed for each worker that is lost under it, be it by preemption.
 ALLOWED_FAILURES = 10
 COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
-# With any value, Python does not put the working directory before its modules.
+# Any value of this variable keeps Python from adding the working directory to `sys.path`.
 SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 
 
@@ -40,7 +40,7 @@ class ProcessSettings(WorkerPlugin):
         self.sharing = sharing
 
     def setup(self, worker: Worker) -> None:
-        """Change the whole process, in which nothing was tokenized yet."""
+        """Configure the whole process, before anything is tokenized in it."""
         import torch
 
         threads = self.threads or max(1, usable_cores() // self.sharing)
@@ -99,7 +99,7 @@ def raise_by_value() -> Any:
 
 
 def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
-    """Change all that `prepare` changes; parameters as those of `ProcessSettings`."""
+    """Apply the settings of `prepare` to scheduler and workers; see `ProcessSettings`."""
     settings = (COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
     client.run_on_scheduler(raise_by_value(), *settings)
     client.register_plugin(ProcessSettings(threads, sharing=sharing))
@@ -111,6 +111,6 @@ def dask_setup(service: Scheduler | Worker) -> None:
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return
     threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    if threads <= 1:  # which Dask's nanny sets
+    if threads <= 1:  # Dask's nanny has set it
         threads = int(os.environ.get("SLURM_CPUS_PER_TASK") or 0)
     ProcessSettings(threads or None).setup(service)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # Certificate authority, certificate and key in a directory: our names, and a Kubernetes secret's.
 FILES = (("ca.pem", "cert.pem", "key.pem"), ("ca.crt", "tls.crt", "tls.key"))
 ROLES = ("client", "scheduler", "worker")
-# For any of these dask-cuda's clusters speak UCX.
+# Any of these options makes dask-cuda's clusters use UCX.
 UCX_TRANSPORTS = ("tcp_over_ucx", "infiniband", "nvlink", "rdmacm")
 PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 

@@ -23,8 +23,8 @@ WORKER_BYTES = 400_000_000
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
 AUTO = "auto"  # the shares of a device below
-POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # of RMM's pool, at the start and at most
-TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # beside RMM's pool, and without one
+POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # initial and maximum size of RMM's pool
+TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # torch's share with RMM's pool, and without one
 # Set by get_client itself, or without a meaning for a client that is not asynchronous.
 MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
@@ -34,7 +34,7 @@ WITHOUT_DAYS = {1: (60,), 2: (60, 1), 3: (3_600, 60, 1)}
 
 
 class ImpossibleClusterError(RuntimeError):
-    """Error raised when the machine lacks what the cluster needs; nothing has been started."""
+    """Error raised before a cluster starts, if the machine cannot run it."""
 
 
 def check_options(
@@ -86,9 +86,9 @@ def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
 
 
 def memory_shares(n_workers: int) -> dict[str, int]:
-    """Return the memory limit of each of so many workers, where Dask would not see the right one.
+    """Return each worker's memory limit as an option of Dask; empty if Dask's default is right.
 
-    It knows the machine's memory, and limits of the topmost control group alone.
+    Dask reads the machine's memory and the limit of the topmost control group only.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -257,7 +257,7 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:
-    """Name what a local GPU cluster lacks here; empty if nothing."""
+    """List the missing requirements of a local GPU cluster."""
     missing = [survey.absent_because] if survey.absent_because else []
     for module in ("dask_cuda", "rmm"):
         try:

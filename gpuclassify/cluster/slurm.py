@@ -57,9 +57,9 @@ CUDA_FLAGS = {
         "enable_rdmacm",
     )
 } | {"rmm_allocator_external_lib_list": "--set-rmm-allocator-for-libs"}  # fmt: skip
-# Of the walltime, and at most: time for a worker to hand over what it holds.
+# Share of the walltime, and the maximum seconds, reserved for handing over a worker's data.
 LEAVE_BEFORE_SHARE, LEAVE_BEFORE_MOST_SECONDS = 0.2, 300.0
-STAGGER_SHARE = 0.2  # of that time, so that workers that started together do not leave together
+STAGGER_SHARE = 0.2  # random share of that time, so that workers do not leave all at once
 LOOK_EVERY_SECONDS = 30.0  # squeue is a load on a controller that everybody shares
 # Rounds in which all jobs end without a worker: a path or a package is wrong on the nodes.
 MOST_FAILED_ROUNDS = 3
@@ -124,7 +124,7 @@ def plan_slurm(
     prologue: Iterable[str] = (),
     **options: Any,
 ) -> SlurmPlan:
-    """Convert options of `get_client` for Slurm to those of ``dask_jobqueue.SLURMCluster``.
+    """Convert options of `get_client` for Slurm to options of ``dask_jobqueue.SLURMCluster``.
 
     Parameters
     ----------
@@ -139,12 +139,12 @@ def plan_slurm(
     processes : int, optional
         Workers of a job without GPUs. Default: 1.
     memory : str or int
-        Of a job: ``"64GB"`` or bytes. Workers share it evenly.
+        Memory of a job: ``"64GB"`` or bytes. Workers share it evenly.
     partition, account : str, optional
-        As for ``sbatch``.
+        Options of ``sbatch``.
     walltime : str, optional
-        In Slurm's forms: ``"30"`` minutes, ``"04:00:00"``, ``"1-12"`` days and hours. Default:
-        dask-jobqueue's, half an hour.
+        Time limit in Slurm's forms: ``"30"`` minutes, ``"04:00:00"``, ``"1-12"`` days and hours.
+        Default: dask-jobqueue's, half an hour.
     leave_before : str or float, optional
         Time before the walltime's end at which workers leave and hand over their results, in
         seconds or such as ``"2m"``; each at another moment, up to a fifth of it earlier or later.
@@ -154,7 +154,7 @@ def plan_slurm(
     prologue : iterable of str
         Lines of shell before the worker: ``["module load cuda", "source env/bin/activate"]``.
     **options
-        Of ``dask_jobqueue.SLURMCluster`` (`python`, `interface`, `log_directory`, ...), of
+        Options of ``dask_jobqueue.SLURMCluster`` (`python`, `interface`, `log_directory`, ...), of
         `get_client` for memory of GPUs, and of ``dask cuda worker`` by LocalCUDACluster's names.
         Without `security` (False for none) and `protocol`, connections have TLS with a certificate
         of their own, which workers read from files in `shared_temp_directory`, by default the
@@ -177,7 +177,7 @@ def plan_slurm(
     check_count("cores", cores, workers)
     memory = memory or config.get(section + "memory", None)
     if memory is None:
-        raise ValueError('memory= is missing: of a job, all its workers together, as in "64GB"')
+        raise ValueError('memory= is missing: pass the memory of one job, such as "64GB"')
     walltime = walltime or config.get(section + "walltime", None)
     tasks = tasks_per_worker(threads_per_worker, gpus > 0, options.get("backend", "pandas"))
     memory_options = {name: options.pop(name) for name in MEMORY_OPTIONS if name in options}
@@ -196,7 +196,7 @@ def plan_slurm(
         "job_script_prologue": [*numbering, *_leaving(walltime, leave_before), *prologue],
         "worker_extra_args": flags,
     }
-    for name, ours in lines.items():  # beside what the call or the user's configuration has there
+    for name, ours in lines.items():  # the user's configuration may add more lines
         configured = config.get(section + name.replace("_", "-"), None)
         lines[name] = [*ours, *(options.pop(name, None) or configured or [])]
     if options.get("protocol") is None and "security" not in options:
@@ -349,7 +349,7 @@ class KeptCluster(SLURMCluster):
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit jobs until those that run are those that are wanted."""
+        """Close and submit jobs until the running ones match the requested scale."""
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:

@@ -129,7 +129,7 @@ def release_memory() -> None:
     """Give cached memory of the device back."""
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is None:  # which nothing was loaded with
+    if torch is None:  # nothing was loaded with torch
         return
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

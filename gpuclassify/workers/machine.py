@@ -111,13 +111,13 @@ def _groups(controller: str) -> Iterator[Path]:
         return
     paths: dict[str, str] = {}
     for _, controllers, path in (line.split(":", 2) for line in lines):
-        paths |= dict.fromkeys(controllers.split(","), path)  # of the second generation: ""
+        paths |= dict.fromkeys(controllers.split(","), path)  # cgroup v2 has no controller name: ""
     for mount in mounts:
         _, _, _, root, place, *rest = mount.split()
         kind, _, options = rest[rest.index("-") + 1 :][:3]
         name = {"cgroup": controller, "cgroup2": ""}.get(kind)
         if name in paths and (kind == "cgroup2" or controller in options.split(",")):
-            # In a container the mount may show only what is below the container's group.
+            # In a container, the mount may contain only the container's group.
             below = PurePosixPath(paths[name])
             inner = below.relative_to(root) if below.is_relative_to(root) else PurePosixPath()
             if ".." not in inner.parts:

@@ -55,7 +55,7 @@ def find_device(nvml: ModuleType, uuid: str) -> Any:
 
 
 def is_mig(nvml: ModuleType, handle: object) -> bool:
-    """Return whether a device is a GPU in MIG mode, of which CUDA only uses slices."""
+    """Return whether a device is a GPU in MIG mode. CUDA uses only slices of such a GPU."""
     with contextlib.suppress(nvml.NVMLError):
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return False
@@ -67,7 +67,7 @@ class Gpu:
 
     index: int  # NVML's, of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
-    name: str  # of the product
+    name: str  # product name
     memory_bytes: int | None  # None where it shares the host's
 
     @property
@@ -162,7 +162,7 @@ def _devices_of(nvml: ModuleType, index: int) -> Iterator[Gpu]:
     """Yield the physical GPU, or its slices in its place: none where none was made."""
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]
-    if is_mig(nvml, parent):  # of which CUDA can use only the slices
+    if is_mig(nvml, parent):  # CUDA can use only its slices
         handles = []
         for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
             with contextlib.suppress(nvml.NVMLError):  # slots for slices need not be filled

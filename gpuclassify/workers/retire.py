@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 EVENT_TOPIC = "gpuclassify-faults"
 # Processes in which a task may break the device; after that, its data or its model is the cause.
 MOST_ATTEMPTS = 3
-ASK_SECONDS = 30.0  # for one question to the scheduler
-RETIRE_SECONDS = 60.0  # for moving results to other workers
-EXIT_SECONDS = 60.0  # for a process to end by itself, which a broken driver may prevent
+ASK_SECONDS = 30.0  # timeout of a call to the scheduler
+RETIRE_SECONDS = 60.0  # timeout for moving results to other workers
+EXIT_SECONDS = 60.0  # timeout for a clean exit, which a broken driver may prevent
 
 
 class PanicError(RuntimeError):
@@ -37,10 +37,10 @@ class PanicError(RuntimeError):
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
-    """Raise what is no ``Exception`` in the block as one; an interrupt stays what it is.
+    """Convert a BaseException in the block to an Exception, except KeyboardInterrupt.
 
-    A panic of a tokenizer passes every handler of errors, and Dask cannot send it to the client;
-    SystemExit ends the worker, under which the task is tried again.
+    A panic of a tokenizer is not an Exception: it passes every handler, and Dask cannot send it to
+    the client. SystemExit would end the worker, and the task would be tried again elsewhere.
     """
     try:
         yield
@@ -56,11 +56,10 @@ def as_errors() -> Iterator[None]:
 
 
 def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let what a task of a Dask worker raises reach the client as one message.
+    """Decorate a task so that its errors show their message first, and the worker's frames last.
 
-    Dask shows a client the worker's frames, and those of every cause, above the message and in its
-    log. Here they follow as a note, with the task and its worker. Elsewhere nothing changes: a
-    debugger finds the frames.
+    Dask shows the worker's frames, and the frames of every cause, above the message. Here they
+    follow as a note, with the task and its worker. Outside of a Dask worker nothing changes.
     """
 
     @functools.wraps(function)
@@ -107,7 +106,7 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
 def _answer(error: Exception) -> NoReturn:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     worker = current_worker()
-    if worker is None or worker.address.startswith("inproc://"):  # whose end ends no process
+    if worker is None or worker.address.startswith("inproc://"):  # runs in the client's process
         raise BrokenDeviceError(
             f"{reason}: this process can use its GPU no more, start it again"
         ) from error
@@ -130,16 +129,16 @@ def _answer(error: Exception) -> NoReturn:
     over = (Status.closing, Status.closed, Status.failed)
     while worker.status not in over and time.monotonic() < deadline:
         time.sleep(0.05)
-    raise Reschedule  # in case that the scheduler has not taken the task back
+    raise Reschedule  # if the scheduler has not taken the task back yet
 
 
 def _count_attempt(worker: Worker) -> int:
-    """Count, on the scheduler as workers do not last, how often this task has broken a device."""
+    """Count on the scheduler, which outlives workers, the devices that this task has broken."""
     place = [EVENT_TOPIC, str(worker.get_current_task())]
 
     async def count() -> int:
         attempts = await worker.scheduler.get_metadata(keys=place, default=0) + 1
-        left = 0 if attempts >= MOST_ATTEMPTS else attempts  # tried again later, it starts over
+        left = 0 if attempts >= MOST_ATTEMPTS else attempts  # a later retry starts at 0
         await worker.scheduler.set_metadata(keys=place, value=left)
         return attempts
 
@@ -161,7 +160,7 @@ async def _retire(worker: Worker, reason: str) -> None:
 
     if worker.status == Status.closing_gracefully:  # another thread's task was first
         return
-    worker.nanny = None  # of several ways to be closed now, none may end the nanny too
+    worker.nanny = None  # closing this worker must not end the nanny
     leaving = worker.scheduler.retire_workers(
         workers=[worker.address], close_workers=False, remove=False, stimulus_id=reason
     )

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 STATS_TOPIC, PROGRESS_TOPIC = "gpuclassify", "gpuclassify-progress"
 REPORT_EVERY_SECONDS = 1.0
-# Of the models' time, for tokens; and of a device's time at work, which is enough.
+# Largest share of the models' time spent waiting for tokens, and smallest share of time that a
+# device must be busy, before advice is given.
 MOST_WAITING, BUSY_SHARE = 0.1, 0.9
 # Only runs on a GPU have these.
 _ON_GPU = {"device_sampled_seconds", "peak_device_bytes", "peak_torch_bytes"}
@@ -110,12 +111,12 @@ class RunStats:
     peak_bfloat16_times: float | None = None
 
     def raise_peak(self, name: str, value: float | None) -> None:
-        """Raise the peak `name` to `value` if `value` is known, and above what is known."""
+        """Set the peak `name` to the larger of itself and `value`; None is ignored."""
         if value is not None:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the numbers by name, without those that are not known."""
+        """Return the known statistics by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -179,7 +180,7 @@ _advised: set[Callable[..., Any]] = set()
 
 
 def advice(totals: Mapping[str, Any]) -> list[str]:
-    """Return sentences on what would make runs like these faster, by sums of `RunStats`."""
+    """Suggest settings that would make similar runs faster, from summed `RunStats`."""
     return [sentence for ask in ADVICE if (sentence := ask(totals))]
 
 
@@ -190,7 +191,7 @@ def shared_layers(totals: Mapping[str, Any]) -> str | None:
 
 
 class PartProgress:
-    """Progress of a part's rows, which so many mappers read; reported once a second."""
+    """Progress of a part's rows through its mappers, reported once a second."""
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
         self._name, self._rows, self._work = name, rows, max(1, rows * runs)
@@ -217,7 +218,7 @@ class RunContext:
 
     stats: list[RunStats] | None = None  # grows by one for each mapper and partition
     stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: what mappers do with rows
-    part: PartProgress | None = None  # that the rows belong to
+    part: PartProgress | None = None  # the part of the current rows
     on_progress: Callable[[PartEvent], None] | None = None  # called outside of Dask's workers
 
 
@@ -246,16 +247,16 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Collect stats of what this thread maps in the block, for a task that reports them itself."""
+    """Collect the statistics of this thread's runs in the block, for a task that reports them."""
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
 
 
 def report_stats(stats: RunStats) -> None:
-    """Append the stats to those that `collected_stats` collects, and log them as a Dask event.
+    """Append the statistics to the list of `collected_stats`, and log them as a Dask event.
 
-    Where nothing collects them, each kind of advice is logged once a process.
+    Without such a list, each kind of advice is logged once per process.
     """
     if (runs := current_run().stats) is not None:
         runs.append(stats)
@@ -320,7 +321,7 @@ class RunningParts:
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return how many parts and rows are done in those that are running."""
+        """Return the finished parts (fractional) and rows of all running parts."""
         with self._lock:
             parts = list(self._latest.values())
         return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))
