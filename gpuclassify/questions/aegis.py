@@ -1,4 +1,4 @@
-"""Safety of content, by what a guard model answers."""
+"""Classify the safety of content by the answers of the Aegis guard model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
 
 @dataclass(frozen=True, kw_only=True)
 class AegisOptions(LoraOptions):
-    """Settings of the Aegis classifier, beside those of `LoraOptions`.
+    """Settings of the Aegis classifier, in addition to `LoraOptions`.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class AegisModel(LoraModel):
     """An Aegis adapter, with the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
-        """Read what adapter and decoder declare, and the prompt."""
+        """Read the configurations of adapter and decoder, and the prompt."""
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"

@@ -15,7 +15,7 @@ from gpuclassify.settings.checks import check_names, check_ordered, setting_name
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
-# What follows a free text has the tokens that it has behind this one, whatever the text ends with.
+# Text used to tokenize the literal that follows a free-text field, whatever that text ends with.
 _AFTER_FREE_TEXT = "a"
 # Labels with the texts that each of them is written as.
 Options = Sequence[str] | Mapping[str, str | Sequence[str]]
@@ -184,18 +184,18 @@ class AnswerForm:
 class Answer:
     """One answer that was read: values, confidences and tokens."""
 
-    shares: np.ndarray | None = None  # of the first field's options, float64, if it has some
-    # By field: a label, labels, or a text; None where the answer ended before.
+    shares: np.ndarray | None = None  # probabilities of the first field's options, float64
+    # A label, labels, or a text per field; None if the answer ended before it.
     values: list[Any] = dataclasses.field(default_factory=list)
     confidences: list[float] = dataclasses.field(default_factory=list)
     tokens: Tokens = ()  # those of the most probable answer
-    raw: str | None = None  # what the model says freely
+    raw: str | None = None  # the free answer, decoded
 
 
-# What has been computed of a row: after which tokens, logits of `columns` and the likeliest token
-# with its probability, or -1 where none was asked for.
+# Results computed for a row, by the answer's tokens so far: logits of `columns`, and the most
+# likely next token with its probability, or -1 if it was not requested.
 Known = Mapping[Tokens, tuple[np.ndarray, int, float]]
-Reading = Generator[Tokens, None, Any]  # of tokens after which something must become known
+Reading = Generator[Tokens, None, Any]  # yields tokens after which results are needed
 
 
 class Freely(tuple[int, ...]):
@@ -210,8 +210,8 @@ class _Node:
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
         self.option: int | None = None
-        self.tokens: Tokens = ()  # of the option, without what shows that it has ended
-        self.columns: np.ndarray | None = None  # of the tokens that follow
+        self.tokens: Tokens = ()  # tokens of the option, without its end marker
+        self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
         """Add the tokens of an option; tell whether they differ from those added before."""
@@ -258,7 +258,7 @@ class AnswerReader:
         self._encode, self._decode = encode, decode
         self._end_ids = frozenset(end_ids)
         self._needs_shares = needs_shares
-        # Of tokens among the columns of logits; readers that take turns share them.
+        # Column of logits by token. Readers that take turns share it.
         self._places = {} if places is None else places
         self._trees: dict[Any, _Node] = {}
         self._sequences: dict[tuple[str, str], Tokens] = {}
@@ -285,7 +285,7 @@ class AnswerReader:
 
     @property
     def columns(self) -> Tokens:
-        """Tokens whose logits are needed, in the order in which they are kept."""
+        """Tokens whose logits are needed, in the order of the logit columns."""
         return tuple(self._places)
 
     @property
@@ -476,7 +476,7 @@ class AnswerReader:
         root = _Node()
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
         for option, (tokens, text, after) in enumerate(ways):
-            # Where another one goes on as this one ends, what follows tells them apart.
+            # If another option continues where this one ends, the next tokens tell them apart.
             sequences = (
                 [(*tokens, token) for token in after(text)] if tokens in beginnings else [tokens]
             )

@@ -49,12 +49,13 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.tokenizer = tokenizer  # for decoding and its declarations; never configured
+        self.tokenizer = tokenizer  # used to decode; its settings never change
         declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
         several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
         self.eos_ids = frozenset().union(*several)  # every token that ends an answer
         self._model = model  # the active one of `_models`
-        self._models: dict[str | None, Any] = {None: model}  # by adapter, with the same tensors
+        # Model by adapter. All share the tensors of the base model.
+        self._models: dict[str | None, Any] = {None: model}
         self._lock = threading.Lock()
         self._attachments: dict[Hashable, Any] = {}
         self._attaching = threading.RLock()
@@ -67,7 +68,7 @@ class Decoder:
         return copy.deepcopy(self.tokenizer)
 
     def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
-        """Return what ``build()`` made for `key` the first time, kept as long as this decoder."""
+        """Return ``build()``, cached under `key` as long as this decoder lives."""
         with self._attaching:
             if key not in self._attachments:
                 self._attachments[key] = build()

@@ -1,4 +1,4 @@
-"""Prompts that begin alike to what a decoder answers, in input order."""
+"""Generate a decoder's answers to prompts with a common prefix, in input order."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 # Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
 _SHARED_STEP = 64
-# A CPU is fastest with few rows of whole prompts, and with many rows of a token or two: what begins
-# in so many batches goes on as one.
+# A CPU is fastest with few rows of whole prompts, but with many rows of one or two tokens. Up to
+# this many prompt batches are continued as one.
 _CPU_BATCHES = 8
-_LOGIT_ROWS = 1_024  # vocabularies are wide: this bounds the memory of the last layer
+_LOGIT_ROWS = 1_024  # rows of logits at once: vocabularies are large
 MOST_DRAFTED = 8  # tokens; longer answers seldom come twice
-_MOST_PREFIXES = 8  # that are kept
+_MOST_PREFIXES = 8  # cached prefixes
 _MOST_SEEN = 64  # answers; the table of continuations is made from them for every batch
 
 
 class Reader(Protocol):
-    """Protocol for reading an answer from what the decoder computes."""
+    """Protocol for reading an answer from a decoder's logits."""
 
     @property
     def columns(self) -> Tokens:
@@ -66,11 +66,11 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """Decoder, adapter, prefix and reader with which prompts are answered."""
+    """Decoder, adapter, prefix and reader that answer prompts."""
 
     decoder: Decoder
     adapter: str | None  # the name of one of its adapters
-    # What most prompts begin with, int32 (tokens,); may be empty. A prompt that leaves it early is
+    # Common prefix of most prompts, int32 (tokens,); may be empty. A prompt with another prefix is
     # answered correctly, but more slowly.
     prefix: np.ndarray
     reader: Reader
@@ -94,7 +94,7 @@ class FreeReader:
 
     decoder: Decoder
     is_decided: Callable[[str, bool], bool]
-    max_new_tokens: int  # of an answer, at least 1
+    max_new_tokens: int  # per answer, at least 1
     columns: Tokens = ()
     has_free_fields: bool = True
     _endings: dict[Tokens, bool] = field(default_factory=dict)
@@ -132,11 +132,11 @@ def answer(
     settings: ModelOptions,
     stats: RunStats,
 ) -> list[Any]:
-    """Return what `task.reader` reads of the answer to every prompt, in input order.
+    """Return the answer to every prompt as `task.reader` reads it, in input order.
 
-    None is the answer at which numbers were not finite. Prompts are whole, prefix included. The
-    batch limits measured for the model are kept under `key`. Of the settings,
-    `sort_by_length` and `batch_size` count: there is one loader and one engine here.
+    An answer is None if its logits were not finite. Prompts include the prefix. The batch limits
+    measured for the model are cached under `key`. Only `sort_by_length` and `batch_size` of the
+    settings apply, because decoders have one loader and one engine.
     """
     answers: list[Any] = [None] * len(prompts)
     if not answers:
@@ -163,7 +163,7 @@ def answer(
 
 
 class SeenAnswers:
-    """Earlier answers with their counts, from which the next ones are drafted."""
+    """Counts of earlier answers, used to draft the next ones."""
 
     def __init__(self) -> None:
         self._counts: Counter[Tokens] = Counter()
@@ -215,14 +215,14 @@ def _run_prefix(task: AnswerTask) -> Prefix | None:
 
 
 class _Row:
-    """Prompt without its prefix, and what is known of its answer."""
+    """Prompt without its prefix, and the part of its answer computed so far."""
 
     def __init__(self, prompt: np.ndarray, reader: Reader) -> None:
         self.prompt = prompt
         self.known: dict[Tokens, tuple[np.ndarray, int, float]] = {}
         self.has_run: Tokens | None = None  # tokens of answers whose keys and values are kept
         self.wanted: Tokens = ()
-        self.is_free = reader.has_free_fields  # what is asked after `wanted`
+        self.is_free = reader.has_free_fields  # whether the next token is needed after `wanted`
         self.draft: Tokens = ()
         self.result: Any = None
         self._reading = reader.read(self.known)
@@ -341,7 +341,7 @@ class _Group:
         return [rows[number] for number in kept]
 
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
-        """Run what each row wants, and its draft; tell whether all numbers of a row were finite."""
+        """Run each row's next tokens and its draft; return whether its logits were finite."""
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
         positions = columns + (len(self.prefix) if self.prefix else 0)
@@ -385,7 +385,7 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
-    """Add what was computed after the tokens that were wanted and drafted."""
+    """Add the results after the wanted and the drafted tokens; return whether they are usable."""
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
         token, share, is_finite = values[:3]

@@ -44,7 +44,7 @@ POISONED_FROM = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class GuardOptions(LoraOptions):
-    """Settings of the instruction data guard, beside those of `LoraOptions`.
+    """Settings of the instruction data guard, in addition to `LoraOptions`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class GuardModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read what guard, adapter and decoder declare; no weights."""
+        """Read the configurations of guard, adapter and decoder; no weights."""
         checkpoint = super().read()
         config = read_required_json(
             self.identity, "config.json", "is no saved model", self.options.cache_dir
@@ -225,7 +225,7 @@ class InstructionDataGuardClassifier(TextMapper[GuardOptions]):
         "label_field": "is_poisoned",
         "score_field": "instruction_data_guard_poisoning_score",
         "max_seq_length": MAX_TOKENS,
-        "padding_side": "right",  # which a decoder needs no mask for
+        "padding_side": "right",  # a decoder needs no mask for this side
     }
 
     if TYPE_CHECKING:

@@ -32,13 +32,13 @@ from gpuclassify.settings.options import LabelOptions, ModelOptions
 
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
 DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
-# Of prompt or text. The base model states 2,048, which is less than the prompt it was tuned on.
+# Tokens of a prompt or text. The base model states 2,048, less than the prompt it was tuned on.
 MAX_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions(LabelOptions, ModelOptions):
-    """Settings of mappers with an adapter on a decoder, beside those of `LabelOptions`.
+    """Settings of mappers with an adapter on a decoder, in addition to `LabelOptions`.
 
     Attributes
     ----------
@@ -62,8 +62,8 @@ class LoraCheckpoint(Checkpoint):
 
     base: Identity  # the decoder, which mappers with other adapters share
     adapter: Identity | None
-    prompts: tuple[Prompt, ...] = ()  # that documents are put in
-    max_tokens: int = 0  # of a prompt
+    prompts: tuple[Prompt, ...] = ()  # prompts with placeholders for columns
+    max_tokens: int = 0  # tokens of a prompt
 
 
 class LoraModel(PinnedModel):
@@ -99,7 +99,7 @@ class LoraModel(PinnedModel):
         return files
 
     def read(self) -> LoraCheckpoint:
-        """Read what model, adapter and decoder declare; no weights."""
+        """Read the configurations of model, adapter and decoder; no weights."""
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)
@@ -132,7 +132,7 @@ class LoraModel(PinnedModel):
 
 
 def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless ``config.json`` is that of a decoder of texts alone."""
+    """Raise CheckpointError unless ``config.json`` describes a text-only decoder."""
     architectures = sizes.get("architectures") or ["CausalLM"]
     cure = "pass a model that AutoModelForCausalLM loads, such as Qwen/Qwen2.5-0.5B-Instruct"
     if others := [key for key in ("vision_config", "audio_config") if key in sizes]:
@@ -171,10 +171,10 @@ def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
-    """Compare the headers of base and adapter with what both configurations need.
+    """Check the safetensors headers of base and adapter against both configurations.
 
-    CheckpointError names the tensors that are missing, unknown or of another shape, as when the
-    adapter is for another base model.
+    Raises CheckpointError with the tensors that are missing, unknown or have another shape, for
+    example because the adapter belongs to another base model.
     """
     from gpuclassify.models.loading import check_adapter
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LABEL = "label"  # the column of `answers`, unless label_field= names another
-_BRACES = re.compile(r"\{\w+\}|\{\{")  # of a column, or of a template's brace
+_BRACES = re.compile(r"\{\w+\}|\{\{")  # a column's placeholder, or an escaped brace
 # Settings of other classifiers.
 _NO_SETTINGS = {
     "labels": "name the labels in answers= or fields=",
@@ -68,12 +68,12 @@ _NO_SETTINGS = {
     "query": "write it into prompt=",
     "pair_truncation": "a prompt that is too long loses the end of text_field",
 }
-_MOST_TOKENS = 4_096  # of a prompt to a model that states no limit
+_MOST_TOKENS = 4_096  # prompt tokens for a model that states no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(ClassifierOptions):
-    """Settings of questions to a decoder, beside those of `ClassifierOptions`.
+    """Settings of questions to a decoder, in addition to `ClassifierOptions`.
 
     Attributes
     ----------
@@ -99,15 +99,15 @@ class PromptOptions(ClassifierOptions):
     opening : str
         Beginning of the answer, which the model continues, such as an empty think block.
     answers : list of str, or dict of str to str or list of str
-        Labels, which are what the model may answer; or the text of each, or several, whose
-        probabilities add up.
+        The labels, each also the text of its answer; or a dict from label to the text, or texts, of
+        its answer. Probabilities of several texts are added.
     answer : str
         An answer of several fields, such as "Safety: {safety}\\nCategories: {categories}".
     fields : dict of str to list, dict, Choice, Several or Free
-        What each field of `answer` may be. Each is a column of its name.
+        Possible values of each field of `answer`. Each field becomes a column of its name.
     criteria : dict of str to str
-        Texts that stand for ``{criterion}`` in the prompt, by the float32 column that each gives:
-        the probability of the first of `answers`.
+        Text for ``{criterion}`` in the prompt, by output column. Each column (float32) is the
+        probability of the first of `answers`.
     confidences : bool
         A column NAME_confidence for every field beside the first.
     adapter : str
@@ -121,13 +121,13 @@ class PromptOptions(ClassifierOptions):
     max_new_tokens : int
         Tokens of a free answer.
     prompt_digest : str
-        sha256 of the prompt for empty columns that is meant. Another one is warned of, and refused
-        with `strict`.
+        Expected SHA-256 of the prompt for empty columns. Another prompt gives a warning, or an
+        error with `strict`.
     """
 
     no_pairs = "name both columns in prompt="
 
-    prompt: str = field(default="", metadata={"least": 0})  # which `check` asks for
+    prompt: str = field(default="", metadata={"least": 0})  # `check` requires it
     system: str | None = None
     response: str | None = None
     chat: bool = True
@@ -298,7 +298,7 @@ class PromptModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read what the decoder declares, and write the prompts."""
+        """Read the decoder's configuration, and render the prompts."""
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         checkpoint, options = super().read(), self.options
@@ -508,7 +508,7 @@ class ChoiceRunner(PromptRunner):
         ]
         reader = CriteriaReader(readers, starts)
         longest = max(range(len(asks)), key=lambda number: len(starts[number]))
-        ask = asks[longest]  # by which documents are cut
+        ask = asks[longest]  # documents are cut to fit this one
         return [replace(ask, trim=len(wholes[longest]) - shared, reader=reader)]
 
 
@@ -615,7 +615,7 @@ class CriteriaHead(MultiLabelHead):
         return [name for name, _ in self.options.criteria]
 
     def fields(self) -> list[pa.Field]:
-        """Return a field per criterion, and those of other models of several labels."""
+        """Return a field per criterion, and the fields of multi-label models."""
         return [*(pa.field(name, FLOAT32) for name in self.labels), *super().fields()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:

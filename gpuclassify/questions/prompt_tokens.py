@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _PROBES = ("a", "The", "7", "é", "\n", " ", "-")
 # Encodings are alive together, at over 100 bytes a token and thousands of tokens a prompt.
 _BLOCK_PROMPTS = 2_048
-_SEAM_TOKENS = 4  # by which a window in a prompt may be longer than it is alone
-CRITERION = "criterion"  # what stands for a criterion's text in braces
-# What stands for a column's text while a chat template is filled in.
+_SEAM_TOKENS = 4  # extra tokens that a window may need inside a prompt
+CRITERION = "criterion"  # placeholder of a criterion's text
+# Placeholder of a column's text while a chat template is rendered.
 _MARK = re.compile("\ue000(.*?)\ue001", re.DOTALL)
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-_SECRET = secrets.token_hex(8)  # in names that no text can have
+_SECRET = secrets.token_hex(8)  # part of token names that no text contains
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of text, which some tokenizers call special
 
 
@@ -303,7 +303,7 @@ class PromptTokenizer:
         return tokens
 
     def _ids(self, rows: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Yield the ids of each prompt, in which texts are text."""
+        """Yield the ids of each prompt. Special tokens in documents are tokenized as text."""
         words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
         flat = words.take(np.zeros_like(words.lengths), words.lengths)
         before, behind = self._around
@@ -314,7 +314,7 @@ class PromptTokenizer:
             yield ids
 
     def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt, in which texts are text, and its encoding."""
+        """Return a prompt and its encoding. Special tokens in documents are tokenized as text."""
         prompt = self.prompt.filled(self._tokenizer, row)
         encoding = self._backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
         is_text = self._special_of(encoding.ids) == self._special_ids
@@ -359,7 +359,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def prefix(self) -> np.ndarray:
-        """Tokens with which the prompts of all ordinary documents begin, int32 (tokens,)."""
+        """Common prefix of the prompts of ordinary documents, int32 (tokens,)."""
         others = [""] * (self._columns - 1)
         probes = [self.encode([probe, *others]).ids for probe in _PROBES]
         first, *more = [np.asarray(ids, dtype=np.int32) for ids in probes]
@@ -374,7 +374,7 @@ class PromptTokenizer:
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of a document that fit into a prompt, wherever they were taken from."""
+        """Tokens of a document that always fit into a prompt."""
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     def windows(self, document: str, overlap: int) -> list[str]:
@@ -393,9 +393,9 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Return the tokens of the prompt with as much of the document as fits.
+        """Return the tokens of the prompt, with the document cut to fit.
 
-        Where the prompt is too long without any of it, the longest of the other columns is cut.
+        If the prompt is too long even without the document, the longest other column is cut.
         """
         while True:
             prompt, encoding = self._encode(texts)

@@ -125,7 +125,8 @@ class Qwen3GuardClassifier(PromptClassifier):
             "qwen3guard_categories": Several(QWEN3GUARD_HARMS, none="None"),
         },
         "max_seq_length": 32_768,
-        # Of what three projects print or copy from the tokenizers of the 0.6B and the 8B model.
+        # Digest of the prompt as three projects print it, or copy it from the 0.6B and 8B
+        # tokenizers.
         "prompt_digest": "525cb88f542c2cc2275a6b94991c4c1f9863bf1e226b16d4d21ff65fb4bf562d",
     }
 
@@ -185,7 +186,7 @@ class LlamaGuardClassifier(PromptClassifier):
     defaults = {
         "model": "meta-llama/Llama-Guard-3-8B",
         "prompt": "{text}",
-        "opening": "\n\n",  # which templates leave to the model
+        "opening": "\n\n",  # templates leave this to the model
         "answer": "{llamaguard_safety}\n{llamaguard_categories}",
         "fields": {
             "llamaguard_safety": Choice(published_labels, ends=("safe",)),

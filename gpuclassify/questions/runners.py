@@ -84,9 +84,9 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[Any]:
-        """Read the answers to prompts, of which most begin with `prefix`.
+        """Return the answers to prompts. Most prompts should begin with `prefix`.
 
-        A row whose numbers are not finite is asked about again, alone and in float32.
+        A row with logits that are not finite runs again, alone and in float32.
         """
         import torch
 
@@ -172,7 +172,7 @@ class AnswerRunner(PromptRunner):
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             started = time.perf_counter()
-            tokenizer = decoder.attached(  # which all mappers with this prompt share
+            tokenizer = decoder.attached(  # shared by all mappers with this prompt
                 (prompt, self.options.max_seq_length, self.options.seen_field is None),
                 lambda: self.prompt_tokenizer(prompt, decoder.new_tokenizer()),
             )

@@ -15,7 +15,7 @@ from gpuclassify.hub.identity import absolute
 from gpuclassify.settings.paths import is_file
 
 CATEGORY_CODES = tuple(f"O{number}" for number in range(1, 14))
-# Of the prompt for an empty document, as NeMo Curator 1.4 and 0.8 have it in their sources.
+# Digests of the prompt for an empty document, from the sources of NeMo Curator 1.4 and 0.8.
 KNOWN_DIGESTS = frozenset(
     {
         "40a4fda7e599ca53bb8e508f9ed5aa906f39925886de1cbda431b24824d24bce",
@@ -189,7 +189,7 @@ def _problems(prompt: str) -> list[str]:
     if not problems and tuple(sorted(_MARKERS, key=prompt.find)) != _MARKERS:
         problems.append(f"the markers are not in the order {', '.join(_MARKERS)}")
     if problems:
-        parts = [prompt] * 5  # what stands in which part cannot be told: look everywhere
+        parts = [prompt] * 5  # the parts are not known: search all of them
     opening, categories, _, _, instruction = parts
     codes = _CATEGORY.findall(categories)
     if codes != list(CATEGORY_CODES):

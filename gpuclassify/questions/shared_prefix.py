@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTENTION = "gpuclassify_prefix"
-SCORE_BYTES = 256 * 2**20  # of scores that are in memory at once where no fused kernel serves
+SCORE_BYTES = 256 * 2**20  # scores in memory at once without a fused kernel
 
 # Tensors that attention is handed and that change nothing of it.
 _WITHOUT_EFFECT = {"position_ids", "cache_position"}
@@ -50,15 +50,15 @@ class RowState:
     """
 
     def __init__(self, prefix: Prefix | None = None) -> None:
-        self.prefix = prefix  # of all rows
+        self.prefix = prefix  # shared by all rows
         # Keys and values (rows, key heads, columns, size) of each.
         self.layers: list[Pair] = []
-        # What the new tokens of a forward must not read, bool (rows, new, columns). None in the
-        # first forward, whose rows are padded on the right and begin in column 0.
+        # Columns that the new tokens of a forward must not read, bool (rows, new, columns). None in
+        # the first forward, whose rows are padded on the right and begin in column 0.
         self.is_later: torch.Tensor | None = None
         self._places: Pair
         self._width = 0  # columns that have been written to
-        self._masks: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # by window
+        self._masks: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # key: window
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
@@ -78,13 +78,13 @@ class RowState:
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
-        """Set the `columns`, int64 (rows, new), in which the next forward's tokens belong.
+        """Set the `columns`, int64 (rows, new), of the next forward's tokens.
 
-        Columns from `width` on stay free.
+        Columns at `width` and above stay free.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
-            # Zeros, because a masked column counts nothing only if it is finite.
+            # Zeros, because a masked column has no effect only if it is finite.
             room = (0, 0, 0, max(more, _COLUMN_STEP))
             self._change(lambda kept: F.pad(kept, room))
         all_columns = torch.arange(self.layers[0][0].shape[2], device=columns.device)
@@ -94,7 +94,7 @@ class RowState:
         self._places = torch.arange(len(columns), device=columns.device)[:, None], columns
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Add new keys and values (rows, key heads, new, size); return those of all own tokens."""
+        """Append keys and values (rows, key heads, new, size); return those after the prefix."""
         if self.is_later is None:
             self.layers.append((key, value))
             self._width = key.shape[2]
@@ -178,13 +178,27 @@ def attend(
     hidden: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> Pair:
-    """Compute attention and its log-sum-exp, by which it joins attention over other keys.
+    """Compute attention and its log-sum-exp, which is needed to merge attention over other keys.
 
-    Of a `query` (rows, heads, new, size), `key` and `value` (rows, key heads, columns, size), where
-    several heads may share a key head, as many each, the output is as the query, and the logarithm
-    of the softmax's sum float32 (rows, heads, new). With `is_causal`, query i reads columns 0 to i;
-    `hidden`, bool (rows, new, columns), says in its place what queries do not read: where that is
-    all, the logarithm is -inf. Scores are capped by ``softcap * tanh(scores / softcap)``.
+    Parameters
+    ----------
+    query : Tensor, shape (rows, heads, new, size)
+    key, value : Tensor, shape (rows, key heads, columns, size)
+        ``heads`` is a multiple of ``key heads``.
+    scaling : float
+        Factor of the products of queries and keys.
+    is_causal : bool
+        Query i reads columns 0 to i. Ignored if `hidden` is passed.
+    hidden : Tensor of bool, shape (rows, new, columns), optional
+        Columns that a query does not read.
+    softcap : float, optional
+        Scores are capped by ``softcap * tanh(scores / softcap)``.
+
+    Returns
+    -------
+    output : Tensor, shape of `query`
+    sums : Tensor of float32, shape (rows, heads, new)
+        Logarithm of the softmax's denominator; -inf if all columns are hidden.
     """
     aten = torch.ops.aten
     if hidden is not None and hidden.shape[0] == 1 < query.shape[0]:
@@ -220,7 +234,7 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute `attend` in plain float32, as many queries at a time as `score_bytes` allow."""
+    """Compute `attend` in plain float32, in blocks of queries within `score_bytes`."""
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
     queries = query.reshape(rows, key_heads, -1, size).float()

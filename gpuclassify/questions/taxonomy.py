@@ -11,9 +11,9 @@ from gpuclassify.questions.prompt_classifier import PromptClassifier
 if TYPE_CHECKING:
     from gpuclassify.frames import Frame
 
-WHOLE_CHARS = 30_000  # of a text that is read as a whole; of a longer one, three thirds of these
+WHOLE_CHARS = 30_000  # longest text that is read as a whole; of longer ones, three parts are read
 PART_CHARS = WHOLE_CHARS // 3
-# By field, in the order of the answer's lines: the first label's code, and the labels.
+# First label's code and all labels of each field, in the order of the answer's lines.
 TAXONOMY: dict[str, tuple[int, tuple[str, ...]]] = {
     "bloom_cognitive_process": (
         1, ("Remember", "Understand", "Apply", "Analyze", "Evaluate", "Create"),
@@ -138,6 +138,6 @@ class TaxonomyClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return the rows' texts, of which long ones are shortened; None where null."""
+        """Return the rows' texts, shortened if they are long; None where null."""
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]
