@@ -41,7 +41,9 @@ _LONGEST_FOLDER = 86
 
 # Label ids, int32 (texts, k), -1 where there are fewer; their probabilities, float32 (texts, k).
 Predictions = tuple[np.ndarray, np.ndarray]
-Predict = Callable[[list[str], int], Predictions]  # of lines, and how many labels of each
+Predict = Callable[
+    [list[str], int], Predictions
+]  # arguments: lines, and the number of labels per line
 
 
 class HostError(RuntimeError):
@@ -90,7 +92,7 @@ class HostClient:
         """Return a connection that nobody uses: one that is open, or a new one."""
         while self._idle:
             connection = self._idle.pop()
-            if not connection.poll():  # what has been silent for long is closed by the other end
+            if not connection.poll():  # the other end closes idle connections
                 return connection
         return connect(self.path, self._revision)
 
@@ -182,14 +184,14 @@ def _private_folder() -> Path:
     return folder
 
 
-# In the process that holds the model.
+# Code of the process that holds the model.
 
 
 def main(place: Path, lock: Path, model: str) -> None:
     """Load the model and serve it; tell the process that waits for it when it is ready."""
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
-    place.unlink(missing_ok=True)  # of a host that was killed
+    place.unlink(missing_ok=True)  # left by a host that was killed
     listener.bind(str(place))
     listener.listen()
     if os.fork():

@@ -30,7 +30,7 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 # Texts, and characters of them, that are sent at once: the copies of more would take memory.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
-_TEXTS_AT_A_TIME = 256  # whose encodings are alive together
+_TEXTS_AT_A_TIME = 256  # texts whose encodings exist at once
 PREFIX = "__label__"
 # The word that ends a line for the library, between what separates words for it.
 _LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
@@ -91,7 +91,7 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count words between white space, all of which are read; see `Runner.token_lengths`."""
+        """Count words between white space. All of them are read; see `Runner.token_lengths`."""
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
@@ -100,7 +100,7 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Lease the process that holds the model, and what makes its words; see `Runner.lease`."""
+        """Lease the process that holds the model, and its word splitter; see `Runner.lease`."""
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:
@@ -176,7 +176,7 @@ class TokenWords:
         if text.isascii():
             return text
         text = unicodedata.normalize("NFKD", text)
-        for char in set(text):  # of which there are few, beside looking at each place of the text
+        for char in set(text):  # cheaper than looking at each position
             if unicodedata.category(char) == "Mn":
                 text = text.replace(char, "")
         return text
@@ -203,10 +203,10 @@ def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class FastTextHead(LabelHead):
-    """Most probable label with its probability, that of a label by its name, and the first k.
+    """Columns of the most probable label, of chosen labels' probabilities, and of the top k labels.
 
-    Reads the records of `FastTextRunner`. Where the library gives a text no label, because it knows
-    none of its words, label and numbers are null, and the text passes no filter.
+    Reads the records of `FastTextRunner`. The library gives no label to a text of unknown words;
+    its label and numbers are null, and it passes no filter.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile

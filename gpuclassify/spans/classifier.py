@@ -15,18 +15,18 @@ from gpuclassify.spans.token_runner import TokenClassifier, TokenHead, TokenRunn
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassifierOptions(SpanOptions, ModelOptions):
-    """Settings of `SpanClassifier`, beside those of `SpanOptions` and `ModelOptions`.
+    """Settings of `SpanClassifier`, in addition to `SpanOptions` and `ModelOptions`.
 
     Attributes
     ----------
     long_text : {"windows", "truncate"}
-        Read a long text whole, in windows that overlap, or its beginning alone.
+        Read a long text whole, in overlapping windows, or only its beginning.
     aggregation : {"simple", "first", "average", "max", "none"}
-        As in transformers' pipeline: join tokens of a label ("simple"), or words, whose label is
-        that of their first token, of the mean of their tokens, or of the surest one; "none": each
-        token by itself, with the model's own label.
+        As in transformers' pipeline: "simple" joins neighbouring tokens with one label. "first",
+        "average" and "max" join words, labelled by their first token, by the mean of their tokens,
+        or by their most certain token. "none" keeps each token, with the model's own label.
     scheme : {"iob1", "iob2", "bioes", "bilou", "plain"}
-        What letters before a label mean, such as B-PER. Default: as the model's labels show.
+        Meaning of prefixes such as the B in B-PER. Default: derived from the model's labels.
     """
 
     long_text: LongText = "windows"

@@ -21,7 +21,7 @@ from gpuclassify.spans.spans import Redact, Spans
 
 @dataclass(frozen=True, kw_only=True)
 class SpanOptions(TextOptions):
-    """Settings of every mapper that finds spans, beside those of `TextOptions`.
+    """Settings of every mapper that finds spans, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class SpanOptions(TextOptions):
         Output column (list of struct): `start` and `end` in characters of the text, `label` and
         `score` (float32).
     labels : str or list of str
-        Labels of the spans that count. Default: all.
+        Labels of the spans to keep. Default: all.
     min_score : float or dict of str to float
-        Least score of spans that count; a dict: a minimum by label.
+        Minimum score of the spans to keep, for all labels or by label.
     redact : str or callable
         Replaces each span: a template such as "[{label}]", or a function of text and label.
     redacted_field : str
@@ -41,9 +41,9 @@ class SpanOptions(TextOptions):
     share_field : str
         Output column (float32) of the share of characters that are in spans.
     min_spans : int
-        Keep only rows with so many spans.
+        Keep only rows with at least this number of spans.
     max_span_share : float
-        Keep only rows of which at most this share of characters is in spans, 0 to 1.
+        Keep only rows with at most this share of characters in spans, 0 to 1.
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
     """
@@ -91,7 +91,7 @@ class SpanOptions(TextOptions):
 
 
 def definition(settings: object) -> list[Any]:
-    """Return what tells settings from others in every process, of a function its code."""
+    """Return the settings as values that are equal in every process. Functions are their code."""
     named = sorted(vars(settings).items())
     return [type(settings).__name__, *((name, json_setting(value)) for name, value in named)]
 
@@ -129,7 +129,7 @@ class SpanOutputs(Outputs):
 
 
 class SpanHead(Head):
-    """Columns of spans, and filters by how many there are and how much of a text they take."""
+    """Columns of spans, and filters by the number of spans and their share of the text."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -146,7 +146,7 @@ class SpanHead(Head):
         ]
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the labels that settings name can be those of spans."""
+        """Raise ValueError if settings name a label that no span can have."""
         minimum = self.options.min_score
         self.check_labels(*(self.options.labels or ()))
         self.check_labels(*dict(minimum if isinstance(minimum, tuple) else ()))
@@ -195,7 +195,7 @@ class SpanHead(Head):
 
 @dataclass(frozen=True)
 class SpanValues:
-    """Texts and those of their spans that count."""
+    """Texts with the spans that pass `labels` and `min_score`."""
 
     texts: Texts
     spans: Spans

@@ -32,7 +32,7 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 _LOCAL = re.compile(r"[a-z0-9!#$%&'*+/=?^_`{|}~.-]*")
 _DOMAIN = re.compile(r"[a-z0-9.-]*")
-_PART = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")  # of a domain, between dots
+_PART = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")  # part of a domain between dots
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
 _LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[a-z0-9-]*[a-z0-9]:)\]")
@@ -101,12 +101,12 @@ def find_ips(text: str) -> Bounds:
 
 
 PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find_ips}
-_SIGNS = {"email": "@", "ip": "."}  # which a text needs to have any
+_SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternOptions(SpanOptions):
-    """Settings of `PatternSpans`, beside those of `SpanOptions`.
+    """Settings of `PatternSpans`, in addition to `SpanOptions`.
 
     Attributes
     ----------

@@ -20,11 +20,11 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of several texts, those of a text together and in the order of their starts."""
+    """Spans of several texts, sorted by text and by start."""
 
     text_of: np.ndarray  # text of each span, int64 (spans,), rising
     starts: np.ndarray  # first character, int64 (spans,)
-    ends: np.ndarray  # behind the last one, int64 (spans,)
+    ends: np.ndarray  # exclusive, int64 (spans,)
     labels: np.ndarray  # place of the label among `names`, int64 (spans,)
     scores: np.ndarray  # float32 (spans,)
     names: tuple[str, ...]
@@ -104,7 +104,7 @@ class Spans:
         """
         if not len(self.starts):
             return self
-        shift = self.text_of * (self.ends.max() + 1)  # so that no text reaches into the next
+        shift = self.text_of * (self.ends.max() + 1)  # keeps the texts' ranges disjoint
         reached = np.maximum.accumulate(self.ends + shift)
         is_first = np.append(True, self.starts[1:] + shift[1:] >= reached[:-1])
         first = np.flatnonzero(is_first)
@@ -159,7 +159,7 @@ class Spans:
 
 
 def replacement(redact: Redact, text: str, label: str) -> str:
-    """Return what stands for a span with this text and label."""
+    """Return the replacement of a span with this text and label."""
     if isinstance(redact, str):
         return redact.format(label=label)
     new = redact(text, label)

@@ -69,10 +69,10 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Return what labels say of spans, in a scheme or in the one that they show.
+    """Parse a model's labels as tags of `scheme`, by default the scheme that the labels show.
 
-    With `is_raw` every token is a span by itself, with the model's own label. ValueError if no
-    label has a letter of the scheme.
+    With `is_raw` every token is a span of its own, with the model's own label. Raises ValueError if
+    no label has a prefix of the scheme.
     """
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))

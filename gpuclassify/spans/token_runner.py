@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
-_BLOCK_CHARS = 4_000_000  # of texts whose encodings with offsets are alive together
+_BLOCK_CHARS = 4_000_000  # characters of texts whose encodings with offsets exist at once
 
 
 class TokenClassifier(PinnedModel):
     """A checkpoint with a head for every token."""
 
     def read(self) -> Checkpoint:
-        """Read what the checkpoint declares; no weights."""
+        """Read the checkpoint's configuration; no weights."""
         return read_token_classifier(self.identity, cache_dir=self.options.cache_dir)
 
     @property
@@ -56,7 +56,7 @@ class TokenHead(SpanHead):
 
 
 class TokenRunner(EncoderRunner):
-    """Runner that labels tokens, and joins those of a label to spans of the text."""
+    """Runner that labels tokens, and joins neighbouring tokens with one label to spans."""
 
     model: TokenClassifier
 
@@ -66,7 +66,7 @@ class TokenRunner(EncoderRunner):
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of limits and outputs, which differ by what is kept of a token."""
+        """Return the key of limits and outputs, which includes whether all scores are kept."""
         return (*super().run_key(model), self.options.keeps_all_scores)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
@@ -216,7 +216,7 @@ class _WindowedTokens:
             is_space = np.concatenate(data) == ord(" ")
             sizes = np.array([*map(len, data)])
             first = (np.cumsum(sizes) - sizes)[tokens.text_of] + tokens.starts
-            is_end = tokens.starts == sizes[tokens.text_of] - 1  # where no character stands
+            is_end = tokens.starts == sizes[tokens.text_of] - 1  # a position without a character
             is_continued = ~is_space[first - 1] & (is_end | ~is_space[first])
             is_continued &= tokens.starts > 0
         return is_continued & (ids != self._tokenizer.unknown_id)

@@ -40,7 +40,7 @@ class Annotations:
     column of groups, if there is one; see `join_groups`.
     """
 
-    labels: pd.Series  # as the column holds them
+    labels: pd.Series  # values of the label column
     groups: np.ndarray  # int64 (rows,)
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
     null_texts: int  # rows that were left out for lack of a text
@@ -145,7 +145,7 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _kept(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return what `make` gives, from the directory if it is there and whole."""
+    """Return ``make()``, or the copy in `directory` if there is an undamaged one."""
     from safetensors.numpy import save_file
 
     if directory is None:
@@ -170,7 +170,7 @@ def _kept(
 
 
 def _read_vectors(path: Path) -> np.ndarray:
-    """Read embeddings that were kept; ValueError if they are not those that were."""
+    """Read saved embeddings; raise ValueError if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

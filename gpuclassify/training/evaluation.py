@@ -23,13 +23,13 @@ from gpuclassify.training.tasks import Task, grades_of
 if TYPE_CHECKING:
     from jinja2 import Template
 
-Figures = Callable[[np.ndarray], dict[str, float | None]]  # of rows by their positions
+Figures = Callable[[np.ndarray], dict[str, float | None]]  # statistics of rows by position
 
 CURVE_POINTS = 101
-BINS = 24  # of scores, in a picture
+BINS = 24  # bins of a histogram of scores
 PROBABLE = 0.5  # a label of several is predicted from this probability on
-MOST_LABELS, MOST_CURVES = 40, 12  # in a table, and as pictures
-# From so many rows on, the interval of an accuracy, whatever it is, is at most 0.1 wide.
+MOST_LABELS, MOST_CURVES = 40, 12  # labels in a table, and labels with curves
+# With this many rows, the interval of any accuracy is at most 0.1 wide.
 ENOUGH_ROWS = 400
 LEAST_OF_A_CURVE = 10  # rows with the label, and without it: fewer make steps, and no curve
 # Intervals hold the true figure 95 times of 100.
@@ -148,7 +148,7 @@ class Evaluation:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values, from which ``Evaluation(**values)`` makes it again."""
+        """Return all fields as JSON values. ``Evaluation(**values)`` restores the object."""
         return asdict(self)
 
     @property

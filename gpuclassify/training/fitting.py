@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # of a linear head, of which one is chosen
-# Of a train part: below, threads wait for each other longer than they work, where cores are busy.
+PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # L2 penalties tried for a linear head
+# Training rows below which one thread is used: several would mostly wait for each other.
 ROWS_FOR_THREADS = 20_000
-_LEAST = 1e-6  # a number that varies less is not stretched
+_LEAST = 1e-6  # features with a smaller deviation are not scaled
 _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this kind
 
 
@@ -40,7 +40,7 @@ class Examples:
     """Rows to fit to or to evaluate by."""
 
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
-    targets: np.ndarray  # as the task gives them
+    targets: np.ndarray  # targets in the task's form
     weights: np.ndarray  # float32 (rows,)
 
     def take(self, rows: np.ndarray) -> Examples:
@@ -52,14 +52,14 @@ class Examples:
 class Recipe:
     """Training settings of a network: AdamW, with a learning rate that falls linearly to 0."""
 
-    epochs: int  # at most
+    epochs: int  # maximum
     patience: int  # epochs without a better one after which training stops
     learning_rate: float
     batch_size: int
     weight_decay: float = 0.0
 
 
-# That of the pooler is FineWeb-Edu's: huggingface/cosmopedia, classification/train_edu_bert.py.
+# The pooler's settings are FineWeb-Edu's: huggingface/cosmopedia, classification/train_edu_bert.py.
 RECIPES = {
     "mlp": Recipe(50, patience=5, learning_rate=1e-3, batch_size=64, weight_decay=0.01),
     "pooler": Recipe(20, patience=20, learning_rate=3e-4, batch_size=256),
@@ -83,7 +83,7 @@ class Fit:
     record: dict[str, Any] = field(default_factory=dict)
 
     def layers(self, embedder: Embedder) -> list[Layer]:
-        """Fit the layers, and return those of the best penalty or epoch."""
+        """Fit the layers; return the ones of the best penalty or epoch."""
         import torch
         from threadpoolctl import threadpool_limits
 

@@ -9,9 +9,9 @@ import numpy as np
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 PARTS = tuple(SHARES)
-FOLDS = 10  # so that parts of a cross-validation have these shares, too
-LEAST_ROWS = 100  # of a part, which are enough to judge by, however small their share
-_ROUNDING = 1e-6  # of sums of shares
+FOLDS = 10  # folds of a cross-validation with the same shares
+LEAST_ROWS = 100  # rows that suffice for a part, however small their share
+_ROUNDING = 1e-6  # tolerance of sums of shares
 
 
 def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Deal:
-    """Groups, of which `counts` has the rows of each stratum (groups, strata), and their parts."""
+    """Assignment of groups to parts. `counts` has each group's rows by stratum (groups, strata)."""
 
     def __init__(self, counts: np.ndarray) -> None:
         self.counts = counts
@@ -85,7 +85,7 @@ class _Deal:
     def deal(self, order: np.ndarray) -> None:
         """Give each group to the part that lacks most of its share of the groups so far."""
         so_far = [0.0] * len(PARTS)
-        trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # of each stratum
+        trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # one a stratum
         for group, size in zip(order.tolist(), self.sizes[order].tolist(), strict=True):
             so_far = [lack + share * size for lack, share in zip(so_far, self.shares, strict=True)]
             part = 0
@@ -161,7 +161,7 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(is_in[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """Join groups by the first texts, so many."""
+        """Return the components of groups that share one of the first `count` texts."""
         is_first = rank[of_text] < count
         ends = of_group[is_first], nodes + of_text[is_first]
         edges = coo_array((np.ones(len(ends[0]), bool), ends), shape=(nodes + len(is_in),) * 2)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import torch
 
 Layer = tuple[np.ndarray, np.ndarray]
-LEAST_EXAMPLES = 3  # of a label: one in each part
-BINS = 10  # of a number that is no grade, to stratify by
-MOST_GRADES = 20  # from the lowest whole number to the highest
+LEAST_EXAMPLES = 3  # examples per label: one for each part
+BINS = 10  # strata of a number that is not a grade
+MOST_GRADES = 20  # range of whole numbers that count as grades
 _SHOWN = 5
 
 
 class Task(ABC):
-    """Labels as targets of training, and what is fitted to them; `label_field` is for messages."""
+    """Labels as targets of training: their checks, numbers and strata, by kind of label."""
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
@@ -59,7 +59,7 @@ class Task(ABC):
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
         """Return the names of the strata, in order."""
-        return [*outputs, ""]  # of several labels, the last one is of rows without any
+        return [*outputs, ""]  # the last label marks rows without any
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -288,7 +288,7 @@ def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> No
 
 
 def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example among those of the train part."""
+    """Raise ValueError unless every label has an example in the train part."""
     if missing := untrained(task, targets, outputs):
         raise ValueError(
             f"the groups with {', '.join(map(repr, missing))} are all in the validation and test "
@@ -298,7 +298,7 @@ def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) 
 
 
 def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-    """List labels without an example among those of a train part."""
+    """List labels without an example in the train part."""
     return [label for label, count in task.examples(targets, outputs).items() if not count]
 
 
@@ -326,7 +326,7 @@ def _class_name(value: object, label_field: str) -> str:
     if isinstance(value, str):
         return str(value)  # numpy's too
     if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))  # as Dask does, which makes texts of a column of objects
+        return str(bool(value))  # as Dask converts a column of objects
     if isinstance(value, (int, np.integer)) or (
         isinstance(value, (float, np.floating)) and float(value).is_integer()
     ):

@@ -14,7 +14,7 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
-from gpuclassify.frames import Frame, LazyFrame  # at run time: options are read from the hints
+from gpuclassify.frames import Frame, LazyFrame  # needed at run time: type hints are evaluated
 from gpuclassify.hub.saving import CONFIG, finish_saving, saving
 from gpuclassify.models.checkpoint import read_checkpoint
 from gpuclassify.models.head_network import (
@@ -50,7 +50,7 @@ from gpuclassify.training.tasks import (
 
 Kind = Literal["linear", "mlp", "pooler"]
 TaskName = Literal["classes", "multilabel", "regression"]
-PACKAGES = ("numpy", "scikit-learn", "torch", "transformers")  # that training is recorded with
+PACKAGES = ("numpy", "scikit-learn", "torch", "transformers")  # versions recorded with a head
 ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
 RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
 # Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
@@ -300,20 +300,21 @@ class TrainedHead:
 
     @classmethod
     def load(cls, directory: StrPath, *, backbone: StrPath | Embedder | None = None) -> TrainedHead:
-        """Read what `save` wrote.
+        """Load a head from a directory written by `save`.
 
         Parameters
         ----------
         directory : path
         backbone : str, path or Embedder, optional
-            Hub name or directory of what embeds, where that is not what it was trained on by name.
+            Hub name or directory of the embedding model, if it is not available under the name that
+            the head was trained with.
 
         Raises
         ------
         FileNotFoundError
             The directory holds no trained head.
         CheckpointError, ModelChangedError
-            Its weights are not those that were saved, or were saved anew meanwhile.
+            The weights are damaged, or were saved again in the meantime.
         """
         folder = Path(os.fspath(directory)).expanduser()
         finish_saving(folder)
@@ -540,7 +541,7 @@ def _backbone_of(embedder: Embedder) -> Backbone:
         model=identity.name,
         revision=None if identity.is_directory else identity.revision,
         pooling=sentence.pooling,
-        # Of what is cut, length 1 before is not length 1 behind.
+        # Truncated embeddings have to be normalized again.
         normalize=embedder.options.normalize if sentence.truncate_dim else sentence.is_normalized,
         prompt=embedder.model.prompt,
         max_seq_length=embedder.options.max_seq_length,
