@@ -36,7 +36,7 @@ from gpuclassify.questions.taxonomy import TaxonomyClassifier
 from gpuclassify.spans.classifier import SpanClassifier
 from gpuclassify.spans.patterns import PatternSpans
 
-# By the names that the command line knows them by.
+# Classes by their names on the command line.
 FAMILIES: dict[str, type[TextMapper]] = {
     "domain": DomainClassifier,
     "multilingual-domain": MultilingualDomainClassifier,

@@ -35,7 +35,7 @@ FORMATS = (
     "Personal Blog", "Product Page", "Q&A Forum", "Spam / Ads", "Structured Data", "Documentation",
     "Audio Transcript", "Tutorial", "User Review",
 )  # fmt: skip
-WEB_PAGE = "{url}\n\n{text}"  # as the model cards have it
+WEB_PAGE = "{url}\n\n{text}"  # the model cards' input format
 
 
 class CategoryClassifier(TextMapper[ClassifierOptions]):

@@ -22,7 +22,7 @@ QUALITY_LABELS = ("low_quality", "high_quality")
 
 @dataclass(frozen=True, kw_only=True)
 class EducationOptions(ScoreOptions):
-    """Settings of the FineWeb family, beside those of `ScoreOptions`.
+    """Settings of the FineWeb family, in addition to `ScoreOptions`.
 
     Attributes
     ----------

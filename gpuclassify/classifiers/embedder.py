@@ -24,25 +24,25 @@ _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(ModelOptions):
-    """Settings of mappers that embed texts, beside those of `ModelOptions`.
+    """Settings of mappers that embed texts, in addition to `ModelOptions`.
 
     Attributes
     ----------
     pooling : {"mean", "cls", "last"}
-        Mean of a text's tokens, or its first or last one. Default: what the model's files say, else
-        the last of a causal language model, and the mean of any other.
+        Mean of a text's tokens, or its first or last token. Default: from the model's files, else
+        the last token of a causal language model and the mean for any other.
     normalize : bool
-        Give embeddings length 1. Default: whether the model's files do.
+        Scale embeddings to length 1. Default: from the model's files.
     truncate_dim : int
-        Keep so many numbers of an embedding (Matryoshka). Default: as the model's files say.
+        Number of leading dimensions to keep (Matryoshka). Default: from the model's files.
     prompt : str
-        Stands before every text, such as "query: "; "" for none. Default: the model's own.
+        Text put before every text, such as "query: "; "" for none. Default: the model's own.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
     embedding_field : str
         Output column of the embedding. Default: none.
     embedding_dtype : {"float32", "float16"}
-        Of the column; float16 halves it, on pandas only. What the model runs in is `dtype`.
+        Type of the column. float16 halves its size, on pandas only. The model runs in `dtype`.
     """
 
     pooling: Pooling | None = None
@@ -80,19 +80,19 @@ class EmbeddingOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedderOptions(EmbeddingOptions):
-    """Settings of `Embedder`, beside those of `EmbeddingOptions`.
+    """Settings of `Embedder`, in addition to `EmbeddingOptions`.
 
     Attributes
     ----------
     embedding_field : str
-        Output column (list<float32>, as long as the model's states are wide).
+        Output column (list<float32>, one number per dimension of the model).
     """
 
     embedding_field: str = "embedding"
 
 
 class EmbeddingModel(PinnedModel):
-    """A model that embeds texts, with the settings that replace what its files say."""
+    """Embedding model with the settings that override its files."""
 
     @property
     def prompt(self) -> str:
@@ -100,7 +100,7 @@ class EmbeddingModel(PinnedModel):
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Read what the model's files declare; no weights."""
+        """Read the model's configuration files; no weights."""
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
@@ -167,7 +167,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
-    """Return the settings by which a checkpoint that `EmbeddingModel` has read pools its tokens."""
+    """Return the pooling settings of a checkpoint that `EmbeddingModel` has read."""
     assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
     return checkpoint.sentence
 

@@ -19,34 +19,33 @@ Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
 
 @dataclass(frozen=True, kw_only=True)
 class FastTextOptions(LabelOptions):
-    """Settings of classifiers that fastText runs, beside those of `LabelOptions`.
+    """Settings of classifiers that fastText runs, in addition to `LabelOptions`.
 
     Attributes
     ----------
     model : str
         A ``.bin`` or ``.ftz`` file, a directory that holds it, or a Hub name.
     file : str
-        Which file of a directory or repository with several.
+        File name, if a directory or repository has several.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
         Keep only rows whose label is this probable, 0 to 1.
     score_label : str
-        Label whose probability is `score_field`, whichever label is the most probable one.
+        Label whose probability is written to `score_field`.
     score_field : str
         Output column (float32) of the probability of `score_label`.
     min_score : float
-        Keep only rows where that is at least this.
+        Keep only rows with at least this probability of `score_label`.
     top_k : int
-        Also write lists of the so many most probable labels, and of their probabilities.
+        Also write the `top_k` most probable labels, and their probabilities, as lists.
     top_labels_field, top_scores_field : str
-        Their columns.
+        Output columns of these lists.
     labels : list of str
-        In the file's order, for a client without the file; workers verify.
+        Labels in the file's order, for a client without the file; workers verify them.
     preprocess : {"dclm", "lower", "ultra-fineweb"}
-        How texts are made into what the model was trained on: in lower case, or as DCLM or
-        Ultra-FineWeb does, whose tokenizer must be in the model's repository. Default: newlines
-        become spaces.
+        Preparation of texts as in training: lower case, or as DCLM or Ultra-FineWeb does, whose
+        tokenizer must be in the model's repository. Default: newlines become spaces.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")

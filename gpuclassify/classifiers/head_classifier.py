@@ -51,14 +51,14 @@ _COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field
 
 @dataclass(frozen=True, kw_only=True)
 class HeadClassifierOptions(EmbeddingOptions):
-    """Settings of `HeadClassifier`, beside those of `EmbeddingOptions`.
+    """Settings of `HeadClassifier`, in addition to `EmbeddingOptions`.
 
     Attributes
     ----------
     heads : dict of str to str
-        Directory or Hub name (or ``owner/name@revision``) of each, by name.
+        Directory or Hub name (or ``owner/name@revision``) of each head, by name.
     backbone : str
-        Hub name or directory of what embeds. Default: that of the heads.
+        Hub name or directory of the embedding model. Default: from the heads.
     revision : str
         Branch, tag or commit of `backbone` on the Hub.
     label_field : str
@@ -66,27 +66,27 @@ class HeadClassifierOptions(EmbeddingOptions):
     labels_field : str
         Output columns of all labels above `thresholds`, of multi-label heads.
     thresholds : dict of str to float or dict
-        By head: the least score of a label in `labels_field`. Default: 0.5.
+        Minimum score of a label in `labels_field`, by head. Default: 0.5.
     score_field : str
-        Of scores. Default: {head}_score of a regression, else none.
+        Output columns of scores. Default: {head}_score for a regression, else none.
     score_format : {"list", "struct"}
         Probabilities in id order, or a field by label.
     confidence_field : str
         Output columns (float32) of the labels' probabilities.
     filter_by : dict of str to labels
-        By head: keep only rows with these labels.
+        Labels of the rows to keep, by head.
     min_score : dict of str to float or dict
-        By head: the least score to keep, or a dict of them by label.
+        Minimum score of the rows to keep by head, for all labels or by label.
     min_confidence : dict of str to float
-        By head: the least probability to keep of its label, 0 to 1.
+        Minimum probability of the label of the rows to keep, by head, 0 to 1.
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
     labels : dict of str to list of str
-        Of each head, in id order, for a client without the models.
+        Labels of each head in id order, for a client without the models.
     problem_type : dict of str to str
-        By head, beside `labels`. Default: that of one label a text.
+        Problem type by head, together with `labels`. Default: a single label per text.
     pooling : {"mean", "cls", "last"}
-        Which tokens are averaged. Default: as the model's files say.
+        Tokens that are averaged. Default: from the model's files.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
@@ -122,7 +122,7 @@ class HeadClassifierOptions(EmbeddingOptions):
         by_head = {name: self._of_head(name, path, by_setting) for name, path in heads.items()}
         object.__setattr__(self, "heads", tuple(heads.items()))
         object.__setattr__(self, "by_head", tuple(by_head.items()))
-        for key, of in by_setting.items():  # as the options of each head normalise them
+        for key, of in by_setting.items():  # normalized by the options of each head
             values = tuple((name, getattr(by_head[name], key)) for name in heads if name in of)
             object.__setattr__(self, key, values or None)
 
@@ -185,7 +185,7 @@ class HeadModel(PinnedModel):
     checkpoint: HeadCheckpoint
 
     def read(self) -> HeadCheckpoint:
-        """Read what the head declares; no weights."""
+        """Read the head's configuration; no weights."""
         name = self.options.model
         if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
@@ -253,7 +253,7 @@ class HeadsModel(PinnedModel):
         return super().weights_files | heads
 
     def read(self) -> Checkpoint:
-        """Read what the backbone declares; no weights."""
+        """Read the backbone's configuration; no weights."""
         return self.backbone.checkpoint
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -315,7 +315,7 @@ def backbone_options(
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     """Return the value that all heads have for a setting of their backbone; None if unknown."""
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
-    if setting == "revision":  # which need not be known
+    if setting == "revision":  # the revision need not be known
         values = {name: value for name, value in values.items() if value is not None}
     if not values:
         return None
@@ -387,7 +387,7 @@ class HeadsRunner(EncoderRunner):
         return Outputs(np.hstack(values), outputs.text_windows, outputs.seen_share)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return how long texts are for the backbone; see `Runner.token_lengths`."""
+        """Count the texts' tokens for the backbone; see `Runner.token_lengths`."""
         return self.backbone.token_lengths(texts)
 
 

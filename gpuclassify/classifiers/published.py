@@ -37,7 +37,7 @@ class Published:
     licence: str
     cite: str
     settings: Mapping[str, Any]
-    note: str = ""  # what users have to know
+    note: str = ""  # advice for users
     is_gated: bool = False
     variant: str = ""
     variants: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Published:
                 f"'{self.name}-{first}'. There are {', '.join(words)}"
             )
         declared = {"model": HubName(self.model), **self.settings}
-        if "long_text" in settings:  # of which it may have no meaning
+        if "long_text" in settings:  # windows of a text may have no meaning
             declared.pop("window_overlap", None)
         return self.kind(**{**declared, **settings})
 
@@ -61,11 +61,11 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings, those of the class included; columns of several name the `variant`."""
+        """Settings, including the class's defaults. Columns of a family name its `variant`."""
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the one of several checkpoints with this word in its name."""
+        """Return the checkpoint of a family that has `variant` in its name."""
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -122,7 +122,7 @@ def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
 
 _EDU, _ANY, _WORDS = FineWebEduClassifier, DistributedDataClassifier, FastTextClassifier
 _PICKLED = "published as a pickle: save it as safetensors, and pass the directory as model="
-# What FinePDFs reads of a document, and that the higher score of both ends counts, as on the cards.
+# FinePDFs reads both ends of a document, and uses the higher score, according to its model cards.
 _ENDS = {"max_seq_length": 2048, "long_text": "ends", "window_aggregation": "max"}
 _FINEPDFS, _SMOLLM2 = "HuggingFaceFW/finepdfs_", "arXiv:2502.02737"
 _FINEPDFS_CITE = f"{_HUB}datasets/HuggingFaceFW/finepdfs"
@@ -198,8 +198,8 @@ CATALOGUE = (
               "quality of English pages, a probability", NOT_STATED,
               f"{_HUB}allenai/dolma3-fasttext-quality-classifier",
               _fasttext("dolma3_score", "__label__1")),
-    # Each label's highest probability among the windows, and no label of the whole: that would say
-    # that one harmless window makes a text harmless.
+    # Each label's highest probability among the windows. There is no label of the whole text,
+    # because a single harmless window would make it harmless.
     Published("prompt-guard-2", _ANY, "meta-llama/Llama-Prompt-Guard-2-SIZE",
               "jailbreaks and injections in prompts", "Llama 4 Community License",
               f"{_HUB}meta-llama/Llama-Prompt-Guard-2-86M",

@@ -28,13 +28,13 @@ from gpuclassify.workers.run_context import RunStats, advance
 if TYPE_CHECKING:
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-_NO_LIMIT = 2**31 - 1  # of tokens
+_NO_LIMIT = 2**31 - 1  # tokens
 _BLOCK_CHARS = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions(TextOptions):
-    """Settings of `TokenCounter`, beside those of `TextOptions`.
+    """Settings of `TokenCounter`, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class TokenOptions(TextOptions):
     tokens_field : str
         Output column (Int64) of the count.
     special_tokens : bool
-        Count those that the tokenizer puts around a text, too.
+        Also count the special tokens that the tokenizer adds to a text.
     """
 
     tokens_field: str = "tokens"
@@ -69,7 +69,7 @@ class TokenizerFiles:
 
 
 class PinnedTokenizer(PinnedModel):
-    """Tokenizer in a directory or repository, whatever else is there."""
+    """Tokenizer of a directory or repository. Other files there are ignored."""
 
     checkpoint: TokenizerFiles  # type: ignore[assignment]
 
@@ -133,7 +133,7 @@ class TokenRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens, all of which are read; see `Runner.token_lengths`."""
+        """Count tokens. All of them are read; see `Runner.token_lengths`."""
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts)
         return TokenLengths(counts, counts, np.ones_like(counts), None)

@@ -26,17 +26,17 @@ from typing import (
 P = ParamSpec("P")
 T = TypeVar("T")
 Backend = Literal["pandas", "cudf"]
-BACKENDS = get_args(Backend)  # whose frames there are
+BACKENDS = get_args(Backend)  # supported dataframe libraries
 SHARE = {"is_share": True}  # metadata of a number from 0 to 1
-# Whose lines call a mapper for the user, as `ddf.pipe` does.
+# Packages that may call a mapper on the user's behalf, as `ddf.pipe` does.
 _BETWEEN = frozenset({"gpuclassify", "dask", "dask_cudf", "pandas", "cudf"})
 _COLLECTIONS = (list, tuple, set, frozenset)
-# What settings are called whose type is one of these.
+# Descriptions of settings with these types.
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
 
 
 class HubName(str):
-    """Name that is meant on the Hub, whatever directory has the same one here."""
+    """Name of a Hub repository, even if a local directory has the same name."""
 
     known: ClassVar[set[str]] = set()
 
@@ -153,12 +153,14 @@ def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
 
 def check_ordered(name: str, value: object) -> None:
     """Raise TypeError for a set: another process may have another order of it."""
-    if isinstance(value, Set) and not isinstance(value, Reversible):  # as the keys of a dict are
+    if isinstance(value, Set) and not isinstance(
+        value, Reversible
+    ):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
 
 def check_text(name: str, value: object, what: str, least: int = 1) -> None:
-    """Raise TypeError unless `value` is a string, of at least so many characters."""
+    """Raise TypeError unless `value` is a string of at least `least` characters."""
     if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
@@ -194,17 +196,18 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_settings(options: object) -> None:
-    """Raise TypeError or ValueError unless a dataclass's settings are what their types say."""
+    """Raise TypeError or ValueError unless a dataclass's settings match their types."""
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
 
 
 def check_values(owner: object, values: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError unless values are what a dataclass or function has types for.
+    """Raise TypeError or ValueError unless values match the type hints of a dataclass or function.
 
-    A ``Literal`` lists the choices, an int is a count, and a str is not empty. In a field's
-    metadata ``least`` is another least number, or length, than 1, ``is_share`` asks for 0 to 1, and
-    ``what`` says what to pass for any other type; one without it is for the class to check.
+    A ``Literal`` lists the choices, an int is a count, and a str is not empty. A field's metadata
+    may state ``least``, the minimum number or length instead of 1; ``is_share`` for the range 0 to
+    1; and ``what``, the description of any other type. The class itself checks a field of another
+    type without ``what``.
     """
     hints = _type_hints(owner)
     metadata = (

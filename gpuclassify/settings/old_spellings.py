@@ -122,7 +122,7 @@ _STANDS_FOR = {
 
 
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the storage options among pandas's arguments; TypeError for what would be ignored."""
+    """Return the storage options among pandas's arguments; raise TypeError for unsupported ones."""
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
     wrong = sorted(name for name, value in others.items() if value not in _SO_ANYWAY.get(name, ()))
     if wrong:
@@ -135,7 +135,7 @@ def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     return arguments.get("storage_options")
 
 
-# By (family, older name).
+# Replacements by (family, older name).
 OLD_SPELLINGS: dict[tuple[str, str], Renamed | Withdrawn] = {
     ("reader", "blocksize"): Renamed("part_bytes", _bytes_of),
     ("reader", "read_kwargs"): Renamed("storage_options", _storage_options_of),

@@ -34,19 +34,19 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
 LongText = Literal["truncate", "windows", "ends", "lines"]
-NonFinite = Literal["null", "literal", "string"]  # of JSON lines
-Nulls = Literal["all", "columns", "none"]  # of JSON lines
+NonFinite = Literal["null", "literal", "string"]  # for JSON lines
+Nulls = Literal["all", "columns", "none"]  # for JSON lines
 PaddingSide = Literal["left", "right"]
 PairTruncation = Literal["longest_first", "only_second"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
-Surrogates = Literal["refuse", "replace"]  # of JSON lines
+Surrogates = Literal["refuse", "replace"]  # for JSON lines
 NON_FINITE, NULLS = get_args(NonFinite), get_args(Nulls)
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
-END_CHARS = 10_000  # what FinePDFs reads of each end of a document
-THRESHOLD = 0.5  # of a label in `labels_field`
+END_CHARS = 10_000  # FinePDFs reads this much of each end of a document
+THRESHOLD = 0.5  # default threshold of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
 
 
@@ -79,13 +79,13 @@ class TextOptions:
         Output column (boolean): whether that is less than all.
     """
 
-    # What to do instead of reading two columns as a pair; empty where that is done.
+    # Advice for users who pass a pair of columns; empty if pairs are supported.
     no_pairs: ClassVar[str] = "name both in text_template="
     # The settings that filter rows, and those about the lines of a text.
     filter_names: ClassVar[tuple[str, ...]] = ()
     line_names: ClassVar[tuple[str, ...]] = ()
 
-    # Of pairs the first text, if all have the same one, and how they are cut.
+    # Query and truncation of pairs; None if the mapper reads single texts.
     pairing: ClassVar[Any] = None
 
     model: StrPath = ""
@@ -152,12 +152,12 @@ class TextOptions:
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns that say how much of a text was read, keyed by the kind of value."""
+        """Columns on the part of a text that was read, by kind of value."""
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
     @property
     def shows_read_share(self) -> bool:
-        """Whether any column says how much of a text was read."""
+        """Whether there is a column on the part of a text that was read."""
         return any(name is not None for name in self.read_share_names.values())
 
     @property
@@ -173,42 +173,43 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(TextOptions):
-    """Settings of every mapper whose model is a network, beside those of `TextOptions`.
+    """Settings of every mapper whose model is a network, in addition to `TextOptions`.
 
     Attributes
     ----------
     base_model : str
         Checkpoint with the backbone's sizes, or an adapter's base.
     max_seq_length : int
-        Tokens of a text that the model sees. Default: all it can.
+        Maximum tokens of a text. Default: the model's limit.
     batch_size : int
-        Most rows of a batch. Default: as tokens and memory allow.
+        Maximum rows of a batch. Default: limited by tokens and memory.
     sort_by_length : bool
         Batch texts of similar length together, which is faster.
     padding_side : {"left", "right"}
-        Default: the tokenizer's.
+        Side of padding. Default: the tokenizer's.
     autocast : bool
-        On GPUs run in bfloat16 or float16; False: float32 everywhere.
+        Use bfloat16 or float16 on GPUs; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}
-        Default: the fastest that does well (autocast). bfloat16 moves outputs by 0.02 to 0.7.
+        Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7.
     device : str
-        "auto" (CUDA, MPS or CPU, in this order), or such as "cuda:0".
+        "auto" (CUDA, MPS or CPU, in this order), or a device such as "cuda:0".
     loader : {"sorted", "crossfit"}
-        What cuts batches: gpuclassify or CrossFit.
+        Who cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
-        Texts end to end or padded, "auto": as a check allows; "reference": transformers' code.
+        Run texts packed without padding, or padded; "auto": packed if the outputs agree;
+        "reference": transformers' own code.
     strict : bool
-        Refuse, not warn of, a checkpoint whose labels are not the class's.
+        Refuse a checkpoint with other labels than the class's, instead of warning.
     unpack_inference_batch : bool
-        Call your own module with keywords, or one dict.
+        Call your own module with keyword arguments instead of one dict.
     long_text : {"truncate", "windows", "ends", "lines"}
-        Cut texts that are too long, or read them in windows, all or at both ends, or line by line.
+        Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
         Characters of each end, with "ends". Default: 10,000.
     window_overlap : int
         Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
-        How windows, or lines, become a row; "tokens": the mean by the text's tokens.
+        How the outputs of windows or lines are combined; "tokens": mean weighted by tokens.
     windows_field : str
         Output column (Int64) of the number of windows, or lines.
     """
@@ -263,7 +264,7 @@ class ModelOptions(TextOptions):
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns that say how much of a text was read, keyed by the kind of value."""
+        """Columns on the part of a text that was read, by kind of value."""
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
@@ -302,16 +303,16 @@ class ModelOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(ModelOptions):
-    """Settings of networks that read pairs of texts as well, beside those of `ModelOptions`.
+    """Settings of networks that read pairs of texts as well, in addition to `ModelOptions`.
 
     Attributes
     ----------
     text_field : str or list of str
-        Column of the text, or the two of a pair of texts.
+        Column of the text, or the two columns of a pair of texts.
     query : str
-        The first text of all pairs, whose second is `text_field`.
+        First text of all pairs; `text_field` is the second.
     pair_truncation : {"longest_first", "only_second"}
-        What is cut of pairs.
+        Text of a pair that is cut if the pair is too long.
     """
 
     no_pairs = ""
@@ -343,7 +344,7 @@ class PairOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions(TextOptions):
-    """Settings of every mapper that gives labels, beside those of `TextOptions`.
+    """Settings of every mapper that gives labels, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -374,29 +375,29 @@ class LabelOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(LabelOptions, PairOptions):
-    """Settings of every network that gives labels and scores, beside those of `LabelOptions`.
+    """Settings of every network that gives labels and scores, in addition to `LabelOptions`.
 
     Attributes
     ----------
     score_field : str
-        Output column of the scores of all labels, or of a regression.
+        Output column of the scores of all labels, or of the score of a regression.
     min_score : float or dict of str to float
-        Least score of rows to keep; a dict: a minimum by label.
+        Minimum score of the rows to keep, for all labels or by label.
     labels : list of str
-        In id order, without the checkpoint or if meant; workers verify.
+        Labels in id order, for a client without the checkpoint; workers verify them.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression", for a
         checkpoint that does not say.
     line_min_score : float or dict of str to float
-        Least score of lines to keep; a dict: a minimum by label.
+        Minimum score of the lines to keep, for all labels or by label.
     line_scores_field : str
         Output column (list<float32>) of each line's score.
     kept_text_field : str
-        Output column of the text of the lines that are kept.
+        Output column of the kept lines' text.
     kept_share_field : str
         Output column (float32) of the share of lines kept.
     min_kept_share : float
-        Keep only rows of which this share of lines is kept, 0 to 1.
+        Keep only rows with at least this share of kept lines, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score", "min_kept_share")
@@ -445,21 +446,21 @@ class ScoreOptions(LabelOptions, PairOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierOptions(ScoreOptions):
-    """Settings of a classifier with probabilities, beside those of `ScoreOptions`.
+    """Settings of a classifier with probabilities, in addition to `ScoreOptions`.
 
     Attributes
     ----------
     score_format : {"list", "struct"}
-        Scores in id order, or a field by label.
+        Scores as a list in id order, or as a struct with a field per label.
     labels_field : str
-        Output column (list of strings) of all labels that score their threshold; `filter_by` keeps
-        rows with any of them.
+        Output column (list of strings) of all labels whose score reaches their threshold.
+        `filter_by` keeps rows with any of them.
     thresholds : float or dict of str to float
-        Least scores for `labels_field`; a dict by label. Default: 0.5.
+        Minimum score for `labels_field`, for all labels or by label. Default: 0.5.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
-        Keep only rows whose label is this probable, 0 to 1.
+        Keep only rows whose label has at least this probability, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = (
@@ -533,7 +534,7 @@ def _normal(value: object) -> Any:
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
-    """Raise TypeError for ``owner(value)``, saying what to write instead."""
+    """Raise TypeError for a positional argument, with the correct call."""
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
             f"{owner} got a dataset in place of its settings: make the classifier first, as in "

@@ -24,7 +24,7 @@ ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
 def takes(
     options: Callable[P, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor the arguments of `options`, for those who read code without running it."""
+    """Give a constructor the signature of `options` for static type checkers."""
     return lambda create: create
 
 
@@ -55,7 +55,7 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
     if parameter.name in ("model", "prompt") and default == "":  # they are required
         default = inspect.Parameter.empty
     elif len(repr(default)) > LONGEST_SHOWN:
-        default = ...  # as in stubs: there is one
+        default = ...  # a default exists, as in stubs
     if isinstance(kind, str):
         kind = re.sub(r"InitVar\[(.*)\]", r"\1", kind)
     return parameter.replace(default=default, annotation=kind)
@@ -117,7 +117,7 @@ class _PublicNames(ABCMeta):
 
 
 class Public(metaclass=_PublicNames):
-    """Class of which dir(), help() and tab completion show what its users call.
+    """Class whose dir(), help() and tab completion show only its public API.
 
     These are its `public_names`, what subclasses outside this package define, and, of an object,
     its attributes.
