@@ -34,15 +34,15 @@ class EmbeddingOptions(ModelOptions):
     normalize : bool
         Scale embeddings to length 1. Default: from the model's files.
     truncate_dim : int
-        Number of leading dimensions to keep (Matryoshka). Default: from the model's files.
+        Leading dimensions to keep. Default: from the files.
     prompt : str
-        Text put before every text, such as "query: "; "" for none. Default: the model's own.
+        Prefix of every text, or "" for none. Default: the model's.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
     embedding_field : str
         Output column of the embedding. Default: none.
     embedding_dtype : {"float32", "float16"}
-        Type of the column. float16 halves its size, on pandas only. The model runs in `dtype`.
+        Type of the column; float16 halves it, on pandas only.
     """
 
     pooling: Pooling | None = None

@@ -58,7 +58,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     heads : dict of str to str
         Directory or Hub name (or ``owner/name@revision``) of each head, by name.
     backbone : str
-        Hub name or directory of the embedding model. Default: from the heads.
+        Name or directory of the embedding model. Default: the heads'.
     revision : str
         Branch, tag or commit of `backbone` on the Hub.
     label_field : str
@@ -66,9 +66,9 @@ class HeadClassifierOptions(EmbeddingOptions):
     labels_field : str
         Output columns of all labels above `thresholds`, of multi-label heads.
     thresholds : dict of str to float or dict
-        Minimum score of a label in `labels_field`, by head. Default: 0.5.
+        Minimum score for `labels_field` by head; 0.5.
     score_field : str
-        Output columns of scores. Default: {head}_score for a regression, else none.
+        Output columns of scores. Default: {head}_score or none.
     score_format : {"list", "struct"}
         Probabilities in id order, or a field by label.
     confidence_field : str
@@ -76,9 +76,9 @@ class HeadClassifierOptions(EmbeddingOptions):
     filter_by : dict of str to labels
         Labels of the rows to keep, by head.
     min_score : dict of str to float or dict
-        Minimum score of the rows to keep by head, for all labels or by label.
+        Minimum score of rows to keep by head, or by head and label.
     min_confidence : dict of str to float
-        Minimum probability of the label of the rows to keep, by head, 0 to 1.
+        Least probability of the label to keep a row, by head.
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
     labels : dict of str to list of str

@@ -99,12 +99,12 @@ class PromptOptions(ClassifierOptions):
     opening : str
         Beginning of the answer, which the model continues, such as an empty think block.
     answers : list of str, or dict of str to str or list of str
-        The labels, each also the text of its answer; or a dict from label to the text, or texts, of
-        its answer. Probabilities of several texts are added.
+        Labels, or their answers' texts by label. Probabilities of several
+        texts are added.
     answer : str
         An answer of several fields, such as "Safety: {safety}\\nCategories: {categories}".
     fields : dict of str to list, dict, Choice, Several or Free
-        Possible values of each field of `answer`. Each field becomes a column of its name.
+        Possible values of each field of `answer`, which is a column.
     criteria : dict of str to str
         Text for ``{criterion}`` in the prompt, by output column. Each column (float32) is the
         probability of the first of `answers`.
@@ -121,8 +121,8 @@ class PromptOptions(ClassifierOptions):
     max_new_tokens : int
         Tokens of a free answer.
     prompt_digest : str
-        Expected SHA-256 of the prompt for empty columns. Another prompt gives a warning, or an
-        error with `strict`.
+        Expected SHA-256 of the prompt for empty columns; else a warning,
+        or an error if `strict`.
     """
 
     no_pairs = "name both columns in prompt="

@@ -153,9 +153,7 @@ def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
 
 def check_ordered(name: str, value: object) -> None:
     """Raise TypeError for a set: another process may have another order of it."""
-    if isinstance(value, Set) and not isinstance(
-        value, Reversible
-    ):  # dict keys are ordered
+    if isinstance(value, Set) and not isinstance(value, Reversible):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
 

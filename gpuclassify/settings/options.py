@@ -192,16 +192,16 @@ class ModelOptions(TextOptions):
     dtype : {"float32", "bfloat16", "float16"}
         Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7.
     device : str
-        "auto" (CUDA, MPS or CPU, in this order), or a device such as "cuda:0".
+        "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
         Who cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
-        Run texts packed without padding, or padded; "auto": packed if the outputs agree;
-        "reference": transformers' own code.
+        Pack texts without padding, or pad; "auto": pack if outputs agree; "reference":
+        transformers' own code.
     strict : bool
-        Refuse a checkpoint with other labels than the class's, instead of warning.
+        Refuse, not warn of, other labels than the class's.
     unpack_inference_batch : bool
-        Call your own module with keyword arguments instead of one dict.
+        Pass keywords, not a dict, to your own module.
     long_text : {"truncate", "windows", "ends", "lines"}
         Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
@@ -312,7 +312,7 @@ class PairOptions(ModelOptions):
     query : str
         First text of all pairs; `text_field` is the second.
     pair_truncation : {"longest_first", "only_second"}
-        Text of a pair that is cut if the pair is too long.
+        Text that loses tokens.
     """
 
     no_pairs = ""
@@ -382,14 +382,14 @@ class ScoreOptions(LabelOptions, PairOptions):
     score_field : str
         Output column of the scores of all labels, or of the score of a regression.
     min_score : float or dict of str to float
-        Minimum score of the rows to keep, for all labels or by label.
+        Minimum score of rows to keep, or one by label.
     labels : list of str
-        Labels in id order, for a client without the checkpoint; workers verify them.
+        In id order, for a client without the checkpoint.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression", for a
         checkpoint that does not say.
     line_min_score : float or dict of str to float
-        Minimum score of the lines to keep, for all labels or by label.
+        Minimum score of lines to keep, or one by label.
     line_scores_field : str
         Output column (list<float32>) of each line's score.
     kept_text_field : str
@@ -397,7 +397,7 @@ class ScoreOptions(LabelOptions, PairOptions):
     kept_share_field : str
         Output column (float32) of the share of lines kept.
     min_kept_share : float
-        Keep only rows with at least this share of kept lines, 0 to 1.
+        Least share of kept lines to keep a row, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score", "min_kept_share")
@@ -451,16 +451,16 @@ class ClassifierOptions(ScoreOptions):
     Attributes
     ----------
     score_format : {"list", "struct"}
-        Scores as a list in id order, or as a struct with a field per label.
+        List in id order, or a struct by label.
     labels_field : str
-        Output column (list of strings) of all labels whose score reaches their threshold.
+        Output column (list of strings) of labels above their threshold.
         `filter_by` keeps rows with any of them.
     thresholds : float or dict of str to float
-        Minimum score for `labels_field`, for all labels or by label. Default: 0.5.
+        Minimum score for `labels_field`, or one by label; 0.5.
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
-        Keep only rows whose label has at least this probability, 0 to 1.
+        Least probability of the label to keep a row, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = (
