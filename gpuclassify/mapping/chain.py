@@ -116,11 +116,11 @@ class Chain(PartitionMap):
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """Mappers in the order in which they run."""
+        """Mappers in run order."""
         return self.mappers
 
     def check(self, frame: Frame) -> None:
-        """Raise unless each mapper finds what it needs in the output of the ones before it."""
+        """Raise unless each mapper's input columns exist in the output of earlier mappers."""
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
             names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
@@ -140,7 +140,7 @@ class Chain(PartitionMap):
         return frame
 
     def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
-        """Return what each mapper must know of the meta that it sees."""
+        """Return each mapper's `meta_dtypes` for its own input."""
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))

@@ -32,18 +32,18 @@ _PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
 # Dask digests their arrays and frames by value, and fast.
 _ARRAYS = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
-# What modules and classes hold about where they are written.
+# Attributes of modules and classes that state the location of their source.
 _PLACES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
 _LINES = {"__firstlineno__", "__static_attributes__"}
-# Members of classes that say nothing of what they do, or that come with use: pickle adds the names
-# of slots, a Flag each combination that is looked up.
+# Class members that do not affect behaviour, or appear with use: pickle adds the names of slots,
+# and a Flag adds each combination that is looked up.
 _IGNORED = {
     *("__dict__", "__weakref__", "__doc__", "__signature__", "__module__", "__slotnames__"),
     *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
     *("_value2member_map_", "_hashable_values_", "_unhashable_values_", "_unhashable_values_map_"),
     *_LINES,
 }
-_HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # from Python 3.14 on
+_HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # since Python 3.14
 # They hold what others keep alive, such as the types that a singledispatch function has seen.
 _MEMORIES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
@@ -54,15 +54,17 @@ def json_setting(value: Any) -> Any:
 
 
 def value_digest(value: Any) -> str:
-    """Digest any value, equal in every process; for code, what it does and works with.
+    """Return a digest of any value that is equal in every process. Code is digested by behaviour.
 
-    A function counts by its bytecode, its defaults, what it closes over, and the globals and
-    modules that it reads, followed through every function and class that is not installed: those
-    of notebooks, scripts and the user's modules. What the standard library and installed packages
-    define counts by its name, but for `value` itself. What code assigns outside itself
-    (``global``, ``nonlocal``) is its memory and does not count; nor do files' names, lines,
-    comments and docstrings. Of an object, its class and its state as pickle would take it count;
-    where there is none to take, as of a lock, the class.
+    - A function is digested by its bytecode, defaults, closure, and the globals and modules that it
+      reads. These are followed through all functions and classes of notebooks, scripts and the
+      user's modules.
+    - Objects of the standard library and of installed packages are digested by name, except `value`
+      itself.
+    - Variables that code assigns outside of itself (``global``, ``nonlocal``) are ignored, as are
+      file names, line numbers, comments and docstrings.
+    - Any other object is digested by its class and its pickled state, or by its class alone if it
+      cannot be pickled, such as a lock.
     """
     return _Digest(tuple(_names_in_full(value))).of(value)
 
@@ -75,7 +77,8 @@ class _Digest:
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
         self._in_full = in_full
-        # By address, with a number, what is open, and all functions and classes: what is met again.
+        # Number and object by address, for containers in progress and all functions and classes, so
+        # that repeated ones are digested by number.
         self._known: dict[int, tuple[int, Any]] = {}
         self._count = 0
 
@@ -107,7 +110,7 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _apart(self, item: Any) -> str:
-        """Digest an item of a set, whatever the order of the set is in this process."""
+        """Digest an item of a set independently of the set's order in this process."""
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -115,7 +118,7 @@ class _Digest:
         return other.of(item)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return simpler values, which differ from those of any other value of this type."""
+        """Return simpler values that identify a value among all values of its type."""
         kind = type(value)
         if isinstance(value, type):
             members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
@@ -190,9 +193,9 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return what code can reach in the user's modules among `values` by these names."""
+    """Return the members of the user's modules in `values` that code can reach by these names."""
     members: dict[str, Any] = {}
-    for module in values:  # which grow
+    for module in values:  # `values` grows in the loop
         if isinstance(module, ModuleType) and not _is_installed(module.__name__):
             for name in names:
                 key = f"{module.__name__}.{name}"
@@ -238,14 +241,14 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
     yield code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     yield from (*counts, code.co_flags & ~_HAS_DOCSTRING, code.co_exceptiontable)
     for step in _steps(code):
-        # By the constant rather than by its place among them, where a docstring stands first.
+        # Use the constant instead of its index, because a docstring shifts the indices.
         yield step.opname
         yield None if step.opcode in dis.hasconst else step.arg
         yield step.argval
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the instructions, without those by which a class body notes where it is written."""
+    """Return the instructions, except the ones that store a class body's line numbers."""
     # An extension is part of the argument of the step behind it.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
@@ -253,7 +256,7 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Return what tells an object from others of its class."""
+    """Return values that identify an object among objects of its class."""
     from dask.tokenize import normalize_object, normalize_token, tokenize
 
     kind = type(value)
@@ -264,7 +267,7 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
         hasattr(kind, "__dask_tokenize__")
     ):
         return (tokenize(value),)
-    if hasattr(value, "__wrapped__"):  # such as a method of a class, or a function with a cache
+    if hasattr(value, "__wrapped__"):  # a classmethod, or a function with a cache
         return (value.__wrapped__,)
     if _top(kind.__module__) == "torch" and hasattr(value, "untyped_storage"):
         import torch
@@ -274,7 +277,7 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
-    except Exception:  # as of a lock, or whatever a class of the user's raises
+    except Exception:  # a lock, or any error of a user's class
         return ()
     if isinstance(reduced, str):
         return value.__module__, reduced
@@ -284,12 +287,12 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
 
 
 def _lasting(kind: type, state: Any) -> Any:
-    """Return an object's state without what is only remembered, or says where it is written."""
+    """Return an object's state without cached properties and source locations."""
     if not isinstance(state, dict):
         return state
     cached = functools.cached_property
     kept = [name for name in state if not isinstance(getattr(kind, str(name), None), cached)]
-    # Before the first of them is remembered, an object without others has no state.
+    # An object whose state is cached properties only has no state before the first is cached.
     return {name: state[name] for name in kept if name not in _IGNORED} or None
 
 

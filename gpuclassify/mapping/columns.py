@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpuclassify.mapping.heads import FLOAT32, SCORES, Columns, Head
 from gpuclassify.settings.checks import nearest
 
-# What a column may be declared as.
+# Type names for declared columns.
 COLUMN_TYPES = {
     "str": pa.string(),
     "float32": FLOAT32,
@@ -105,7 +105,7 @@ def check_are_new(
 
 
 def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
-    """Return how many numbers a row has in each new column of number lists; 0 if unknown."""
+    """Return the list length of each new column of number lists; 0 if unknown."""
     return {
         field.name: head.list_size
         for head in heads

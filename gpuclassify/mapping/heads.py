@@ -27,21 +27,21 @@ SPANS = pa.list_(
         [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string()), ("score", FLOAT32)]
     )
 )
-MOST_NUMBERS = np.iinfo(np.int32).max  # in the lists of one Arrow array
+MOST_NUMBERS = np.iinfo(np.int32).max  # numbers in the lists of one Arrow array
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
 Columns = Mapping[str, Any]
 
 
 class Head(ABC):
-    """Base class of what makes columns of a model's outputs; several can read those of one runner.
+    """Base class for converting a model's outputs to columns. Several heads may share a runner.
 
-    `owner` names the mapper in messages, `model` says what the outputs mean, and `outputs` are
-    those of the runner that the head reads.
+    `owner` names the mapper in messages, `model` describes the outputs, and `outputs` is the slice
+    of the runner's outputs that the head reads.
     """
 
     label_field: str | None = None  # name of the label column
-    keep_field: str | None = None  # of the filters' decision, if rows are not to be dropped
+    keep_field: str | None = None  # column of the filters' decision; None: rows are dropped
 
     def __init__(
         self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
@@ -66,7 +66,7 @@ class Head(ABC):
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless a model of this description gives what the head reads."""
+        """Raise CheckpointError unless the model's outputs fit the head."""
         return
 
     def check_settings(self) -> None:
@@ -82,7 +82,7 @@ class Head(ABC):
         return outputs
 
     def values(self, outputs: Outputs) -> np.ndarray:
-        """Return what columns and filters are made of: activated outputs, one row a text."""
+        """Return activated outputs, one row per text, for `columns` and `passes`."""
         return outputs.by_text(self.activate, self.outputs)
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts pass each filter that is set, bool (texts,), by what `columns` gets.
+        """Return the texts that pass each filter, bool (texts,), for the values of `columns`.
 
         The names are among `gpuclassify.mapping.stage_counts.REASONS`.
         """

@@ -29,7 +29,7 @@ from gpuclassify.settings.options import (
 )
 
 LABELS = pa.list_(pa.string())
-_MOST_LABELS = 60  # that a message names
+_MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
@@ -165,7 +165,7 @@ class LabelHead(Head):
         return np.all(scores[:, places] >= least, axis=1)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return what minimums are compared with, as `reaches` takes it, for activated outputs."""
+        """Return the scores that minimums are compared with; see `reaches`."""
         return values
 
 
@@ -336,7 +336,7 @@ class RegressionHead(LabelHead):
         self.check_minimums(are_several=len(self.labels) > 1)
 
 
-# By the problem that a checkpoint says it was trained for.
+# Head by problem type of the checkpoint.
 HEADS: dict[str, type[LabelHead]] = {
     SINGLE_LABEL: CategoryHead,
     MULTI_LABEL: MultiLabelHead,

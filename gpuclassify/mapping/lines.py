@@ -32,7 +32,7 @@ class TextLines:
     def __init__(self, texts: list[str]) -> None:
         self.lines = [text.splitlines(keepends=True) if text.strip() else [text] for text in texts]
         bare = [text.splitlines() if text.strip() else [text] for text in texts]
-        # Where each text's lines begin and end, int32 (texts + 1,), and which are run, (lines,).
+        # Offsets of each text's lines, int32 (texts + 1,), and the mask of lines to run, (lines,).
         self.offsets = np.cumsum([0, *map(len, bare)], dtype=np.int32)
         runs = (len(lines) == 1 or line.strip() for lines in bare for line in lines)
         self.is_run = np.fromiter(map(bool, runs), bool, self.offsets[-1])
@@ -60,11 +60,11 @@ class LineOutputs(Outputs):
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Return one row a text, from those of its lines; see `Outputs.by_text`."""
+        """Aggregate the outputs of each text's lines to one row; see `Outputs.by_text`."""
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
             return values[lines.starts]
-        lengths = np.zeros(len(values), dtype=np.int64)  # which only "tokens" asks for
+        lengths = np.zeros(len(values), dtype=np.int64)  # read for "tokens" only
         if self.lengths is not None:
             lengths = self.lengths[lines.positions]
         return aggregate(values, lines.counts, lengths, self.aggregation)
@@ -210,7 +210,7 @@ class LinesHead(Head):
             are_kept = head.reaches(head.scores(values), minimum)
         if self.options.line_scores_field is not None:
             scores = head.scores(values)
-            if scores.ndim == 2:  # of labels, of which one is named
+            if scores.ndim == 2:  # all labels; select the named one
                 scores = scores[:, head.labels.index(minimum[0][0])]
         return LineScores(outputs.lines, scores, are_kept)
 

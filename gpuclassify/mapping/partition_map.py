@@ -30,7 +30,7 @@ class PartitionMap(Public):
         """Name of the tasks on Dask's dashboard; without it an address would be part of the key."""
         return type(self).__qualname__
 
-    # What it says of itself.
+    # Description.
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
@@ -98,18 +98,18 @@ class PartitionMap(Public):
         """Return one mapper that does both, this one last; None where that would save nothing."""
         return None
 
-    # What it does: check, prepare and meta in the client, map_frame on a worker.
+    # `check`, `prepare` and `meta` run in the client, `map_frame` on a worker.
 
     @abstractmethod
     def check(self, frame: Frame) -> None:
         """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise unless this mapper can read what the mappers before it write."""
+        """Raise unless this mapper can read the output of `earlier` mappers."""
         return
 
     def prepare(self) -> None:
-        """Look up in the client what workers will need; called once a dataset is passed."""
+        """Resolve models in the client, for workers; called once a dataset is passed."""
         for member in self.members:
             member.prepare()
 
@@ -118,7 +118,7 @@ class PartitionMap(Public):
         """Return the empty frame with the result's columns and dtypes, for one of the input's."""
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return what `map_frame` must know of meta's dtypes: one partition may look different."""
+        """Return the dtypes that `map_frame` cannot derive from a single partition."""
         return None
 
     @abstractmethod
@@ -196,7 +196,7 @@ class RowWiseMap(PartitionMap):
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether each row gets the same whatever is beside it: always."""
+        """Always True: a row's results do not depend on other rows."""
         return True
 
     @property
@@ -206,9 +206,9 @@ class RowWiseMap(PartitionMap):
 
 
 def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what tells a mapper from others with all of it in the forms that Dask digests.
+    """Return `parts` normalized for `dask.base.tokenize`.
 
-    It takes the text of what it is given as it is, in which objects are as short as they are shown.
+    Strings are taken literally, so pass full values instead of shortened reprs.
     """
     from dask.base import normalize_token
 

@@ -101,7 +101,7 @@ class PinnedModel:
 
     @property
     def identities(self) -> list[Identity]:
-        """Everything that is downloaded for the model; the one with most of the weights first."""
+        """All repositories and directories of the model; the one with the weights comes first."""
         checkpoint = self.checkpoint
         places = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
         return list(dict.fromkeys(place for place in places if place is not None))
@@ -122,7 +122,7 @@ class PinnedModel:
         return [prompt + text for text in texts] if prompt else texts
 
     def read(self) -> Checkpoint:
-        """Read what the checkpoint declares; no weights."""
+        """Read the checkpoint's configuration; no weights."""
         options = self.options
         checkpoint = read_checkpoint(
             self.identity,
@@ -153,7 +153,7 @@ class PinnedModel:
             hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_directories(self) -> None:
-        """Raise if the files of a local directory are not those that were described."""
+        """Raise if the files of a local directory have changed since they were described."""
         for identity in self.identities:
             if identity.is_directory:
                 hub.download(identity, cache_dir=self.options.cache_dir)
@@ -184,13 +184,13 @@ class PinnedModel:
         """Raise CheckpointError if the tokenizer of a directory has ids that the model has not."""
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
-        is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # whose ids are checked later
+        is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # their ids are checked later
         if home.is_directory and not is_late and exists(file):
             from tokenizers import Tokenizer
 
             try:
                 backend = Tokenizer.from_file(str(file))
-            except Exception as err:  # of any kind
+            except Exception as err:  # tokenizers raise errors of any type
                 raise CheckpointError(f"{file} is damaged, or no tokenizer ({err})") from err
             check_ids(self.checkpoint, backend)
 
@@ -253,7 +253,7 @@ class PinnedModel:
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Return a new tokenizer, for which no weights are fetched."""
+        """Return a new tokenizer, without downloading weights."""
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         cache_dir = self.options.cache_dir

@@ -20,8 +20,8 @@ from gpuclassify.models.checkpoint import some_of
 from gpuclassify.settings.checks import check_text, plain_value
 from gpuclassify.workers.run_context import current_run, run_context
 
-_UNKNOWN = "__UNKNOWN_CATEGORIES__"  # what Dask's meta has of categories that it does not know
-# By the type of keys: the types of a column that may hold them, and what messages call these.
+_UNKNOWN = "__UNKNOWN_CATEGORIES__"  # Dask's marker of unknown categories
+# Test of the column's type and its name in messages, by type of the keys.
 _COLUMNS: dict[type, tuple[Any, str]] = {
     str: (is_text, "texts"),
     bool: (pa.types.is_boolean, "booleans"),
@@ -131,13 +131,13 @@ class Route(PartitionMap):
         return self.members[0].meta_dtypes(frame)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless every mapper finds what it needs, and all write the same columns."""
+        """Raise unless every mapper can read the frame, and all write the same columns."""
         check_is_there(self.by, list(frame.columns), "by", "column")
         self._values(frame.iloc[:0])
         check_are_new(self.schema().names, list(frame.columns), (self.by,), overwrite=True)
         first, *others = ([f"{f.name}: {f.type}" for f in m.schema()] for m in self.members)
         for mapper, columns in zip(self.members[1:], others, strict=True):
-            if columns != first:  # or their order alone is another
+            if columns != first:  # or the same in another order
                 one = [column for column in first if column not in columns] or first
                 other = [column for column in columns if column not in first] or columns
                 raise ValueError(

@@ -66,7 +66,7 @@ class Outputs:
     counts: np.ndarray | None = None
     # The text's tokens in each window, without special ones, int64 (windows,), where known.
     lengths: np.ndarray | None = None
-    aggregation: str = "mean"  # of windows to one row: see `text_tokenizer.aggregate`
+    aggregation: str = "mean"  # aggregation of windows: see `text_tokenizer.aggregate`
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
@@ -81,7 +81,7 @@ class Outputs:
 
 
 class Runner(ABC):
-    """Base class of what runs a model on a worker: the checkpoint's network, or `own_module`."""
+    """Base class for running a model on a worker: the checkpoint's network, or `own_module`."""
 
     def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
         self.options = options
@@ -98,7 +98,7 @@ class Runner(ABC):
 
     @abstractmethod
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return how many tokens texts have for this model, without its weights."""
+        """Count the tokens of texts for this model, without its weights."""
 
     @abstractmethod
     def lease(
@@ -129,7 +129,7 @@ class Runner(ABC):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner whose network may run in step with those of other mappers, if there is one."""
+        """Runner whose network may run in step with other mappers' networks; None without."""
         return None
 
     @property
@@ -244,7 +244,7 @@ class EncoderRunner(NetworkRunner):
         return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return how many tokens texts have for this model; see `Runner.token_lengths`."""
+        """Count the tokens of texts for this model; see `Runner.token_lengths`."""
         from gpuclassify.mapping.token_lengths import count_tokens
 
         return count_tokens(self.options, self.model, texts, self.scores_windows)
@@ -301,7 +301,7 @@ class EncoderRunner(NetworkRunner):
         self.model.check_weights(self.own_module)
 
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
-        """Return the key of the model in memory, and of what was measured of it."""
+        """Return the key of the model in memory and of its measurements."""
         definition = (
             () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
         )

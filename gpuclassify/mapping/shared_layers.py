@@ -46,7 +46,7 @@ class _Pass:
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
         self._mappers = mappers
-        # By model, windows' digests and outputs, float32 (windows, outputs).
+        # Windows' digests and outputs, float32 (windows, outputs), by model.
         self._outputs: dict[Hashable, tuple[list[Hashable], np.ndarray]] = {}
 
     def run_windows(
@@ -83,7 +83,7 @@ class _Pass:
             outputs, others = _split(outputs, follower.width(keeps_all))
             rows = np.arange(len(others))
             if follower.passing is not None:
-                rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # of texts that went on to it
+                rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # rows that passed on to it
             self._outputs[follower_key] = [stream.new_keys[row] for row in rows], others[rows]
         return stream, outputs
 

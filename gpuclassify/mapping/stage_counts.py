@@ -1,4 +1,4 @@
-"""Counts of what each mapper does with the rows of a part, which add up, and example texts."""
+"""Counts of rows that each mapper reads, keeps and drops in a part, and example texts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpuclassify.workers.run_context import add_counts
 
 # Why a row is dropped. One that several filters drop counts once, under the first of these.
 REASONS = ("null", "empty", "blank", "label", "confidence", "score", "spans")
-WITHOUT_TEXT = 3  # of them: whichever filter drops texts that hold nothing
+WITHOUT_TEXT = 3  # index in REASONS: blank texts that a filter drops
 NO_MODEL = "no model"  # the reason beside them, of rows that a route leads nowhere
 CONDITION, UNKNOWN = "condition", "unknown"  # those of conditions, which are false or null
-KEPT, NULL = -1, 0  # beside and among the places in REASONS
+KEPT, NULL = -1, 0  # KEPT is not in REASONS; NULL is its first index
 MOST_LABELS = 1_000
-MOST_LABELS_WITH_EXAMPLES = 30  # of one part, so that its record stays small
+MOST_LABELS_WITH_EXAMPLES = 30  # labels per part, to keep its record small
 EXAMPLE_CHARS = 160
-BESIDE_CHARS = 60  # on each side of a span
+BESIDE_CHARS = 60  # characters of context on each side of a span
 MARKS = "\ue000", "\ue001"  # around a span: no text that is shown has such characters
 LABEL = {b"role": b"label"}  # metadata of the field of a label
-COUNT = {b"role": b"count"}  # of one whose whole numbers are no labels
+COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class TextOutcomes:
     """Results of a mapper for distinct texts."""
 
     texts: Texts
-    passed: Mapping[str, np.ndarray] | None  # which pass the filter of each reason; None without
+    passed: Mapping[str, np.ndarray] | None  # mask by filter reason; None without filters
     labels: pa.Array | None = None
-    certainties: np.ndarray | None = None  # what examples are ordered by, finite numbers (texts,)
+    certainties: np.ndarray | None = None  # sort key of examples, finite (texts,)
     spans: Any = None  # `Spans` of the texts, which examples then show
 
     @functools.cached_property
@@ -97,16 +97,16 @@ class TextOutcomes:
 
 @dataclass
 class StageCounts:
-    """Counts and examples of one run's mappers, by name in the order in which they ran.
+    """Counts and examples of one run's mappers, by name in run order.
 
     Filled by the mappers that run within ``run_context(stages=...)``.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
-    # Of each mapper ``read``, ``kept``, and ``dropped`` and ``would_drop`` by reason; ``labels`` by
-    # column, before the filters; ``truncated_texts`` and ``seconds``.
+    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, ``labels`` by
+    # column before the filters, ``truncated_texts`` and ``seconds``.
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Of each mapper ``most``, and what `TextOutcomes.examples` gives.
+    # Examples by mapper: ``most``, and the result of `TextOutcomes.examples`.
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(
@@ -117,9 +117,9 @@ class StageCounts:
         columns: Mapping[str, pa.Array],
         **counts: object,
     ) -> None:
-        """Record what one more mapper did; a second one of the same name gets a number.
+        """Record the counts of one more mapper. A repeated name gets a number.
 
-        `positions` say where each row's text is among the outcomes, int64 (rows,); -1 for null.
+        `positions` is the index of each row's text in `outcomes`, int64 (rows,); -1 for null.
         """
         refused: dict[str, int] = {}
         if outcomes.passed is not None:
@@ -145,9 +145,9 @@ class StageCounts:
         unrouted: int,
         has_filters: bool,
     ) -> None:
-        """Record what the mappers within one more did, by name and all together.
+        """Record the counts of a mapper that routes rows to others, by route and in total.
 
-        `unrouted` are rows that none of them was for; they pass no filter.
+        `unrouted` is the number of rows without a route. They pass no filter.
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
@@ -237,7 +237,7 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 
 def marked_line(text: str, start: int, end: int) -> str:
-    """Return a span between `MARKS` and what is beside it, as `beginning` shows texts."""
+    """Return a span between `MARKS` with context, in the form of `beginning`."""
     first, last = max(0, start - BESIDE_CHARS), min(len(text), end + BESIDE_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (

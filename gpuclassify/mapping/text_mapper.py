@@ -82,15 +82,15 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     runner_type: ClassVar[type[Runner]] = EncoderRunner
     head_type: ClassVar[type[Head]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # Whose older spellings of arguments are accepted: see `gpuclassify.settings.old_spellings`.
+    # Family of older argument names: see `gpuclassify.settings.old_spellings`.
     family: ClassVar[str] = "checkpoint"
-    # What `gpuclassify models` shows of a published model.
+    # Shown by `gpuclassify models`.
     purpose: ClassVar[str] = ""
     licence: ClassVar[str] = ""
     is_gated: ClassVar[bool] = False
     # Every label of the published model; a checkpoint with others is not one of this class.
     published_labels: ClassVar[tuple[Any, ...]] = ()
-    # What a custom class may declare; see `ModelMapper`.
+    # Declarations of a custom class; see `ModelMapper`.
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
     columns: Callable[[np.ndarray], Columns] | None = None
@@ -127,7 +127,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Model that the settings name, pinned and described; what it read travels to workers."""
+        """Model of the settings, pinned and described. The description is sent to workers."""
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -163,7 +163,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Return the heads of a mapper that declares no columns."""
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
-    # What a mapper is, for Dask, pickle and people.
+    # Identity for Dask and pickle, and repr.
 
     def __dir__(self) -> list[str]:
         return [n for n in super().__dir__() if n not in _PARTS or n in self.public_names]
@@ -176,7 +176,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return plain_token((*self._definition(), self.model.key()))
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return what tells this mapper from another of any class, whatever the model says."""
+        """Return the class, settings and attributes that identify this mapper."""
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -209,7 +209,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def text_field(self) -> str:
-        """Name of the text column, of a pair that of the second text."""
+        """Name of the text column, or of the second column of a pair."""
         return self.options.main_field
 
     @property
@@ -261,7 +261,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def keeping(self, field: str) -> TextMapper[Settings]:
         """Return the mapper with a column for the decision of its filters, which drops no row."""
         kept = copy.copy(self)
-        vars(kept).pop("model", None)  # which knows the settings
+        vars(kept).pop("model", None)  # the model holds the settings
         kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
         return kept
 
@@ -271,7 +271,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
         return joined([earlier, self])
 
-    # In the client.
+    # Methods for the client.
 
     def check(self, frame: Frame) -> None:
         """Raise unless the frame has the columns that are needed, and the filters fit the model."""
@@ -316,7 +316,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Return new string columns' dtype; a partition without strings may suggest another."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
-    # On a worker.
+    # Methods for workers.
 
     def setup(self) -> None:
         """Load the model into this process, as a worker's first partition does."""
@@ -343,8 +343,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     def read_texts(self, frame: Frame) -> Texts:
         """Return the rows' texts, null where a row has none."""
-        # All of a text, if a column has to tell how much of it was read; else one character more
-        # than are, by which `compute` tells those that are cut.
+        # Whole texts if a column needs the share that was read; otherwise one character more than
+        # `max_chars`, by which `compute` detects cut texts.
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
         return Texts(self.list_texts(frame, max_chars))
@@ -363,10 +363,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def compute(
         self, texts: Texts, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """Return new columns for `texts` of `read_texts`, each distinct one of which is run once.
+        """Return new columns for the texts of `read_texts`, and the filters' decision.
 
-        Columns have one value a row, null where the text is, in the order of meta. Beside them
-        stands the filters' decision, bool (rows,), false for a null text; None without filters.
+        Each distinct text runs once. Columns have one value per row, null for a null text, in the
+        order of meta. The decision is bool (rows,), false for a null text; None without filters.
         """
         started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
@@ -402,7 +402,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], tuple[np.ndarray, np.ndarray], TextOutcomes]:
-        """Return distinct texts' new columns, what was read of them, and which pass the filters."""
+        """Return the new columns of distinct texts, their windows and read shares, and outcomes."""
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())
         arrays = {field.name: pa.array([], field.type) for field in fields}

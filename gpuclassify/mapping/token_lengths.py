@@ -9,16 +9,15 @@ import numpy as np
 
 from gpuclassify.mapping.pinned_model import PinnedModel
 
-_TEXTS_AT_A_TIME = 256  # whose encodings are alive together
+_TEXTS_AT_A_TIME = 256  # texts whose encodings exist at once
 
 
 @dataclass(frozen=True)
 class TokenLengths:
     """Token counts of texts, special tokens and prompts included."""
 
-    whole: np.ndarray  # of each text before any cut, int64 (texts,)
-    # Of each window that the model runs, int64 (windows,): as many as texts, unless long ones have
-    # more.
+    whole: np.ndarray  # tokens of each text before any cut, int64 (texts,)
+    # Tokens of each window that the model runs, int64 (windows,). Long texts may have several.
     windows: np.ndarray
     counts: np.ndarray  # windows of each text, int64 (texts,)
     limit: int | None  # most tokens of a window
@@ -27,7 +26,7 @@ class TokenLengths:
 def count_tokens(
     options: Any, model: PinnedModel, texts: list[str], has_all_windows: bool
 ) -> TokenLengths:
-    """Return how many tokens texts have for a network, in all windows of each or in the first."""
+    """Count the tokens of texts for a network, in all windows of each text or in the first."""
     from gpuclassify.models.loading import longest_input
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 

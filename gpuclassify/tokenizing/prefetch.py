@@ -1,4 +1,4 @@
-"""Texts tokenized block by block on a thread of its own, ahead of the model."""
+"""Tokenize texts block by block on a separate thread, ahead of the model."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Made = TypeVar("Made")
 
 
 class TokenStore:
-    """Store of every text's tokens by tokenizer, which tokenizes what it does not know.
+    """Cache of texts' tokens by tokenizer.
 
-    Tokens that another mapper made are used where they are the same by necessity: the tokenizers
-    have equal fingerprints, and both cut in the same way or neither cuts this text. The text
-    itself is the key, so mappers with different `max_chars` share the texts that both leave whole.
+    Another mapper's tokens are used if they must be equal: the tokenizers have equal fingerprints,
+    and both cut in the same way or neither cuts this text. The key is the text itself, so mappers
+    with different `max_chars` share the texts that both leave whole.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Return the tokens of each text, and how many of them were known."""
+        """Return the tokens of each text, and the number of cached texts."""
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         encoded = {text: cut[text] for text in texts if text in cut}
@@ -66,7 +66,7 @@ class TokenStore:
         return [encoded[text] for text in texts], len(texts) - len(missing)
 
 
-# That of the `shared_tokens` which this thread is within.
+# Store of this thread's `shared_tokens` block.
 current_store: ContextVar[TokenStore | None] = ContextVar("current_store", default=None)
 
 
@@ -76,10 +76,10 @@ def shared_tokens() -> contextlib.AbstractContextManager[None]:
 
 
 class TokenSource:
-    """Texts in the order in which they should run, and the tokenizer for them.
+    """Texts in run order, with the tokenizer for them.
 
-    Yields all windows of each text, or its first one. The mappers of one pass share tokens through
-    the store.
+    Returns all windows of each text, or its first window. The mappers of one pass share tokens
+    through the store.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TokenSource:
         return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`, those that no other mapper had before."""
+        """Return the windows of the texts from `start` to `stop`."""
         texts = self._texts[start:stop]
         if self._is_flat:
             return only_windows(self._tokenizer(texts))
@@ -113,12 +113,12 @@ class TokenSource:
 
 
 class TokenStream:
-    """Tokens of texts, a block at a time while iterated over, then what was read of each text.
+    """Tokens of texts, yielded block by block; then the lengths and read shares of all texts.
 
-    Windows of equal tokens are yielded once: texts that differ only behind the cut, or in what the
-    tokenizer makes alike, have them. Windows whose digests are `known` are not yielded at all, and
-    have the first places. Tokenizing and waiting for it are added to `stats`; `block_chars`
-    are the characters of the first block and of the largest one.
+    Equal windows are yielded once; texts that differ only behind the cut, or that the tokenizer
+    normalizes to the same tokens, have equal windows. Windows whose digests are `known` are not
+    yielded, and are numbered first. Times of tokenizing and waiting are added to `stats`.
+    `block_chars` is the number of characters of the first block and of the largest one.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class TokenStream:
         self._source = source
         self._stats = stats
         self._block_chars = block_chars or (FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS)
-        # By their tokens, distinct windows in order.
+        # Number of each distinct window, by digest of its tokens.
         self._first: dict[Hashable, int] = {key: place for place, key in enumerate(known)}
         self._known = len(self._first)
         self._positions: list[int] = []
@@ -226,15 +226,15 @@ class Share:
 
 
 class SharedTime:
-    """Time in which any thread does something, shared evenly by those that do it at once.
+    """Wall time of an activity, divided evenly among the threads that are doing it.
 
-    What all of them are given adds up to the time that has passed with one at least.
+    The shares of all threads add up to the time in which at least one of them was active.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = 0
-        self._each_seconds = 0.0  # what a thread would have that was there all the time
+        self._each_seconds = 0.0  # share of a thread that was active all the time
         self._looked = 0.0
 
     @contextlib.contextmanager
@@ -260,7 +260,7 @@ _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Return how many threads this process tokenizes with, by variables that the library reads."""
+    """Return the tokenizer threads of this process, from the variables that the library reads."""
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -295,5 +295,5 @@ def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]
                     made.append(thread.submit(work, item))
                 yield done
         finally:
-            for future in made:  # of a caller that stopped early
+            for future in made:  # the caller stopped early
                 future.cancel()
