@@ -31,9 +31,9 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to look at, and those of an earlier corpus that they are compared with.
+    """Documents to deduplicate, and an earlier corpus to compare them with.
 
-    Partitions of the earlier one are numbered after those of the dataset.
+    Partitions of the earlier corpus are numbered after the dataset's partitions.
     """
 
     dataset: Any

@@ -123,7 +123,7 @@ class Duplicates(Public):
 
     public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
     has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
-    libraries: ClassVar[tuple[str, ...]] = ()  # that only this class needs
+    libraries: ClassVar[tuple[str, ...]] = ()  # packages that only this class needs
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -210,7 +210,7 @@ class Duplicates(Public):
     def summarize(
         self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
     ) -> DuplicatesSummary:
-        """Count at once what would be removed, by source, and list the largest groups."""
+        """Compute the number of duplicates by source, and the largest groups, at once."""
         corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
         counted = chosen.count(corpus, chosen.decisions(corpus))
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
@@ -317,7 +317,7 @@ class Duplicates(Public):
 
     @property
     def verification(self) -> Any:
-        """Settings by which texts are compared; None takes candidates for duplicates."""
+        """Settings to compare the texts of candidates with; None: all candidates are duplicates."""
         return None
 
     @property

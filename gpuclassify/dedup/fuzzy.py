@@ -31,9 +31,9 @@ from gpuclassify.workers.device_errors import free_host_bytes
 Measure = Literal["jaccard", "containment"]
 Unit = Literal["words", "characters"]
 Components = Literal["tree", "rounds"]
-BYTES_TO_JOIN = 160  # for each row while forests are joined: ten times its bytes
-# A forest names for each document the smallest one of its component. It is all that is ever kept
-# of edges: forests of parts, joined, have the forest of the whole.
+BYTES_TO_JOIN = 160  # memory per row while forests are joined: ten times its size
+# A forest maps each document to the smallest document of its component. Edges are stored in no
+# other form, because joining the forests of parts gives the forest of the whole.
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
 _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
@@ -143,7 +143,7 @@ class FuzzyDuplicates(TextDuplicates):
             rows = keys[["document", *(f"band_{band}" for band in bands)]]
             empty = band_rows(rows._meta)
             moved = shuffle(rows.map_partitions(band_rows, after, meta=empty), "key")
-            # From each document to the smallest one that agrees with it in a band.
+            # Edges from each document to the smallest document with an equal band.
             edges = moved.map_partitions(bucket_edges, meta=bucket_edges(empty))
             edges = keep(f"edges-{first:03}", edges)
             band_parts = edges.to_delayed(optimize_graph=False)
@@ -160,7 +160,7 @@ class FuzzyDuplicates(TextDuplicates):
 
     @property
     def verification(self) -> FuzzyDuplicates | None:
-        """Settings by which texts of candidates are compared; None without verification."""
+        """Settings to compare the texts of candidates with; None without verification."""
         return self if self.verify else None
 
 
@@ -220,7 +220,7 @@ def choose_bands(
         (bands, rows) for bands in range(1, hashes + 1) for rows in range(1, hashes // bands + 1)
     ]
     bands, rows = np.array(pairs).T[:, :, None]
-    nodes, weights = np.polynomial.legendre.leggauss(64)  # of Gauss and Legendre, on [-1, 1]
+    nodes, weights = np.polynomial.legendre.leggauss(64)  # Gauss-Legendre quadrature on [-1, 1]
     nodes, weights = (nodes + 1) / 2, weights / 2
     in_vain = threshold * catch_probability(threshold * nodes, bands, rows) @ weights
     above = threshold + (1 - threshold) * nodes
@@ -260,27 +260,27 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
     is_edge = (edges["document"] != edges["root"]).to_numpy()
     ends = edges.loc[is_edge, ["document", "root"]].to_numpy().T
     documents, positions = np.unique(ends, return_inverse=True)
-    # As bool, equal edges are not added up.
+    # Equal bool edges are not summed.
     graph = coo_array((np.ones(ends.shape[1], bool), positions), shape=(len(documents),) * 2)
     count, components = connected_components(graph, directed=False)
     smallest = np.empty(count, np.int64)
-    smallest[components[::-1]] = documents[::-1]  # of values for one place, the last one stays
+    smallest[components[::-1]] = documents[::-1]  # for repeated indices, the last value wins
     roots = smallest[components]
     is_larger = documents > roots
     return pd.DataFrame({"document": documents[is_larger], "root": roots[is_larger]})
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """Return a forest in which roots have rows as well, with themselves as root."""
+    """Add a row for each root, with itself as root."""
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """Join several delayed forests into one, as a tree, so many at a time.
+    """Join delayed forests into one by a tree reduction with `fan_in` forests per step.
 
-    One worker holds the result: 16 bytes for each document that is no root, and about five times
-    as much while it joins.
+    One worker holds the result: 16 bytes for each document that is not a root, and about five times
+    as much while joining.
     """
     return reduce_tree(functools.partial(_join, bytes_to_join=bytes_to_join), parts, fan_in)
 

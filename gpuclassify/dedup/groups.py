@@ -12,22 +12,22 @@ import pyarrow.compute as pc
 from gpuclassify.dedup.corpus import ROW_BITS, partitioning, value_texts
 from gpuclassify.frames import backend_of, to_pandas
 
-LENGTH = "length"  # in `keep_by`: of the text in characters, unless the frame has such a column
-BEGINNING_CHARS = 200  # of texts in summaries
-VERIFIED_BYTES = 1 << 26  # of texts whose n-grams are held at a time, at most 8 bytes a character
+LENGTH = "length"  # in `keep_by`: text length in characters, unless the frame has this column
+BEGINNING_CHARS = 200  # length of text excerpts in summaries
+VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes per character
 
 
 def take_members(
     frame: Any, partition: int, components: pd.DataFrame, settings: Any
 ) -> pd.DataFrame:
-    """Take the documents of a partition that may have a duplicate, with what decides among them.
+    """Return the documents of a partition that may have a duplicate, with their sort keys.
 
-    `components` has their ``root``, and ``similarity`` where it is known, by document number. The
-    result has columns ``document``, those of `components`, ``id``, ``rank_0`` and on, ``source``
-    and ``text``, which is whole if it is to be verified; and ``partition_rows``, where ids are
-    positions. The settings are `gpuclassify.dedup.duplicates`'s.
+    `components` has their ``root``, and ``similarity`` if known, by document number. The result has
+    the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and following,
+    ``source``, ``text`` (whole if it is to be verified), and ``partition_rows`` if ids are
+    positions. `settings` is a `gpuclassify.dedup.duplicates.Duplicates`.
     """
-    # Roots may be named more than once.
+    # Roots may be repeated.
     components = components[~components.index.duplicated()].sort_index()
     documents = components.index.to_numpy()
     rows = frame.iloc[documents - (partition << ROW_BITS)]
@@ -55,7 +55,7 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
     plain = to_pandas(chosen)
     for name, dtype in plain.dtypes.items():
-        if isinstance(dtype, pd.CategoricalDtype):  # whose order may be that of appearance
+        if isinstance(dtype, pd.CategoricalDtype):  # categories may be in order of appearance
             plain = plain.astype({name: dtype.categories.dtype})
     columns: dict[str, Any] = {"id": documents if id_field is None else plain[id_field].array}
     for number, name in enumerate(keep_by):
@@ -104,7 +104,7 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
             "near_border": members.get("near_border", 0),
             "is_earlier": is_earlier,
             "source": members["source"],
-            # Of a text that is kept, from its first character that shows.
+            # Beginning of a kept text, without leading white space.
             "beginning": beginnings.where(kept == rows, ""),
         }
     )

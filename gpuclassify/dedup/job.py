@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # Settings that can refuse a result but do not change it: a job may continue with other values.
 LIMITS = ("max_removed_share", "max_group_size")
-# What stays of the steps; signatures and edges are of no use once it is decided what goes.
+# Results of steps that are kept. Signatures and edges are not needed once duplicates are decided.
 KEPT = ("decisions", "duplicates", "removed", "marks")
 
 
@@ -268,7 +268,7 @@ class DedupJob(SteppedJob):
         return chosen if steps.ledger.get("has_ids", True) else self.duplicates
 
     def _count(self, steps: Steps) -> DuplicatesSummary:
-        """Decide what stays, and count it."""
+        """Decide which documents are kept, and count them."""
         is_decided = steps.holds("decisions")
         if steps.ledger["duplicates"] is None or not is_decided:
             corpus = self.corpus()
@@ -318,7 +318,7 @@ class RowsOfPart:
     folder: Store
     key: str
     count: int
-    act: Callable[[Frame, int, pd.DataFrame], Any]  # with a frame, its number and the list
+    act: Callable[[Frame, int, pd.DataFrame], Any]  # called with a frame, its number and the list
 
     def __call__(self, frame: Frame, number: int) -> Any:
         """Return the part with this number, changed."""
@@ -327,7 +327,7 @@ class RowsOfPart:
 
 
 def _source(source: Any, on_error: str) -> Source:
-    """Return the source of a reader or frame; a frame's partitions stay as many as they are."""
+    """Return the source of a reader or frame. A frame keeps its partitions."""
     if dask.is_dask_collection(source) and hasattr(source, "npartitions"):
         key = {"Dask key": source._name, "partitions": source.npartitions}
         return FrameSource(source, {"input": key})

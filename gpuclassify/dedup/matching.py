@@ -16,8 +16,8 @@ from numba import njit
 
 from gpuclassify.settings.checks import check_choice
 
-# So many of a text's smallest hashes are its sketch. Of two texts that share 80% of their n-grams,
-# that all of 16 differ has a chance of about one in 10^11.
+# A text's sketch is this number of its smallest hashes. If two texts share 80% of their n-grams,
+# all 16 hashes differ with a probability of about 10^-11.
 _SKETCH_HASHES = 16
 _OWNERS = 4  # documents recorded for a hash: text that more of them share is boilerplate
 _WORD, _GAP, _ALONE = range(3)
@@ -98,7 +98,7 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     characters = np.frombuffer(data or b"", np.uint8)
-    # Of words each takes two bytes at least: with the gap behind it, or three by itself.
+    # A word takes at least two bytes: itself and the gap after it, or three bytes without a gap.
     kinds, least_bytes = (_CHARACTERS, 1) if by_characters else (_KINDS, 2)
     return NgramSets(*_ngram_sets(characters, ends, n, kinds, least_bytes))
 
@@ -106,7 +106,7 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
 @njit(nogil=True, cache=True)
 def _ngram_sets(data, ends, n, kinds, least_bytes):
     texts = len(ends) - 1
-    # What is not written takes no memory.
+    # Unwritten pages take no memory.
     hashes = np.empty((ends[-1] - ends[0]) // least_bytes + texts, np.uint64)
     offsets = np.zeros(texts + 1, np.int64)
     for text in range(texts):
@@ -120,11 +120,11 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
 
 @njit(nogil=True, cache=True)
 def _hash_tokens(text, kinds, hashes):
-    """Write the hashes of a text's tokens to `hashes`; return how many.
+    """Write the hashes of a text's tokens to `hashes`; return their number.
 
-    Without a branch for each gap, which no processor could foresee: what stands behind the last
-    token is overwritten until a word ends there. Unsigned places cannot count from the end, which
-    spares a test of each.
+    Gaps cause no branch, which a processor could not predict: the entry after the last token is
+    overwritten until a word ends. Indices are unsigned, so that numba does not test for negative
+    ones.
     """
     count, at = np.uint64(0), 0
     word = _FNV_START
@@ -180,7 +180,7 @@ def mix(value):
 
 @njit(nogil=True, cache=True)
 def _hash_ngrams(hashes, tokens, n):
-    """Overwrite token hashes with those of the n-grams that begin there; return how many."""
+    """Replace each token hash by the hash of the n-gram that begins there; return their number."""
     size = min(n, tokens)
     for token in range(tokens):
         hashes[token] = mix(hashes[token])
@@ -194,7 +194,7 @@ def _hash_ngrams(hashes, tokens, n):
 
 @njit(nogil=True, cache=True)
 def _drop_repeats(hashes, count):
-    """Move the distinct of sorted values to the front; return how many."""
+    """Move the distinct values of a sorted array to its front; return their number."""
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -307,7 +307,7 @@ def _part(table, documents):
 
 @njit(nogil=True, cache=True)
 def _slots(documents):
-    """Return the room for the sketches of so many documents, at most half full: a power of two."""
+    """Return the hash table size for the documents' sketches: a power of two, at most half full."""
     slots = 1
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2

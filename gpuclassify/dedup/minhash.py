@@ -140,7 +140,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 
 @njit(nogil=True, cache=True)
 def _find_chars(data, starts):
-    """Note where characters start, and where the last one ends; return how many of them fit."""
+    """Write the byte offsets of characters and of the end; return the number of characters."""
     chars = 0
     for place in range(len(data)):
         starts[chars] = place
@@ -162,7 +162,7 @@ def _scramble_words(data, words):
 
 @njit(nogil=True, cache=True)
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the bytes that every window has, from each byte on, many at once; return how many."""
+    """Hash the common first bytes of all windows, vectorized over offsets; return their number."""
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
     heads[:] = seed

@@ -1,4 +1,4 @@
-"""Texts as they are compared, without what copies of one differ in; the texts themselves stay."""
+"""Normalize text for comparison (Unicode, case, white space). The stored text is not changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lower(texts: pa.Array) -> pa.Array:
     return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
 
 
-# What texts are compared without, in the order in which it goes.
+# Normalization steps in the order in which they are applied.
 STEPS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "unicode": functools.partial(pc.utf8_normalize, form="NFC"),
     "case": _lower,
@@ -58,7 +58,7 @@ def step_names(names: Any) -> tuple[str, ...]:
 def normalized(
     texts: pa.LargeStringArray, way: Sequence[str] | Callable[[str], str]
 ) -> pa.LargeStringArray:
-    """Normalize texts by steps or a function; a text of which nothing is left stays."""
+    """Normalize texts by named steps or a function. A text that would become empty is kept."""
     if callable(way):
         made = [text and way(text) for text in texts.to_pylist()]
         try:
@@ -66,6 +66,6 @@ def normalized(
         except pa.ArrowTypeError as err:
             raise TypeError(f"normalize= has to return a text for each text: {err}") from err
     else:
-        new = functools.reduce(lambda each, name: STEPS[name](each), way, texts)
+        new = functools.reduce(lambda text, name: STEPS[name](text), way, texts)
         new = pc.utf8_trim(new, " ") if "white_space" in way else new
     return pc.if_else(pc.equal(pc.binary_length(new), 0), texts, new)

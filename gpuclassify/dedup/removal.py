@@ -25,8 +25,8 @@ from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.jobs.execution import as_dask, from_parts
 
 ID = "id"  # the column of ids, where there is one and no other is named
-POSITIONS = (ID, "position")  # of positions, where documents have no ids: the first that is free
-PARTITIONS = "partitions"  # which positions are in, see `partitioning`
+POSITIONS = (ID, "position")  # candidate columns for positions of documents without ids
+PARTITIONS = "partitions"  # column that identifies the partitioning; see `partitioning`
 
 
 class RepeatedIdsError(ValueError):
@@ -98,9 +98,9 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 
 
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
-    """Return a partition, of so many, without the documents that are the index of `gone`.
+    """Return one of `partitions` partitions without the documents in the index of `gone`.
 
-    ValueError if `gone` names documents by position in other partitions.
+    Raises ValueError if `gone` has positions of another partitioning.
     """
     if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
         count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
@@ -148,7 +148,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     ]
     shown = first.item() if hasattr(first, "item") else first  # 6 rather than np.int64(6)
     what = "null" if pd.isna(first) else repr(shown)
-    # Which is taken where no other is named.
+    # ID is the default column.
     or_else = "rename this one" if id_field == ID else "leave id_field out"
     raise RepeatedIdsError(
         f"id_field={id_field!r} must tell documents apart, and {what} is the id of "

@@ -42,53 +42,53 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLUSTER_DOCUMENTS = 2_000  # on average, unless n_clusters= says otherwise
-CENTROID_SAMPLES = 50  # that a centroid needs at least
-NO_CENTROID = np.zeros((1, 0), np.float32)  # where there are no documents
-MOST_NEAR_BORDERS = 0.1  # of the documents, without a warning
+CLUSTER_DOCUMENTS = 2_000  # mean documents per cluster, unless n_clusters= is set
+CENTROID_SAMPLES = 50  # minimum sampled documents per centroid
+NO_CENTROID = np.zeros((1, 0), np.float32)  # result without documents
+MOST_NEAR_BORDERS = 0.1  # share of documents near borders that causes a warning
 SAMPLE = ["number", "embedding"]  # columns that a sample has
-ROUNDING = 1e-6  # of a cosine in float32: so much below the threshold is still taken as equal to it
+ROUNDING = 1e-6  # rounding error of a cosine in float32, subtracted from the threshold
 BLOCK_ROWS = 1024  # compared with all survivors at a time
-TILE_NUMBERS = 1 << 26  # of a product that is held at a time: 256 MB
+TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have different products
 
 
 @accepts_old_spellings("semantic")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SemanticDuplicates(Duplicates):
-    """Documents whose embeddings are similar, whatever words they use.
+    """Documents with similar embeddings, even if they share no words.
 
-    K-means cuts the corpus into clusters. In each, documents are taken in the
-    order of `keep_by`, and one goes if its embedding is similar to that of a
-    document that is kept: the most similar of those before it. Null and empty
-    texts and null and all-zero embeddings are no duplicates of anything.
+    K-means divides the corpus into clusters. Within a cluster, documents are
+    visited in the order of `keep_by`. A document is a duplicate if its embedding
+    is similar to a document that is kept; the most similar earlier one counts.
+    Null and empty texts, and null and all-zero embeddings, have no duplicates.
 
-    Pairs that a border between clusters parts are missed. A near-duplicate at
-    the threshold lies δ = sqrt(2 - 2 * threshold) away, and in a random one of
-    `width` directions this leads δ / sqrt(width) towards a border (one standard
-    deviation). A summary counts the documents that are nearer to one as
-    ``near_border``, and a warning is logged if they are more than a tenth. Of
-    pairs at the threshold, half as large a share to as large a share is missed,
-    and of more similar pairs a smaller one.
+    Pairs in different clusters are missed. A near-duplicate at the threshold has
+    the distance δ = sqrt(2 - 2 * threshold). In a random direction of `width`
+    dimensions, its distance towards a border has the standard deviation
+    δ / sqrt(width). A summary counts the documents that are nearer to a border
+    as ``near_border``, and more than a tenth of them causes a warning. The share
+    of missed pairs at the threshold is between half of this share and all of it;
+    for more similar pairs it is smaller.
 
     Parameters
     ----------
     embedder : Embedder or str
-        Embeds the texts; a string names its model. Default: that of `Embedder`.
+        Embedder of the texts, or the name of its model. Default: `Embedder`'s model.
     embedding_field : str, optional
-        Column of embeddings that are there already (lists of numbers), instead of `embedder`. They
-        are read once more than texts, rather than kept in the workers' memory.
+        Column of existing embeddings (lists of numbers), instead of `embedder`. They are read twice
+        instead of being held in the workers' memory.
     threshold : float
-        Cosine from which on documents are duplicates, 0 to 1; up to 1e-6 below is equal to it.
+        Minimum cosine of duplicates, 0 to 1, minus 1e-6 for rounding.
     n_clusters : int, optional
-        Work falls with their number, and the share of pairs that is found with it. Default: one
-        for 2,000 documents, and for 50 of the sample at most.
+        Number of clusters. More clusters need less work, and find fewer pairs. Default: one per
+        2,000 documents, at most one per 50 documents of the sample.
     max_iter : int
         Passes of k-means over the sample.
     sample_size : int
-        Documents that clusters are fitted to. The same ones whatever the order and partitioning.
+        Documents that clusters are fitted to. They do not depend on order and partitioning.
     seed : int
-        Of k-means.
+        Seed of k-means.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class SemanticDuplicates(Duplicates):
             check_text("embedder", self.embedder, "an Embedder or the name of its model")
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Find documents with a similar one, and the one that stays; see `match_clusters`."""
+        """Find documents with a similar document that is kept; see `match_clusters`."""
         embedder = self.make_embedder()
         if embedder is not None:
             embedder.prepare()
@@ -140,9 +140,7 @@ class SemanticDuplicates(Duplicates):
         options: dict[str, Any] = {"settings": self, "embedder": embedder}
         meta = embedding_frame(corpus.empty(columns), 0, **options)
         signatures = keep("signatures", corpus.map(embedding_frame, columns, meta=meta, **options))
-        if (
-            embedder is None
-        ):  # read again, so that embeddings need not stay in memory until clusters exist
+        if embedder is None:  # read twice, so that embeddings are not held in memory
             samples = corpus.map(sample_frame, columns, meta=meta[SAMPLE], **options)
             parts = samples.to_delayed(optimize_graph=False)
         else:
@@ -374,10 +372,11 @@ def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
 
 
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
-    """Estimate how many different numbers there are, of which these are the `size` smallest.
+    """Estimate the number of distinct uniform numbers from the `size` smallest ones.
 
-    The k-th smallest of n even numbers from 0 to 1 is about k / n (Bar-Yossef et al., "Counting
-    Distinct Elements in a Data Stream", 2002); (k - 1) makes it unbiased. Off by 1 / sqrt(k).
+    The k-th smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al.,
+    "Counting Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its
+    relative error is about 1 / sqrt(k).
     """
     if len(numbers) < size:
         return len(numbers)
@@ -389,16 +388,16 @@ def _holds_numbers(kind: pa.DataType) -> bool:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
         return types.is_floating(kind) or types.is_integer(kind) or types.is_null(kind)
-    return types.is_null(kind)  # of a partition that holds nothing
+    return types.is_null(kind)  # type of an empty partition
 
 
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
-    """Fit k-means centroids of length 1, float32 (count, width), to as many vectors or more.
+    """Fit k-means centroids of length 1, float32 (count, width), to at least `count` vectors.
 
-    Fitted by one thread of a CPU, whatever there is, so that all machines give the same: 2,000 to
-    100,000 vectors of 384 in 100 s. It starts from random vectors, because k-means++ took fifteen
-    times as long for clusters no better. Means of scattered vectors are short, and so near to
-    vectors of all directions that they make large clusters; at length 1 they do not.
+    One CPU thread fits them, so that all machines give equal results; 2,000 centroids of 100,000
+    vectors with 384 dimensions take 100 s. The start is random, because k-means++ took fifteen
+    times as long without better clusters. Centroids are normalized: the mean of scattered vectors
+    is short, so close to vectors of all directions, and would attract a large cluster.
     """
     if count == 1:
         return vectors[:1]
@@ -438,13 +437,13 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def border_width(threshold: float, width: int) -> float:
-    """Return how far a near-duplicate typically lies towards a border, from its document.
+    """Return the typical distance of a near-duplicate from its document, towards a border.
 
-    Vectors of length 1 with cosine t are sqrt(2 - 2 t) apart. Of a step in a random one of `width`
-    directions, 1 / sqrt(width) is the standard deviation along any one.
+    Unit vectors with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions
+    has the standard deviation 1 / sqrt(width) along any one of them.
 
-    (The whole of sqrt(2 - 2 t) is the bound that no near-duplicate exceeds; within it of a border
-    lay 93 to 98 % of texts that MiniLM embedded, of whose pairs no more than 2 % were parted.)
+    The full distance sqrt(2 - 2 t) would be a strict bound, but it is not useful: 93 to 98% of
+    MiniLM's embeddings were nearer than that to a border, and at most 2% of their pairs were split.
     """
     return float(np.sqrt((2 - 2 * threshold) / max(width, 1)))
 

@@ -14,11 +14,11 @@ from gpuclassify.dedup.corpus import value_texts
 from gpuclassify.frames import Frame, to_pandas
 from gpuclassify.pages import html_table, text_table
 
-MOST_GROUPS = 20  # of the largest, with the beginnings of their texts
+MOST_GROUPS = 20  # largest groups listed, with the beginnings of their texts
 SHOWN, SHOWN_CHARS = 5, 60  # sources and groups, as text
-BINS = 20  # of the histogram of similarities, from 0 to 1
+BINS = 20  # bins of the histogram of similarities, from 0 to 1
 COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
-FEWEST_DOCUMENTS = 1_000  # of a source whose share alone can be refused
+FEWEST_DOCUMENTS = 1_000  # smallest source whose own share of duplicates is checked
 
 
 class TooManyDuplicatesError(ValueError):
@@ -140,7 +140,7 @@ def source_names(values: pd.Series) -> pd.Series:
 def summarize(
     documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
 ) -> DuplicatesSummary:
-    """Add up the partitions' counts, those of `count_documents` and of `count_decisions`."""
+    """Sum the partitions' results of `count_documents` and `count_decisions`."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
@@ -162,7 +162,7 @@ def summarize(
 
 
 def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
-    """Count what `gpuclassify.dedup.groups.decide` returned for one partition."""
+    """Count one partition's result of `gpuclassify.dedup.groups.decide`."""
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
