@@ -285,7 +285,7 @@ def _compared(frame: pd.DataFrame, a: _Run, b: _Run, has_text: np.ndarray) -> Co
         for label, rows in Counter(one["label"][has_text].dropna()).items():
             is_own = (one["label"] == label).to_numpy()
             agreement[str(label)] = rows, 1 - float(is_other_label[is_own].mean())
-    moved = one.join(other, lsuffix="_a", rsuffix="_b")
+    moved = one.add_suffix("_a").join(other.add_suffix("_b"))
     moved.insert(0, "text", a.texts)
     moved.index = frame.index
     size = np.zeros(len(frame)) if differences is None else differences
