@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
+from gpuclassify.decontamination.items import ITEM
 from gpuclassify.decontamination.words import (
+    SPACE,
     UNICODE,
     buffers,
     characters,
@@ -29,13 +30,16 @@ from gpuclassify.decontamination.words import (
     read_words,
 )
 from gpuclassify.jobs.output.records import sealed, unsealed
+from gpuclassify.settings.paths import is_only_mine, private_folder
+from gpuclassify.settings.signatures import short
 from gpuclassify.stores.local import LocalStore
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
 
-FORMAT = 1
-ABOUT, ITEMS = "index.json", "items.arrow"
+FORMAT = 2
+ABOUT = "index.json"
 MOST = 2**32 - 1  # words, and bytes of words
+MOST_WORDS = 255  # of an n-gram
 ALL_BITS = 2**64 - 1
 _EMPTY = np.uint32(MOST)
 _BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
@@ -65,6 +69,17 @@ class Ngrams(NamedTuple):
     owners: np.ndarray
     counts: np.ndarray
     settings: np.ndarray
+
+
+# Files of an index, and the types of the arrays in them.
+_DTYPES = {
+    **dict.fromkeys(("text.npy", "widths.npy"), np.uint8),
+    **dict.fromkeys(("starts.npy", "places.npy", "slots.npy"), np.uint32),
+    **dict.fromkeys(("owner_starts.npy", "owners.npy", "counts.npy"), np.uint32),
+    **dict.fromkeys(("keys.npy", "bits.npy", "short_bits.npy", "settings.npy"), np.uint64),
+    **{f"item_{name}.npy": np.uint8 for name in ITEM.names},
+    **{f"item_{name}_offsets.npy": np.int64 for name in ITEM.names},
+}
 
 
 class Hits(NamedTuple):
@@ -186,56 +201,44 @@ class ItemIndex:
         """Write the index into a folder; return its digest, which stands in the last file."""
         folder.make()
         digests = {}
-        for name, content in self._files():
+        for name, array in self._arrays().items():
+            content = _header(array.dtype, len(array)) + array.tobytes()
             folder.replace(name, content)
             digests[name] = hashlib.sha256(content).hexdigest()
-        digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        digest = _digest_of(digests)
         about = {**self.about, "files": digests, "digest": digest}
         folder.replace(ABOUT, sealed(about, indent=1))
         return digest
 
-    def _files(self) -> Any:
-        for name, array in self.ngrams._asdict().items():
-            sink = pa.BufferOutputStream()
-            np.lib.format.write_array(pa.PythonFile(sink, "w"), array)
-            yield f"{name}.npy", sink.getvalue().to_pybytes()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, self.items.schema) as writer:
-            writer.write_table(self.items)
-        yield ITEMS, sink.getvalue().to_pybytes()
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the index, by file name."""
+        arrays = self.ngrams._asdict()
+        for name in ITEM.names:
+            data, offsets = buffers(self.items[name].combine_chunks())
+            arrays[f"item_{name}"] = data[offsets[0] : offsets[-1]]
+            arrays[f"item_{name}_offsets"] = offsets - offsets[0]
+        return {f"{name}.npy": array for name, array in arrays.items()}
 
 
 def open_index(store: Store) -> ItemIndex:
-    """Return the index in a folder; on this machine, processes share its memory.
+    """Return the index in a folder, after checking it; on this machine, processes share its memory.
 
-    Of a store elsewhere it is copied once, into the machine's folder for temporary files.
+    An index that others can write, or that is not on this machine, is copied once into the user's
+    folder for temporary files.
 
     Raises
     ------
     FileNotFoundError
         There is none.
     ValueError
-        It is of another version, or not as it was written.
+        It is of another version, not as it was written, or its arrays contradict each other.
     """
-    about = about_index(store)
-    folder = _local_folder(store, about)
-    return _mapped(str(folder), about["digest"], (folder / ABOUT).stat().st_mtime_ns)
+    return _opened(store, store.read(ABOUT))
 
 
 def about_index(folder: Store) -> dict[str, Any]:
-    """Read what an index says of itself; errors are those of `open_index`."""
-    about = unsealed(folder.read(ABOUT))
-    if about is None:
-        raise ValueError(f"{folder}/{ABOUT} is not as it was written: build the index anew")
-    if (about.get("format"), about.get("unicode")) != (FORMAT, UNICODE):
-        raise ValueError(
-            f"{folder} has an index of format {about.get('format')} for Unicode "
-            f"{about.get('unicode')}, and this Python reads {FORMAT} and {UNICODE}: build it anew"
-        )
-    sizes = folder.sizes()
-    if missing := [name for name in about["files"] if name not in sizes]:
-        raise ValueError(f"{folder} lacks {missing[0]} of its index: build it anew")
-    return about
+    """Read an index's settings and digests; errors are those of `open_index`."""
+    return _parse_about(folder, folder.read(ABOUT))
 
 
 def is_sound(folder: Store) -> bool:
@@ -247,31 +250,165 @@ def is_sound(folder: Store) -> bool:
         return False
 
 
-def _local_folder(store: Store, about: Mapping[str, Any]) -> Path:
-    """Return the folder of the files here; copies are whole, or not there."""
-    if isinstance(store, LocalStore):
-        return Path(store.root)
-    target = Path(tempfile.gettempdir(), "gpuclassify-indexes", about["digest"])
-    target.mkdir(parents=True, exist_ok=True)
-    here = open_store(target)
-    there = here.sizes()
-    for name, digest in about["files"].items():
-        if name not in there:
-            content = store.read(name)
-            if hashlib.sha256(content).hexdigest() != digest:
-                raise ValueError(f"{store} has another {name} than was written: build it anew")
-            here.replace(name, content)
-    here.replace(ABOUT, sealed(about))
-    return target
+def _parse_about(folder: Store, content: bytes) -> dict[str, Any]:
+    try:
+        about = unsealed(content)
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        raise _unsound(folder, f"{ABOUT} is not as it was written")
+    version = about.get("format"), about.get("unicode")
+    if version != (FORMAT, UNICODE):
+        raise _unsound(
+            folder,
+            f"it has format {short(version[0])} for Unicode {short(version[1])}, and this Python "
+            f"reads {FORMAT} and {UNICODE}",
+        )
+    files = about.get("files")
+    if (
+        not isinstance(files, dict)
+        or files.keys() != _DTYPES.keys()
+        or not all(isinstance(digest, str) for digest in files.values())
+        or about.get("digest") != _digest_of(files)
+    ):
+        raise _unsound(folder, f"{ABOUT} names other files than an index has")
+    if not isinstance(about.get("boilerplate"), dict):
+        raise _unsound(folder, f"{ABOUT} has no counts of boilerplate")
+    return about
+
+
+def _unsound(folder: Store, problem: str) -> ValueError:
+    return ValueError(
+        f"the index of test items in {folder} cannot be used: {problem}. Build it again"
+    )
+
+
+def _digest_of(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=4)
-def _mapped(folder: str, digest: str, changed: int) -> ItemIndex:
-    arrays = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in Ngrams._fields)
-    with pa.memory_map(f"{folder}/{ITEMS}") as file:
-        items = pa.ipc.open_file(file).read_all()
-    about = about_index(open_store(folder))
-    return ItemIndex(_frozen(Ngrams(*map(np.asarray, arrays))), items, about)
+def _opened(store: Store, content: bytes) -> ItemIndex:
+    """Open the index with this ``index.json``; a process checks it once."""
+    about = _parse_about(store, content)
+    folder = _local_folder(store, about)
+    files = about["files"].items()
+    arrays = {name: _read_array(folder, name, digest) for name, digest in files}
+    ngrams = _frozen(Ngrams(*(arrays[f"{name}.npy"] for name in Ngrams._fields)))
+    try:
+        columns = [
+            _checked_texts(arrays[f"item_{name}.npy"], arrays[f"item_{name}_offsets.npy"])
+            for name in ITEM.names
+        ]
+        index = ItemIndex(ngrams, pa.table(columns, schema=ITEM), about)
+        wrong = next((name for name, fits in _checks(index) if not fits), None)
+    except pa.ArrowInvalid as err:
+        raise _unsound(folder, f"its texts are damaged ({err})") from err
+    if wrong is not None:
+        raise _unsound(folder, f"{wrong} contradicts its other files")
+    return index
+
+
+def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
+    """Return a folder with the files of an index that no other user can write."""
+    if isinstance(store, LocalStore):
+        paths = [store.root, *map(store.path, about["files"])]
+        if all(map(is_only_mine, paths)):
+            return store
+    folder = open_store(private_folder() / "indexes" / _digest_of(about["files"]))
+    folder.make()
+    for name, digest in about["files"].items():
+        if not (folder.has(name) and folder.digest(name) == digest):
+            try:
+                content = store.read(name)
+            except FileNotFoundError as err:
+                raise _unsound(store, f"it lacks {name}") from err
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise _unsound(store, f"{name} is not as it was written")
+            folder.replace(name, content)
+    return folder
+
+
+def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
+    """Map the array in a file of an index into memory."""
+    content = pa.memory_map(folder.path(name)).read_buffer()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _unsound(folder, f"{name} is not as it was written")
+    dtype = np.dtype(_DTYPES[name])
+    head = len(_header(dtype, 0))  # NumPy's headers of short shapes are equally long
+    count, rest = divmod(content.size - head, dtype.itemsize)
+    if count < 0 or rest or content[:head] != _header(dtype, count):
+        raise _unsound(folder, f"{name} is not an array of {dtype}")
+    return np.frombuffer(content.slice(head), dtype)
+
+
+def _header(dtype: np.dtype, count: int) -> bytes:
+    """Return the header of a ``.npy`` file of a one-dimensional array."""
+    header = io.BytesIO()
+    form = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(header, form)
+    return header.getvalue()
+
+
+def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
+    """Return the texts in a buffer; ArrowInvalid unless offsets ascend and all is UTF-8."""
+    parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    texts = pa.Array.from_buffers(pa.large_string(), max(0, len(offsets) - 1), parts)
+    texts.validate(full=True)
+    return texts
+
+
+def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each array, and whether it fits those before it.
+
+    Compiled code checks no bounds, and searches the hash table until it meets an empty slot.
+    """
+    ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
+    widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
+    yield (
+        "settings",
+        (
+            len(ngrams.settings) > 1
+            and int(widths[-1]) == index.about.get("ngram")
+            and 0 < widths[0] <= widths[-1] <= MOST_WORDS
+            and np.all(widths[1:] > widths[:-1])
+        ),
+    )
+    starts = ngrams.starts.astype(np.int64)
+    yield (
+        "starts",
+        (
+            len(starts) > 0
+            and starts[0] == 0
+            and starts[-1] == len(ngrams.text)
+            and np.all(starts[1:] > starts[:-1])
+            and np.all(ngrams.text[starts[1:] - 1] == SPACE)
+        ),
+    )
+    _checked_texts(ngrams.text, starts)
+    fits = len(ngrams.widths) == count < MOST and np.isin(np.unique(ngrams.widths), widths).all()
+    yield "widths", fits
+    yield (
+        "places",
+        (
+            len(ngrams.places) == count
+            and np.all(ngrams.places.astype(np.int64) + ngrams.widths < len(starts))
+        ),
+    )
+    ends = ngrams.owner_starts.astype(np.int64)
+    yield (
+        "owner_starts",
+        (
+            len(ends) == count + 1
+            and ends[0] == 0
+            and ends[-1] == len(ngrams.owners)
+            and np.all(ends[1:] >= ends[:-1])
+        ),
+    )
+    yield "owners", np.all(ngrams.owners < items)
+    yield "counts", np.array_equal(ngrams.counts, np.bincount(ngrams.owners, minlength=items))
+    for name, table in _table(ngrams).items():
+        yield name, np.array_equal(getattr(ngrams, name), table)
 
 
 def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:

@@ -100,6 +100,8 @@ class DecontaminateFiles(Pipeline):
         writer.directory.refuse_file()
         if mappers[0].saved is None:
             mappers[0].against.check(mappers[0].item_columns)
+        else:
+            mappers[0].prepare()  # compares the settings
         placed = mappers[0].at(writer.directory.below(INDEX))
         middle = [placed if stage is mappers[0] else stage for stage in self.stages[1:-1]]
         source = as_source(self.stages[0], self.on_error, as_chain(middle).read_fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.decontamination.index import ABOUT, ItemIndex, about_index, open_index
+from gpuclassify.decontamination.index import (
+    ABOUT,
+    MOST_WORDS,
+    ItemIndex,
+    about_index,
+    is_sound,
+    open_index,
+)
 from gpuclassify.decontamination.items import Fields, ItemFiles, ItemFrame, read_items
 from gpuclassify.decontamination.matching import Matches, cut_text, find_passages, match_items
 from gpuclassify.frames import Frame, Texts, backend_of
@@ -26,12 +34,14 @@ from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
 from gpuclassify.settings.checks import SHARE, check_settings, plain_value
 from gpuclassify.settings.options import StrPath, check_decision
 from gpuclassify.settings.signatures import as_json, call_text, short
+from gpuclassify.stores.names import HTTP, file_format
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import current_run
 
+logger = logging.getLogger(__name__)
+
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64())])
-MOST_WORDS = 255  # of an n-gram
 MARGIN = 200  # characters, as GPT-3's authors left around a passage
 BINS = 20  # of shares, from 0 to 1, in reports
 # Settings on which the index depends.
@@ -280,7 +290,12 @@ class Decontaminate(RowWiseMap):
         if self.ignore:
             texts = pa.array(self.ignore, pa.large_string())
             index = index.without(index.document_counts(texts) > 0, "in ignore=")
-        return index
+        return replace(index, about={**index.about, **self._index_settings()})
+
+    def _index_settings(self) -> dict[str, Any]:
+        """Return the settings that an index is stored with, as JSON values."""
+        settings = {name: getattr(self, name) for name in OF_INDEX if name != "ignore"}
+        return settings | {"against_field": [*self.against_field]}
 
     @property
     def item_columns(self) -> Fields:
@@ -291,7 +306,10 @@ class Decontaminate(RowWiseMap):
     def saved(self) -> Store | None:
         """Folder of the index that `against` names, if it names one."""
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
-            store = open_store(self.against.paths[0])
+            path = self.against.paths[0]
+            if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file of items
+                return None
+            store = open_store(path)
             with contextlib.suppress(NotADirectoryError):  # it is a file
                 if not store.is_pattern and store.has(ABOUT):
                     return store
@@ -300,17 +318,19 @@ class Decontaminate(RowWiseMap):
     def _built(self) -> Store:
         if (saved := self.saved) is not None:
             about = about_index(saved)
-            for name in ("ngram", "min_words", "max_items"):
-                if about[name] != getattr(self, name):
+            for name, value in self._index_settings().items():
+                if (stored := about.get(name)) != value:
                     raise ValueError(
-                        f"{saved} is an index of {name}={about[name]}, not {getattr(self, name)}: "
-                        f"pass {name}={about[name]}, or the files of items"
+                        f"{saved} is an index of {name}={short(stored)}, not {value!r}: pass "
+                        f"{name}={short(stored)}, or the files of items"
                     )
             if self.ignore:
                 raise ValueError(f"{saved} is an index, which ignore= cannot change: pass files")
             return saved
         folder = open_store(self.index_dir or _cache()).below(self._key()[:32])
-        if not folder.has(ABOUT):
+        if not is_sound(folder):
+            if folder.has(ABOUT):
+                logger.warning("%s is not as it was written, and is built again", folder)
             self.build().save(folder)
         return folder
 

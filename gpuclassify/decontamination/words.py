@@ -23,7 +23,7 @@ _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
 _KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # by the first letter of Unicode's category
 _ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # beyond: nothing but gaps
 _SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # of a character's variation
-_SPACE = 32
+SPACE = 32
 _ROOM = 256  # bytes, and words, that a character becomes at most
 _MOST_MARKS = 32  # in order after one letter: as many as stream-safe texts have, and two more
 _START = np.uint64(0xCBF29CE484222325)
@@ -72,7 +72,7 @@ def characters() -> Characters:
     for first, last in _SELECTORS:
         kinds[first:last] = _NOTHING
     quick = np.zeros(256, np.uint8)
-    quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], _SPACE)
+    quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], SPACE)
     made = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
     for array in made:
         array.setflags(write=False)  # as arrays of mapped files are: one compilation serves all
@@ -217,7 +217,7 @@ def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size
         code = quick[data[at]]
         if code == 0:
             break
-        is_word = np.uint64(code != _SPACE)
+        is_word = np.uint64(code != SPACE)
         text[size] = code
         size += is_word | in_word
         hashes[count] = word
@@ -234,7 +234,7 @@ def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size
 
 @njit(nogil=True, cache=True)
 def _end_word(word, text, size, starts, hashes, count):
-    text[size] = _SPACE
+    text[size] = SPACE
     starts[count + 1] = size + 1
     hashes[count] = word
     return _START, size + 1, count + 1

@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -30,6 +29,7 @@ import numpy as np
 from gpuclassify.fasttext.model_file import read_fasttext
 from gpuclassify.hub import Identity, ModelFile
 from gpuclassify.settings.checks import install
+from gpuclassify.settings.paths import private_folder
 from gpuclassify.workers.machine import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class HostClient:
 def connect(path: Path, revision: str) -> Connection:
     """Connect to the process that holds a model, which the first to ask starts."""
     known_by = repr((str(path), revision, sys.executable))
-    place = _private_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
+    place = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
     lock = place.with_suffix(".lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # all others wait here while the model is loaded
@@ -169,19 +169,10 @@ def check_library() -> None:
         )
 
 
-def _private_folder() -> Path:
-    """Return a folder of sockets that no other user can enter."""
-    name = f"gpuclassify-{os.getuid()}"
-    folder = Path(tempfile.gettempdir(), name)
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
-        folder = Path("/tmp", name)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(
-            f"{folder} is open to other users: remove it, or set TMPDIR to a folder of your own"
-        )
-    return folder
+def _sockets_folder() -> Path:
+    """Return a folder of sockets, with a path that is short enough for them."""
+    folder = private_folder()
+    return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
 
 
 # Code of the process that holds the model.

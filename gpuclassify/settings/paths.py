@@ -3,9 +3,12 @@
 ``Path.exists`` and its kind say False to both from Python 3.14 on.
 """
 
+import contextlib
 import errno
 import os
 import stat
+import tempfile
+from pathlib import Path
 
 Location = str | os.PathLike[str]
 
@@ -25,6 +28,33 @@ def is_file(path: Location) -> bool:
 def is_directory(path: Location) -> bool:
     """Return whether there is a directory at `path`, as `exists` does."""
     return stat.S_ISDIR(_mode(path) or 0)
+
+
+def is_only_mine(path: Location) -> bool:
+    """Return whether a file or folder is there, no link, and writable by this user alone."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    is_shared = stat.S_ISLNK(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.getuid() and not is_shared
+
+
+def private_folder(parent: Location | None = None) -> Path:
+    """Return this user's folder for temporary files, which no other user can enter.
+
+    PermissionError if somebody else made it, it is a link, or others can enter it.
+    """
+    folder = Path(parent or tempfile.gettempdir(), f"gpuclassify-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
+    if is_open or status.st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder} is open to other users: remove it, or set TMPDIR to a folder of your own"
+        )
+    return folder
 
 
 def _mode(path: Location) -> int | None:

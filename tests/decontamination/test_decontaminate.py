@@ -1,8 +1,12 @@
 """Decontaminate against brute force on sets of n-grams, whatever the settings and the company."""
 
+import gzip
+import io
 import json
 import pickle
 import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import dask
 import dask.dataframe as dd
@@ -11,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from gpuclassify import Decontaminate
+from gpuclassify import Decontaminate, DecontaminateFiles, ParquetReader, ParquetWriter
 from gpuclassify.decontamination.index import ItemIndex, item_words, open_index
 from gpuclassify.decontamination.matching import match_items
 from gpuclassify.stores.opening import open_store
@@ -299,15 +303,143 @@ def test_an_index_is_saved_once_and_read_from_its_folder(tmp_path, index_dir, mo
     pd.testing.assert_frame_equal(equal(frame_of(docs)), expected)
     pd.testing.assert_frame_equal(Decontaminate(against=folder)(frame_of(docs)), expected)
     index = open_index(open_store(folder))
-    assert all(type(array.base.base) is np.memmap or array.size == 0 for array in index.ngrams)
     assert index.nbytes < 64 * len(index.ngrams.keys) + 20_000
 
     with pytest.raises(ValueError, match=r"index of ngram=13, not 12: pass ngram=13"):
         Decontaminate(against=folder, ngram=12)(frame_of(docs))
     (folder / "keys.npy").unlink()
-    open_index.__globals__["_mapped"].cache_clear()
+    open_index.__globals__["_opened"].cache_clear()
     with pytest.raises(ValueError, match=r"lacks keys.npy"):
         Decontaminate(against=folder)(frame_of(docs))
+
+
+def random_items(draw, folder):
+    """Write two files of items, and return settings that read them, with the items they make."""
+    known = ["".join(draw.choices(LETTERS, k=draw.randint(1, 3))) for _ in range(25)]
+    columns = draw.sample(["question", "answer", "body", "id"], draw.randint(2, 4))
+    row_ids = draw.choice([None, None, *columns])
+    fields = draw.sample(columns, draw.randint(1, len(columns)))
+    is_joined, items = draw.random() < 0.5, []
+    for name in ("a.jsonl", "b.jsonl"):
+        rows = [
+            {
+                column: draw.choice([None, random_text(draw, known, 0, 12)])
+                if column not in ("id", row_ids)
+                else random_text(draw, known, 0, 12)
+                for column in columns
+            }
+            for _ in range(draw.randint(1, 20))
+        ]
+        rows.insert(0, dict.fromkeys(columns, "one text of each column"))
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        key = row_ids or ("id" if "id" in columns and "id" not in fields else None)
+        for number, row in enumerate(rows):
+            item = f"{name}#{number if key is None else row[key]}"
+            texts = [row[field] for field in fields]
+            if is_joined:
+                items.append((item, "\n".join(text for text in texts if text)))
+            else:
+                ends = [f"/{field}" if len(fields) > 1 else "" for field in fields]
+                items += [(item + end, text) for end, text in zip(ends, texts, strict=True)]
+    settings = {"against_field": fields, "join_fields": is_joined, "against_id": row_ids}
+    return settings, items
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 400))]
+)
+def test_random_settings_find_the_same_in_new_items_and_in_their_index(tmp_path, seed):
+    draw = random.Random(seed)
+    fields, items = random_items(draw, tmp_path)
+    ngram = draw.randint(1, 7)
+    counting = {
+        "ngram": ngram,
+        "min_words": draw.randint(1, ngram),
+        "max_items": draw.choice([1, 2, 5, 100]),
+    }
+    threshold = draw.choice([0.01, 0.2, 0.5, 1.0])
+    docs = [
+        " and ".join(text or "" for _, text in draw.choices(items, k=draw.randint(1, 3))).swapcase()
+        for _ in range(20)
+    ]
+    index_dir = tmp_path / "indexes"
+    shown = {"items_field": "all_items", "passages_field": "passages", "threshold": threshold}
+    fresh = Decontaminate(
+        against=str(tmp_path / "*.jsonl"), index_dir=index_dir, **fields, **counting, **shown
+    )
+    found = fresh(frame_of(docs))
+    assert_is_brute_force(found, docs, items, threshold=threshold, **counting)
+    (saved,) = index_dir.iterdir()
+    again = Decontaminate(against=saved, **fields, **counting, **shown)
+    pd.testing.assert_frame_equal(again(frame_of(docs)), found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"against_field": "answer"},
+        {"against_field": ["question", "answer"]},
+        {"against_field": ["answer", "question"], "join_fields": True},
+        {"join_fields": True},
+        {"against_id": "key"},
+        {"ngram": 12},
+        {"min_words": 7},
+        {"max_items": 9},
+    ],
+)
+def test_an_index_refuses_settings_that_it_was_not_made_with(tmp_path, change):
+    item = "one two three four five six seven eight nine"
+    items = pd.DataFrame({"question": [item], "answer": [item], "key": [3]})
+    Decontaminate(against=items, index_dir=tmp_path).prepare()
+    (saved,) = tmp_path.iterdir()
+    mapper, docs = Decontaminate(against=saved, **change), frame_of([item])
+    name = next(iter(change))
+    reader, writer = ParquetReader(str(tmp_path / "docs.parquet")), ParquetWriter(tmp_path / "out")
+    docs.to_parquet(tmp_path / "docs.parquet")
+    for call in (
+        lambda: mapper(docs),
+        lambda: mapper(dd.from_pandas(docs, npartitions=1)),
+        DecontaminateFiles([reader, mapper, writer]).run,
+    ):
+        with pytest.raises(ValueError, match=rf"is an index of {name}=.*: pass {name}="):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("query", ["?sig=abc", "?a/b=c&sig=*", ""])
+@pytest.mark.parametrize("name", ["items.jsonl", "items.jsonl.gz", "items.parquet"])
+def test_a_signed_url_of_items_is_a_file_and_not_asked_for_as_an_index(index_dir, name, query):
+    item = "one two three four five six seven eight nine"
+    frame, content = pd.DataFrame({"question": [item]}), io.BytesIO()
+    if name.endswith("parquet"):
+        frame.to_parquet(content)
+    else:
+        frame.to_json(content, orient="records", lines=True)
+    data = content.getvalue()
+    data = gzip.compress(data) if name.endswith("gz") else data
+    asked = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)  # whatever is asked for, as some object stores do
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/{name}{query}"
+        mapper = Decontaminate(against=url, index_dir=index_dir)
+        assert mapper(frame_of([item]))["contaminated_by"].tolist() == [f"{name}#0"]
+        server.shutdown()
+    assert {*asked} == {f"/{name}{query}"}
 
 
 def test_an_index_elsewhere_is_copied_once(index_dir):

@@ -124,10 +124,10 @@ def test_what_the_library_refuses_reaches_the_client(model, tmp_path):
 def test_sockets_have_short_paths_that_nobody_else_can_enter(model, monkeypatch, tmp_path):
     long = tmp_path / ("long" * 20)
     long.mkdir()
-    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(long))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(long))
     assert HostClient(model, "r").predict(["buy"], 1)[0].shape == (1, 1)
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # whatever the user's name is
-        monkeypatch.setattr(host.tempfile, "gettempdir", lambda: short)
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: short)
         folder = Path(short, f"gpuclassify-{os.getuid()}")
         folder.mkdir()
         folder.chmod(0o755)  # whatever the umask is
