@@ -49,7 +49,7 @@ from gpuclassify.jobs.output.records import (
     unsealed,
 )
 from gpuclassify.settings.checks import check_choice
-from gpuclassify.stores.names import file_format
+from gpuclassify.stores.names import JSONL, PARQUET, file_format
 from gpuclassify.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ configs:
 """
 # Takes the `Store.digests` of files in a directory.
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
+_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+_JOB_TYPES = {"key": str, "parts": int, "earlier": list, "versions": dict}
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -504,18 +506,32 @@ def read_job(directory: Store) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
-    job = unsealed(content)
-    if (
-        job is None
-        or key_in(part_name(0, 1, str(job["key"]), ".")) != job["key"]
-        or not 0 <= job["parts"] <= MOST_PARTS  # whose names are all made
-    ):
+    try:
+        job = unsealed(content)
+        is_sound = job is not None and _describes_job(job)
+    except (ValueError, TypeError, LookupError, RecursionError):  # anybody may have written it
+        is_sound = False
+    if job is None or not is_sound:
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
             "removes the parts that are there (restart=True), or write to another "
             "directory"
         )
     return job
+
+
+def _describes_job(job: dict[str, Any]) -> bool:
+    """Tell whether values of job.json have the types and sizes that jobs write."""
+    parts, output = job["identity"].values(), job["identity"]["output"]
+    return (
+        key_in(part_name(0, 1, str(job["key"]), ".")) == job["key"]
+        and 0 <= job["parts"] <= MOST_PARTS  # the names of all parts are made
+        and all(isinstance(job[name], kind) for name, kind in _JOB_TYPES.items())
+        and all(isinstance(values, dict) for values in parts)
+        and output["format"] in (PARQUET, JSONL)
+        and output["compression"] in (None, *_COMPRESSIONS)
+        and isinstance(output.get("partition_by", ""), str)
+    )
 
 
 def _versions() -> dict[str, str]:
