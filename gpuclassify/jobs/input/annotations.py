@@ -39,7 +39,7 @@ from gpuclassify.jobs.output.records import JOB, Record
 from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import Store, UnreadableInputError
+from gpuclassify.stores.store import BrokenContentError, Store, UnreadableInputError
 
 LATER_DIGITS = 5
 LATER = re.compile(rf"more-\d{{{LATER_DIGITS}}}")  # folders with what was annotated later
@@ -142,9 +142,9 @@ class AnnotationSet:
             for name, record in listed.items():
                 if record is None:
                     raise damaged(self.shown, posixpath.join(folder, name), "nor is its record")
-                _check_size(self.shown, folder, record, sizes)
-                some = posixpath.join(folder, record.name)
+                some = posixpath.join(folder, name)
                 with naming_damage(self.shown, some):
+                    _check_size(record, sizes)
                     for file, rows in _rows_of(some, record).items():
                         if file not in job["identity"]["input file"]:
                             raise ValueError(f"it has rows of {file}, and {JOB} does not")
@@ -229,7 +229,10 @@ class AnnotationSet:
         How many rows there are is known of Parquet; of JSON lines only where the last may begin.
         """
         noted = self.files[file].rows
-        count, high = sum(each.count for each in noted), max((each.high for each in noted), default=-1)
+        count, high = (
+            sum(each.count for each in noted),
+            max((each.high for each in noted), default=-1),
+        )
         end = last.rows[1] if last.rows else (last.places or (0, math.inf))[1]
         if high >= end or (last.rows and count != end):
             raise AnnotationError(
@@ -279,11 +282,11 @@ def type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return one if one == other else union(plain_type(one), plain_type(other))
 
 
-def _check_size(shown: str, folder: str, record: Record, sizes: Mapping[str, int]) -> None:
+def _check_size(record: Record, sizes: Mapping[str, int]) -> None:
     size = sizes.get(record.name)
     if size != record.file_bytes:
         now = "is gone" if size is None else f"has {size:,} bytes of {record.file_bytes:,}"
-        raise damaged(shown, posixpath.join(folder, record.name), f"it {now}")
+        raise BrokenContentError(f"it {now}")
 
 
 def with_annotations(

@@ -201,7 +201,8 @@ def naming_damage(folder: str, name: str) -> Iterator[None]:
     except (AnnotationError, PermissionError, TimeoutError):
         raise
     except _DAMAGE as err:
-        raise damaged(folder, name, f"{type(err).__name__}: {err}") from err
+        reason = str(err) if isinstance(err, ValueError) else f"{type(err).__name__}: {err}"
+        raise damaged(folder, name, reason) from err
 
 
 def damaged(folder: str, name: str, reason: str) -> AnnotationError:

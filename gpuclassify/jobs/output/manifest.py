@@ -72,7 +72,7 @@ configs:
 # Takes the `Store.digests` of files in a directory.
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
-_JOB_TYPES = {"key": str, "parts": int, "earlier": list, "versions": dict}
+_JOB_TYPES = {"key": str, "parts": int, "identity": dict, "earlier": list, "versions": dict}
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -506,12 +506,8 @@ def read_job(directory: Store) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
-    try:
-        job = unsealed(content)
-        is_sound = job is not None and _describes_job(job)
-    except (ValueError, TypeError, LookupError, RecursionError):  # anybody may have written it
-        is_sound = False
-    if job is None or not is_sound:
+    job = _parse_job(content)
+    if job is None:
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
             "removes the parts that are there (restart=True), or write to another "
@@ -520,18 +516,26 @@ def read_job(directory: Store) -> dict[str, Any]:
     return job
 
 
-def _describes_job(job: dict[str, Any]) -> bool:
-    """Tell whether values of job.json have the types and sizes that jobs write."""
-    parts, output = job["identity"].values(), job["identity"]["output"]
-    return (
-        key_in(part_name(0, 1, str(job["key"]), ".")) == job["key"]
-        and 0 <= job["parts"] <= MOST_PARTS  # the names of all parts are made
-        and all(isinstance(job[name], kind) for name, kind in _JOB_TYPES.items())
-        and all(isinstance(values, dict) for values in parts)
-        and output["format"] in (PARQUET, JSONL)
-        and output["compression"] in (None, *_COMPRESSIONS)
-        and isinstance(output.get("partition_by", ""), str)
-    )
+def _parse_job(content: bytes) -> dict[str, Any] | None:
+    """Parse job.json; return None unless it has the values that jobs write, which others may not.
+
+    Its key and format become parts of names, and the names of all parts are made.
+    """
+    try:
+        job = unsealed(content) or {}
+        parts, output = job["identity"], job["identity"]["output"]
+        is_sound = (
+            all(isinstance(job[name], kind) for name, kind in _JOB_TYPES.items())
+            and key_in(part_name(0, 1, job["key"], ".")) == job["key"]
+            and 0 <= job["parts"] <= MOST_PARTS
+            and all(isinstance(values, dict) for values in parts.values())
+            and output["format"] in (PARQUET, JSONL)
+            and output["compression"] in (None, *_COMPRESSIONS)
+            and isinstance(output.get("partition_by", ""), str)
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+    return job if is_sound else None
 
 
 def _versions() -> dict[str, str]:
