@@ -224,21 +224,19 @@ class AnnotationSet:
         return unfinished is None and not missing
 
     def check_rows(self, file: str, last: Part) -> None:
-        """Raise AnnotationError unless the rows of a file are those that its `last` piece ends.
+        """Raise AnnotationError unless the set's rows of a file are those that the file can have.
 
-        How many rows there are is known of Parquet; of JSON lines only where the last may begin.
+        `last` is the last piece of the file. The number of rows is known for Parquet; for JSON
+        lines, only the byte before which the last of them begins.
         """
         noted = self.files[file].rows
-        count, high = (
-            sum(each.count for each in noted),
-            max((each.high for each in noted), default=-1),
-        )
+        count = sum(rows.count for rows in noted)
         end = last.rows[1] if last.rows else (last.places or (0, math.inf))[1]
-        if high >= end or (last.rows and count != end):
+        if any(rows.high >= end for rows in noted) or (last.rows and count != end):
             raise AnnotationError(
-                f"{self.shown} has {count:,} rows of {file}, up to place {high:,}, and the file has "
-                f"{'rows' if last.rows else 'bytes'} up to {end:,}: annotate all files again "
-                "(restart=True), or do not use this set"
+                f"{self.shown} has {count:,} rows of {file}, which has {end:,} "
+                f"{'rows' if last.rows else 'bytes, and some of them lie behind these'}: annotate "
+                "all files again (restart=True), or do not use this set"
             )
 
 
@@ -267,7 +265,7 @@ def _rows_of(name: str, record: Record) -> dict[str, NotedRows]:
     noted, first = {}, 0
     for file, numbers in record.source[ANNOTATED].items():
         count, low, high = map(operator.index, numbers)
-        if not (0 < count <= high - low + 1 and 0 <= low and high < MOST_PLACES):
+        if not (0 < count <= high - low + 1 and low >= 0 and high < MOST_PLACES):
             raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
         has_unread = bool(record.left_out)
         noted[file] = NotedRows(name, first, count, low, high, has_unread, record.rows_out)
