@@ -7,6 +7,8 @@ file are beside each other.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
 import math
 import operator
@@ -35,7 +37,7 @@ from gpuclassify.jobs.input.notes import (
 )
 from gpuclassify.jobs.input.parts import InputParts, Part
 from gpuclassify.jobs.output.manifest import SUCCESS, manifest_of, read_job
-from gpuclassify.jobs.output.records import JOB, Record
+from gpuclassify.jobs.output.records import JOB, Record, key_in
 from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
@@ -161,6 +163,29 @@ class AnnotationSet:
                         self.shown, later.name, f"it has rows of {file} that {rows.name} has"
                     )
 
+    def read_columns(self) -> None:
+        """Find the columns as far as files can be read; see `read_records`, which refuses damage.
+
+        Files whose columns contradict those of earlier folders are passed over.
+        """
+        for folder in self.jobs:
+            for name in filter(key_in, sorted(self.folder(folder).part_sizes())):
+                some = posixpath.join(folder, name)
+                with contextlib.suppress(AnnotationError), naming_damage(self.shown, some):
+                    self.columns = self._with_columns_of(some)
+                    break
+
+    def input_columns(self, folder: str) -> pa.Schema | None:
+        """Return the input's columns as the job of a folder read them, if it noted them."""
+        noted = self.jobs[folder].get("columns")
+        if noted is None:
+            return None
+        with naming_damage(self.shown, posixpath.join(folder, JOB)):
+            try:
+                return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(noted)))
+            except OSError as err:
+                raise ValueError(f"its columns cannot be read: {err}") from err
+
     def _with_columns_of(self, name: str) -> pa.Schema:
         """Return the columns with types that also hold the values of one more file of the set."""
         with self.folder(name).reading() as file:
@@ -278,6 +303,14 @@ def _rows_of(name: str, record: Record) -> dict[str, NotedRows]:
 def type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """Return the type that holds the values of two columns; see `union`."""
     return one if one == other else union(plain_type(one), plain_type(other))
+
+
+def holds(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Tell whether a type holds the values of another one."""
+    try:
+        return bool(type_of_both(kind, other) == kind)
+    except pa.ArrowException:
+        return False
 
 
 def _check_size(record: Record, sizes: Mapping[str, int]) -> None:

@@ -6,6 +6,7 @@ of parts are the truth; only the client reads them together, and writes the mani
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 from dask.utils import format_bytes
 
 from gpuclassify._version import installed_versions
@@ -128,6 +130,7 @@ class Manifest:
     options: RunOptions = RunOptions()
     code: str = ""  # that makes the same job again, in Python
     folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
+    columns: pa.Schema | None = None  # of the input's files, for sets that grow by other files
     # Leave parts of earlier runs until all others are there, which may be made of them.
     keeps_earlier: bool = False
 
@@ -440,6 +443,7 @@ class Manifest:
             "earlier": sorted(past),
             "versions": _versions(),
             "folders": self.folders or {},
+            **self._noted_columns(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = sealed(content, indent=1)
@@ -447,6 +451,12 @@ class Manifest:
             self.directory.replace(JOB, data)
         elif not self.directory.create(JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
+
+    def _noted_columns(self) -> dict[str, str]:
+        """Return the input's columns as Parquet notes them in its files: Arrow's form in base64."""
+        if self.columns is None:
+            return {}
+        return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
         """Yield records of parts that are there; complete or remove those broken or half done."""
