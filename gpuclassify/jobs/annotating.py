@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuclassify.jobs.input.annotations import AnnotationSet, later_folders, some_names
+import pyarrow as pa
+
+from gpuclassify.jobs.input.annotations import AnnotationSet, holds, later_folders, some_names
 from gpuclassify.jobs.input.files import find_files, states_like
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.job import Job
+from gpuclassify.jobs.input.schema import common_schema
+from gpuclassify.jobs.job import Job, input_columns
+from gpuclassify.jobs.output.annotations import annotation_schema
 from gpuclassify.jobs.output.manifest import RunOptions
 from gpuclassify.jobs.output.records import JOB
 from gpuclassify.jobs.output.writers import AnnotationWriter
@@ -77,46 +82,78 @@ def annotate_job(
     """
     if options.restart or not writer.directory.has(JOB):
         return AnnotateJob(**vars(make(reader, writer)))
-    known = AnnotationSet.open(writer.path, writer.storage_options)
+    held = AnnotationSet.open(writer.path, writer.storage_options)
     files = find_files(reader.paths, reader.storage_options)
-    states = states_like(files, known.states, reader.storage_options)
-    changed = [n for n, state in states.items() if known.states.get(n, state) != state]
+    states = states_like(files, held.states, reader.storage_options)
+    changed = [n for n, state in states.items() if held.states.get(n, state) != state]
     if changed and not writer.redo_changed:
         raise AnnotationError(
-            f"{some_names(changed)} changed since {known.shown} annotated it: annotate such files "
+            f"{some_names(changed)} changed since {held.shown} annotated it: annotate such files "
             "again (redo_changed=True), or bring them back as they were"
         )
-    if gone := [name for name in known.states if name not in states]:
+    if gone := [name for name in held.states if name not in states]:
         logger.warning(
-            "%s keeps annotations of files that are gone: %s", known.shown, some_names(gone)
+            "%s keeps annotations of files that are gone: %s", held.shown, some_names(gone)
         )
-    jobs = []
-    for folder, described in known.jobs.items():
-        old = described["identity"]["input file"]
-        if old.items() <= states.items() or folder == known.unfinished:
-            jobs.append(make(_only(reader, old), writer.below(folder)))
-    todo = [name for name in states if name not in known.states or name in changed]
+    held.read_columns()
+    jobs, columns, abandoned = [], Counter[pa.Schema](), set()
+    for folder, described in held.jobs.items():
+        old, known = described["identity"]["input file"], held.input_columns(folder)
+        if old.items() <= states.items():
+            job = make(_only(reader, old, known), writer.below(folder))
+            jobs.append(_with_types(job, held))
+            known = known or input_columns(job.source)
+        elif folder in held.undone:  # it cannot go on, as some of its files changed or are gone
+            abandoned.add(folder)
+        columns[known or pa.schema([])] += 1
+    todo = [
+        name
+        for name in states
+        if name not in held.files or name in changed or held.files[name].folder in abandoned
+    ]
     if todo:
         done = len(states) - len(todo)
-        logger.warning(
-            "%s has %d of the files: %d are new or changed", known.shown, done, len(todo)
-        )
-        jobs.append(make(_only(reader, todo), writer.below(known.next_folder())))
+        logger.warning("%s has %d of the files: %d are new or changed", held.shown, done, len(todo))
+        narrowed = _only(reader, todo, common_schema(columns))
+        job = make(narrowed, writer.below(held.next_folder()))
+        jobs.append(_with_types(job, held, todo))
     if not jobs:
         raise AnnotationError(
-            f"all that {known.shown} has is of files that are gone or have changed, and nothing is "
+            f"all that {held.shown} has is of files that are gone or have changed, and nothing is "
             "left to do"
         )
     for job in jobs:
-        job.manifest.check_like(known.jobs[""]["identity"])
+        job.manifest.check_like(held.jobs[""]["identity"])
     return AnnotateJob(**vars(jobs[-1]), earlier=tuple(jobs[:-1]))
 
 
-def _only(reader: FileReader, names: Iterable[str]) -> FileReader:
-    """Return the reader of some of its files."""
+def _only(reader: FileReader, names: Iterable[str], known: pa.Schema | None) -> FileReader:
+    """Return the reader of some of its files, which have the columns `known` in any case."""
     narrowed = copy.copy(reader)
-    narrowed.only = frozenset(names)
+    narrowed.only, narrowed.known = frozenset(names), known
     return narrowed
+
+
+def _with_types(job: Job, held: AnnotationSet, new: Sequence[str] = ()) -> Job:
+    """Return the job with the set's types for its columns, where these hold the values as well.
+
+    Raises AnnotationError for another type of a column of `new` files, which are not written yet.
+    """
+    fields = []
+    for field in job.spec.schema:
+        kind = held.columns.field(field.name).type if field.name in held.columns.names else None
+        is_held = kind is None or holds(kind, field.type)
+        if new and not is_held:
+            raise AnnotationError(
+                f"{some_names(new)} would give {field.name!r} as {field.type}; {held.shown} has "
+                f"it as {kind}, which cannot hold such values: cast the column in its stage, such "
+                "as by astype() (accept_changed_code=True), annotate these files into another "
+                "set, or annotate all files again (restart=True)"
+            )
+        fields.append(field.with_type(kind) if kind is not None and is_held else field)
+    schema = pa.schema(fields, metadata=job.spec.schema.metadata)
+    annotations = annotation_schema(schema, job.spec.label_fields)
+    return replace(job, spec=replace(job.spec, schema=schema, annotations=annotations))
 
 
 def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:

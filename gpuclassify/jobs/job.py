@@ -337,6 +337,7 @@ def make_job(
         options,
         code=code,
         folders=folders,
+        columns=input_columns(source) if writer.annotates else None,
         keeps_earlier=not source.knows_input,
     )
     manifest.check()
@@ -381,6 +382,12 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
     )
     remember(spec.input_name, source.storage_options)
     return spec
+
+
+def input_columns(source: Source) -> pa.Schema | None:
+    """Return the columns that files of the input hold; None for a frame."""
+    schema = source.input_schema
+    return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
 
 def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:

@@ -158,6 +158,10 @@ class LocalStore(Store):
             for resolve in (str, self.resolve)
         )
 
+    def takes_in(self, name: str) -> bool:
+        """Tell whether this path or pattern takes in a file by its real path."""
+        return any(self._takes_in(resolve(self.root), name) for resolve in (str, self.resolve))
+
     def move(self, source: str, target: str) -> None:
         """Move a file to another path, over whatever is there."""
         Path(source).replace(target)

@@ -209,7 +209,8 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return the store of a folder in this one."""
+        """Return the store of a folder or file in this one; raises ValueError as `path` does."""
+        self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
     # Calls, and their errors.
@@ -584,6 +585,14 @@ class Store:
         return self.filesystem == folder.filesystem and self._takes_in(
             self.root, f"{folder.root}/{name}"
         )
+
+    def takes_in(self, name: str) -> bool:
+        """Tell whether this path or pattern takes in a file by its `real_name`.
+
+        A stranger may have written the name, so it is compared as text. To open the file system
+        that it names would send these storage options to a host of the stranger's choice.
+        """
+        return self._takes_in(self.url_of(self.root), name)
 
     @staticmethod
     def _takes_in(root: str, path: str) -> bool:

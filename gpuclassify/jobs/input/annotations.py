@@ -7,7 +7,11 @@ file are beside each other.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import itertools
 import math
+import operator
 import posixpath
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.jobs.input.arrow_types import changed, restored
+from gpuclassify.frames import plain_type
+from gpuclassify.jobs.input.arrow_types import changed_schema, restored, union
 from gpuclassify.jobs.input.files import states_like
 from gpuclassify.jobs.input.notes import (
     ANNOTATED,
@@ -28,37 +33,44 @@ from gpuclassify.jobs.input.notes import (
     AnnotationError,
     NotedRows,
     damaged,
+    naming_damage,
 )
 from gpuclassify.jobs.input.parts import InputParts, Part
 from gpuclassify.jobs.output.manifest import SUCCESS, manifest_of, read_job
-from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.output.records import JOB, Record, key_in
 from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import BrokenContentError, Store, UnreadableInputError
 
-LATER = re.compile(r"more-\d{5}")  # folders of a set with what was annotated later
+LATER_DIGITS = 5
+LATER = re.compile(rf"more-\d{{{LATER_DIGITS}}}")  # folders with what was annotated later
+MOST_PLACES = 1 << 62  # a place fits into int64, and so does the one after it
 MOST_NAMED = 3  # files of an error
 
 
 @dataclass
 class FileNotes:
-    """Annotations of one file: of which state of it, and where they are."""
+    """Annotations of one file: the state that was annotated, and the rows in a folder of the set.
+
+    The folder identifies the rows. A job's key does not: a job that annotates a file whose earlier
+    state is back has the same settings and input, and so the same key, as the job before.
+    """
 
     state: str
-    job: str  # its key
+    folder: str
     rows: list[NotedRows] = field(default_factory=list)
 
 
 @dataclass
 class AnnotationSet:
-    """A set as its jobs have described it; `unfinished` is a folder whose job is not done yet."""
+    """A set as its jobs have described it."""
 
     store: Store
     prefix: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # job.json by folder
     files: dict[str, FileNotes] = field(default_factory=dict)
-    unfinished: str | None = None
+    undone: set[str] = field(default_factory=set)  # folders whose jobs are not finished
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     @property
@@ -89,10 +101,17 @@ class AnnotationSet:
                     "the input, or write annotations with `gpuclassify annotate`"
                 )
             if not opened.store.has(posixpath.join(folder, SUCCESS)):
-                opened.unfinished = opened.unfinished or folder or "."
-            for file, state in job["identity"]["input file"].items():
-                opened.files[file] = FileNotes(state, job["key"])  # in place of an earlier state's
+                opened.undone.add(folder)
+            with naming_damage(opened.shown, posixpath.join(folder, JOB)):
+                for file, state in job["identity"]["input file"].items():
+                    opened.files[file] = FileNotes(f"{state}", folder)  # replaces an earlier state
         return opened
+
+    @property
+    def unfinished(self) -> str | None:
+        """First folder whose job is not finished and holds the last annotations of some file."""
+        folders = (notes.folder for notes in self.files.values())
+        return min((folder or "." for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
@@ -101,45 +120,92 @@ class AnnotationSet:
 
     def key_of(self, files: Collection[str]) -> str:
         """Return the keys of the jobs that annotated these files last."""
-        keys = {self.files[name].job: None for name in sorted(files) if name in self.files}
-        return "-".join(keys)
+        folders = (self.files[name].folder for name in sorted(files) if name in self.files)
+        return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
     def next_folder(self) -> str:
         """Return the folder for what is annotated next."""
-        return f"more-{len(self.jobs):05d}"
+        last = max(self.jobs)
+        return f"more-{int(last[-LATER_DIGITS:] or 0) + 1:0{LATER_DIGITS}d}"
 
     def folder(self, name: str) -> Store:
         """Return the folder of one of its jobs."""
         return self.store.below(name) if name else self.store
 
     def read_records(self) -> None:
-        """Find the rows of each file, and the columns."""
-        some = ""
+        """Find the rows of each file, and the columns; raise AnnotationError for damage."""
         for folder, job in self.jobs.items():
-            store = self.folder(folder)
-            sizes = store.part_sizes()
-            for name, record in manifest_of(store).listed().items():
+            mine = {name for name, notes in self.files.items() if notes.folder == folder}
+            if not mine:  # all of its files were annotated again later
+                continue
+            store, some = self.folder(folder), ""
+            with naming_damage(self.shown, posixpath.join(folder, JOB)):
+                sizes, listed = store.part_sizes(), manifest_of(store).listed()
+            for name, record in listed.items():
                 if record is None:
                     raise damaged(self.shown, posixpath.join(folder, name), "nor is its record")
-                _check_size(self.shown, folder, record, sizes)
-                some = posixpath.join(folder, record.name)
-                first, has_unread = 0, bool(record.left_out)
-                for file, (count, low, high) in record.source[ANNOTATED].items():
-                    if self.files[file].job == job["key"]:  # else it was annotated again later
-                        rows = NotedRows(some, first, count, low, high, has_unread)
-                        self.files[file].rows.append(rows)
-                    first += count
-        if some:
-            self.columns = self._columns_of(some)
+                some = posixpath.join(folder, name)
+                with naming_damage(self.shown, some):
+                    _check_size(record, sizes)
+                    for file, rows in _rows_of(some, record).items():
+                        if file not in job["identity"]["input file"]:
+                            raise ValueError(f"it has rows of {file}, and {JOB} does not")
+                        if file in mine:
+                            self.files[file].rows.append(rows)
+            if some:
+                with naming_damage(self.shown, some):
+                    self.columns = self._with_columns_of(some)
+        for file, notes in self.files.items():
+            notes.rows.sort(key=lambda rows: rows.low)
+            for rows, later in itertools.pairwise(notes.rows):
+                if later.low <= rows.high:
+                    raise damaged(
+                        self.shown, later.name, f"it has rows of {file} that {rows.name} has"
+                    )
 
-    def _columns_of(self, name: str) -> pa.Schema:
-        store = open_store(f"{self.store.address}/{name}", self.store.storage_options)
-        try:
-            with store.reading() as file:
-                held = changed(pq.read_schema(file).empty_table(), restored).schema
-        except BrokenContentError as err:
-            raise damaged(self.shown, name, str(err)) from err
-        return pa.schema([each for each in held if each.name not in (FILE, PLACE, LEFT_OUT)])
+    def read_columns(self) -> None:
+        """Find the columns as far as files can be read; see `read_records`, which refuses damage.
+
+        Files whose columns contradict those of earlier folders are passed over.
+        """
+        for folder in self.jobs:
+            for name in filter(key_in, sorted(self.folder(folder).part_sizes())):
+                some = posixpath.join(folder, name)
+                with contextlib.suppress(AnnotationError), naming_damage(self.shown, some):
+                    self.columns = self._with_columns_of(some)
+                    break
+
+    def input_columns(self, folder: str) -> pa.Schema | None:
+        """Return the input's columns as the job of a folder read them, if it noted them."""
+        noted = self.jobs[folder].get("columns")
+        if noted is None:
+            return None
+        with naming_damage(self.shown, posixpath.join(folder, JOB)):
+            try:
+                return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(noted)))
+            except OSError as err:
+                raise ValueError(f"its columns cannot be read: {err}") from err
+
+    def _with_columns_of(self, name: str) -> pa.Schema:
+        """Return the columns with types that also hold the values of one more file of the set."""
+        with self.folder(name).reading() as file:
+            held = changed_schema(pq.read_schema(file), restored)
+        if missing := {FILE, PLACE, LEFT_OUT} - {*held.names}:
+            raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+        new = pa.schema([each for each in held if each.name not in (FILE, PLACE, LEFT_OUT)])
+        if self.columns.names and self.columns.names != new.names:
+            raise ValueError(f"it has columns {new.names}, and other files {self.columns.names}")
+        joined = []
+        for one, other in zip(self.columns or new, new, strict=True):
+            try:
+                joined.append(one.with_type(type_of_both(one.type, other.type)))
+            except pa.ArrowException as err:
+                raise AnnotationError(
+                    f"{one.name!r} is {other.type} in {self.shown}/{name}, and {one.type} in files "
+                    "before it: remove this folder, and annotate its files again with a stage that "
+                    f"casts the column, such as astype() (accept_changed_code=True): {err}"
+                ) from err
+        return pa.schema(joined)
 
     def check(self, states: Mapping[str, str], takes_in: Any, is_complete: bool) -> bool:
         """Tell whether all files are annotated; raise AnnotationError if what it says is untrue.
@@ -163,9 +229,10 @@ class AnnotationSet:
             )
         missing = [name for name in states if name not in known]
         gone = [name for name in known if name not in states and takes_in(name)]
-        if is_complete and self.unfinished is not None:
+        unfinished = self.unfinished
+        if is_complete and unfinished is not None:
             raise AnnotationError(
-                f"{self.shown} is not finished ({self.unfinished}): run the command that writes it "
+                f"{self.shown} is not finished ({unfinished}): run the command that writes it "
                 "again, or take null for what is missing (annotations_complete=False)"
             )
         if is_complete and missing:
@@ -179,12 +246,32 @@ class AnnotationSet:
                 f"{some_names(gone)} is gone since {self.shown} annotated it: bring it back, or go "
                 "on with the files that are there (annotations_complete=False)"
             )
-        return self.unfinished is None and not missing
+        return unfinished is None and not missing
+
+    def check_rows(self, file: str, last: Part) -> None:
+        """Raise AnnotationError unless the set's rows of a file are those that the file can have.
+
+        `last` is the last piece of the file. The number of rows is known for Parquet; for JSON
+        lines, only the byte before which the last of them begins.
+        """
+        noted = self.files[file].rows
+        count = sum(rows.count for rows in noted)
+        end = last.rows[1] if last.rows else (last.places or (0, math.inf))[1]
+        if any(rows.high >= end for rows in noted) or (last.rows and count != end):
+            raise AnnotationError(
+                f"{self.shown} has {count:,} rows of {file}, which has {end:,} "
+                f"{'rows' if last.rows else 'bytes, and some of them lie behind these'}: annotate "
+                "all files again (restart=True), or do not use this set"
+            )
 
 
 def later_folders(store: Store) -> list[str]:
-    """List the folders of a set with what was annotated after its first files."""
-    return sorted(name for name in store.folders() if LATER.fullmatch(name))
+    """List the folders of a set with what was annotated after its first files.
+
+    A folder in which no job has begun is left out: a run that is killed early may leave one.
+    """
+    names = sorted(name for name in store.folders() if LATER.fullmatch(name))
+    return [name for name in names if store.has(f"{name}/{JOB}") or store.part_infos(name)]
 
 
 def job_folders(store: Store) -> list[Store]:
@@ -198,11 +285,39 @@ def some_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _check_size(shown: str, folder: str, record: Record, sizes: Mapping[str, int]) -> None:
+def _rows_of(name: str, record: Record) -> dict[str, NotedRows]:
+    """Return the rows that a record of the set's file `name` states for each file of the input."""
+    noted, first = {}, 0
+    for file, numbers in record.source[ANNOTATED].items():
+        count, low, high = map(operator.index, numbers)
+        if not (0 < count <= high - low + 1 and low >= 0 and high < MOST_PLACES):
+            raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
+        has_unread = bool(record.left_out)
+        noted[file] = NotedRows(name, first, count, low, high, has_unread, record.rows_out)
+        first += count
+    if first != record.rows_out:
+        raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")
+    return noted
+
+
+def type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type that holds the values of two columns; see `union`."""
+    return one if one == other else union(plain_type(one), plain_type(other))
+
+
+def holds(kind: pa.DataType, other: pa.DataType) -> bool:
+    """Tell whether a type holds the values of another one."""
+    try:
+        return bool(type_of_both(kind, other) == kind)
+    except pa.ArrowException:
+        return False
+
+
+def _check_size(record: Record, sizes: Mapping[str, int]) -> None:
     size = sizes.get(record.name)
     if size != record.file_bytes:
         now = "is gone" if size is None else f"has {size:,} bytes of {record.file_bytes:,}"
-        raise damaged(shown, posixpath.join(folder, record.name), f"it {now}")
+        raise BrokenContentError(f"it {now}")
 
 
 def with_annotations(
@@ -221,10 +336,10 @@ def with_annotations(
     stores = [open_store(path, storage_options) for path in paths]
 
     def takes_in(name: str) -> bool:
-        folder = open_store(posixpath.dirname(name), storage_options)
-        is_taken = (store.would_match(folder, posixpath.basename(name)) for store in stores)
-        return name not in listed and any(is_taken)
+        return name not in listed and any(store.takes_in(name) for store in stores)
 
+    real = {file.path: redacted(file.real) for file in plan.files}
+    last = {piece.path: piece for part in plan.parts for piece in part.pieces}
     columns, fields, owners = [], [*plan.schema.arrow], dict.fromkeys(plan.schema.arrow.names, "")
     for each in sets:
         states = states_like(plan.files, each.states, storage_options)
@@ -234,11 +349,12 @@ def with_annotations(
                 _refuse_twice(shown, owners[shown], each)
             owners[shown] = each.shown
             fields.append(column.with_name(shown).remove_metadata().with_nullable(True))
+        for path, piece in last.items() if is_whole else ():
+            each.check_rows(real[path], piece)
         key = each.key_of(states)
         marked = [f.name for f in each.columns if LABEL.items() <= (f.metadata or {}).items()]
         labels = tuple(each.names[name] for name in marked)
         columns.append(AnnotationColumns(each.store.address, each.names, key, is_whole, labels))
-    real = {file.path: redacted(file.real) for file in plan.files}
     parts = tuple(_noted(part, sets, real) for part in plan.parts)
     schema = replace(plan.schema, arrow=pa.schema(fields), annotations=tuple(columns))
     return replace(plan, parts=parts, schema=schema)

@@ -6,7 +6,8 @@ of its line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.jobs.input.arrow_types import changed, restored
+from gpuclassify.jobs.input.arrow_types import cast, changed, restored
 from gpuclassify.jobs.input.files import open_parquet
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import BrokenContentError, UnreadableInputError
+from gpuclassify.stores.store import UnreadableInputError
 
 FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"  # columns of a set beside its annotations
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    *(FileNotFoundError, pa.ArrowException),
+)
 ANNOTATED = "annotated"  # in a record's source: rows, and first and last place, by file
 
 
@@ -38,6 +43,7 @@ class NotedRows:
     low: int
     high: int
     has_unread: bool  # whether some may stand for what could not be read
+    total: int  # rows of the file in the set
 
     @property
     def is_dense(self) -> bool:
@@ -79,11 +85,9 @@ class Notes:
                 for rows in piece.notes[number] if piece.notes else ():
                     runs.setdefault(rows.name, []).append(rows)
             for name, wanted in runs.items():
-                for rows, table in self._rows_of(columns, name, wanted, asked):
-                    places = np.arange(rows.low, rows.high + 1)
-                    if not rows.is_dense:
-                        places = table[PLACE].to_numpy()
-                    self._read[number, rows] = places, table
+                with naming_damage(redacted(columns.address), name):
+                    for rows, table in self._rows_of(columns, name, wanted, asked):
+                        self._read[number, rows] = _places_of(rows, table), table
 
     def places(self, piece: Any) -> np.ndarray | None:
         """Return the places of a piece's rows, int64 (rows,); None if only its file tells them."""
@@ -106,10 +110,8 @@ class Notes:
         for number, columns, asked in self._sets:
             pairs = [self._read[number, rows] for rows in piece.notes[number]]
             held = np.concatenate([np.zeros(0, dtype=np.int64), *(held for held, _ in pairs)])
-            types = self._schema.arrow
-            empty = pa.schema([types.field(name).with_name(n) for n, name in asked.items()])
             tables = [table.select([*asked]) for _, table in pairs]
-            table = pa.concat_tables([empty.empty_table(), *tables])
+            table = pa.concat_tables([pa.schema(self._types(asked)).empty_table(), *tables])
             rows = _rows_at(held, places)
             if columns.is_complete and (rows < 0).any():
                 place = places[rows < 0][0]
@@ -122,31 +124,49 @@ class Notes:
                 table = table.take(pa.array(rows, mask=rows < 0))
             yield from zip(asked.values(), table.columns, strict=True)
 
+    def _types(self, asked: Mapping[str, str]) -> dict[str, pa.DataType]:
+        """Return the types of the columns `asked` for, which hold the values of all folders."""
+        return {n: self._schema.arrow.field(name).type for n, name in asked.items()}
+
     def _rows_of(
         self,
         columns: AnnotationColumns,
         name: str,
         wanted: Sequence[NotedRows],
-        asked: Iterable[str],
+        asked: Mapping[str, str],
     ) -> Iterator[tuple[NotedRows, pa.Table]]:
         names = [*asked]
         names += [PLACE] * any(not rows.is_dense for rows in wanted)
         names += [LEFT_OUT] * any(rows.has_unread for rows in wanted)
         low = min(rows.first for rows in wanted)
         high = max(rows.first + rows.count for rows in wanted)
-        store = open_store(f"{columns.address}/{name}", self._schema.storage_options)
-        try:
-            with store.reading() as file:
-                first, table = _read_rows(file, names, low, high)
-        except (BrokenContentError, FileNotFoundError) as err:
-            raise damaged(redacted(columns.address), name, str(err)) from err
+        # The path is checked again: since the set was opened, a link or a FIFO may have come there.
+        store = open_store(columns.address, self._schema.storage_options).below(name)
+        with store.reading() as file:
+            first, table = _read_rows(file, names, low, high, wanted[0].total)
+        types = {**self._types(asked), PLACE: pa.int64(), LEFT_OUT: pa.string()}
+        table = cast(table, pa.schema([(name, types[name]) for name in names]))
         for rows in wanted:
             yield rows, table.slice(rows.first - first, rows.count)
 
 
-def _read_rows(file: Any, names: list[str], low: int, high: int) -> tuple[int, pa.Table]:
+def _places_of(rows: NotedRows, table: pa.Table) -> np.ndarray:
+    """Return the ascending places of rows; raise ValueError if they are not what was recorded."""
+    if rows.is_dense:
+        return np.arange(rows.low, rows.high + 1)
+    places = table[PLACE].to_numpy()
+    if (places[0], places[-1]) != (rows.low, rows.high) or (np.diff(places) <= 0).any():
+        raise ValueError(f"its places are not those from {rows.low} to {rows.high}")
+    return places
+
+
+def _read_rows(
+    file: Any, names: list[str], low: int, high: int, total: int
+) -> tuple[int, pa.Table]:
     """Read the row groups with the rows from `low` to `high`; return the first row, and a table."""
     parquet = open_parquet(file)
+    if parquet.metadata.num_rows != total:
+        raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
     groups, first, start = [], None, 0
     for number in range(parquet.num_row_groups):
         end = start + parquet.metadata.row_group(number).num_rows
@@ -155,8 +175,6 @@ def _read_rows(file: Any, names: list[str], low: int, high: int) -> tuple[int, p
             first = start if first is None else first
         start = end
     table = parquet.read_row_groups(groups, columns=names)
-    if (first or 0) + len(table) < high:
-        raise BrokenContentError("it has fewer rows than were written")
     return first or 0, changed(table.select(names), restored)
 
 
@@ -170,6 +188,21 @@ def _rows_at(held: np.ndarray, places: np.ndarray) -> np.ndarray:
     rows[rows == len(held)] = -1
     rows[held[rows] != places] = -1
     return rows
+
+
+@contextlib.contextmanager
+def naming_damage(folder: str, name: str) -> Iterator[None]:
+    """Raise AnnotationError for whatever a damaged file of a set makes its readers raise.
+
+    Anybody may have written the file, so that values may be missing or of any type.
+    """
+    try:
+        yield
+    except (AnnotationError, PermissionError, TimeoutError):
+        raise
+    except _DAMAGE as err:
+        reason = str(err) if isinstance(err, ValueError) else f"{type(err).__name__}: {err}"
+        raise damaged(folder, name, reason) from err
 
 
 def damaged(folder: str, name: str, reason: str) -> AnnotationError:

@@ -29,6 +29,7 @@ from gpuclassify.jobs.input.jsonl import (
     BadLine,
     WholeLines,
     exact_integers,
+    json_columns,
     line_places,
     line_schemas,
     parse_good,
@@ -42,6 +43,7 @@ from gpuclassify.jobs.input.schema import (
     fitted,
     folder_schema,
     json_schema,
+    merged_schema,
     misfits,
     missing_column,
     named_type,
@@ -595,12 +597,11 @@ class PartFinder:
     def parquet(self) -> InputParts:
         """Find runs of row groups, as the footers of the files list them."""
         footers = read_footers(self.files, self.reader.storage_options)
-        counts = Counter(footer.schema for footer in footers)
-        held = common_schema(counts)
-        if wrong := {name for schema in counts for name in misfits(schema, held)}:
+        held, schemas = self._common(footers)
+        if wrong := {name for schema in schemas for name in misfits(schema, held)}:
             change = functools.partial(without_values, names=wrong)
             footers = read_footers(self.files, self.reader.storage_options, change)
-            held = common_schema(Counter(footer.schema for footer in footers))
+            held, _ = self._common(footers)
         ends = list(zip(self.files, footers, strict=True))
         if not held.names:
             broken = [Part(file.path, problem=footer.problem) for file, footer in ends]
@@ -625,6 +626,19 @@ class PartFinder:
         sizes = {file.path: sum(footer.group_bytes) for file, footer in ends}
         return self._joined(parts, sizes, schema, part_bytes)
 
+    def _common(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
+        """Return the columns of all files, and the schemas that they are merged from.
+
+        A file without rows has no value of another type, so that only its further columns count.
+        """
+        counts = Counter(footer.schema for footer in footers if any(footer.group_rows))
+        held = common_schema(counts, self.reader.known)
+        beside = {*held.names}
+        if counts:
+            beside |= {*folder_schema(file.path for file in self.files).names}
+        empty = common_schema(Counter(f.schema for f in footers if not any(f.group_rows)))
+        return pa.schema([*held, *(f for f in empty if f.name not in beside)]), counts.keys()
+
     def json_lines(
         self,
         types: Mapping[str, str],
@@ -645,8 +659,10 @@ class PartFinder:
             else:
                 problems.append(sample)
                 self._check(problems)
+        known = self.reader.known
         texts = [name for name, kind in types.items() if kind == "json"]
-        held = sampled_schema([sample.content for sample in samples], texts)
+        texts += json_columns(known or ())
+        held = sampled_schema([sample.content for sample in samples], texts, known)
         if not held.names:
             bad = _bad_lines(samples, InputSchema(held, {}, False))
             self._check([*bad, *problems], is_all=True)
@@ -801,13 +817,19 @@ class PartFinder:
             raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
 
 
-def sampled_schema(samples: Sequence[bytes], texts: Collection[str] = ()) -> pa.Schema:
-    """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON."""
+def sampled_schema(
+    samples: Sequence[bytes], texts: Collection[str] = (), known: pa.Schema | None = None
+) -> pa.Schema:
+    """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON.
+
+    `known` are columns that there are in any case; see `common_schema`.
+    """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
         for schema, count in line_schemas(sample, texts).items():
             counts[json_schema(schema)] += count
-    return without_maps(exact_integers(common_schema(counts), samples))
+    own = exact_integers(merged_schema(counts), samples)
+    return without_maps(common_schema({own: 1}, known))
 
 
 def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[Part, Problem]]:
@@ -847,6 +869,8 @@ def _misfit(
             f"several columns are called {', '.join(map(repr, double))}: rename them, or read "
             "others alone (fields=)"
         )
+    if not any(footer.group_rows):
+        return None
     reason = missing_column(file.path, names, common.file_fields)
     if reason is not None:
         return reason

@@ -100,6 +100,7 @@ class FileReader:
     annotations: tuple[str, ...] = ()
     annotations_complete = True
     only: frozenset[str] | None = None  # names of files among those of the paths
+    known: pa.Schema | None = None  # columns that the files have in any case, if null throughout
     # How many samples of JSON lines columns are read from, and how large each is: few enough for
     # stores that answer slowly, and a multiple of three, as the last is from a file's end.
     samples: ClassVar[int] = 30

@@ -31,12 +31,18 @@ MOST_FIELDS = 500  # of objects whose form can be known
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
 
-def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """Merge several schemas into one, by how many files or lines have each.
+def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = None) -> pa.Schema:
+    """Merge several schemas into one, by how many files or lines have each; see `merged_schema`.
 
-    Where they contradict each other, the most frequent wins. A column that is null everywhere may
-    hold text further on, and is taken for text.
+    `known` has columns that are there in any case, and types that count unless others contradict
+    them. A column that is null everywhere may hold text further on, and is taken for text.
     """
+    merged = merged_schema({**counts, known: counts.get(known, 0)} if known else counts)
+    return changed_schema(merged, _nulls_as_text)
+
+
+def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
+    """Merge several schemas; where types contradict each other, the most frequent one wins."""
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
         for field in schema:
@@ -47,7 +53,7 @@ def common_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
         for kind, _ in kinds.most_common():
             with contextlib.suppress(pa.ArrowException):
                 common = union(common, kind)
-        columns.append((name, _nulls_as_text(common)))
+        columns.append((name, common))
     return pa.schema(columns)
 
 

@@ -6,6 +6,7 @@ of parts are the truth; only the client reads them together, and writes the mani
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 from dask.utils import format_bytes
 
 from gpuclassify._version import installed_versions
@@ -49,7 +51,7 @@ from gpuclassify.jobs.output.records import (
     unsealed,
 )
 from gpuclassify.settings.checks import check_choice
-from gpuclassify.stores.names import file_format
+from gpuclassify.stores.names import JSONL, PARQUET, file_format
 from gpuclassify.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,8 @@ configs:
 """
 # Takes the `Store.digests` of files in a directory.
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
+_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+_JOB_TYPES = {"key": str, "parts": int, "identity": dict, "earlier": list, "versions": dict}
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -126,6 +130,7 @@ class Manifest:
     options: RunOptions = RunOptions()
     code: str = ""  # that makes the same job again, in Python
     folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
+    columns: pa.Schema | None = None  # of the input's files, for sets that grow by other files
     # Leave parts of earlier runs until all others are there, which may be made of them.
     keeps_earlier: bool = False
 
@@ -438,6 +443,7 @@ class Manifest:
             "earlier": sorted(past),
             "versions": _versions(),
             "folders": self.folders or {},
+            **self._noted_columns(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = sealed(content, indent=1)
@@ -445,6 +451,12 @@ class Manifest:
             self.directory.replace(JOB, data)
         elif not self.directory.create(JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
+
+    def _noted_columns(self) -> dict[str, str]:
+        """Return the input's columns as Parquet notes them in its files: Arrow's form in base64."""
+        if self.columns is None:
+            return {}
+        return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
         """Yield records of parts that are there; complete or remove those broken or half done."""
@@ -504,18 +516,36 @@ def read_job(directory: Store) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
-    job = unsealed(content)
-    if (
-        job is None
-        or key_in(part_name(0, 1, str(job["key"]), ".")) != job["key"]
-        or not 0 <= job["parts"] <= MOST_PARTS  # whose names are all made
-    ):
+    job = _parse_job(content)
+    if job is None:
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
             "removes the parts that are there (restart=True), or write to another "
             "directory"
         )
     return job
+
+
+def _parse_job(content: bytes) -> dict[str, Any] | None:
+    """Parse job.json; return None unless it has the values that jobs write, which others may not.
+
+    Its key and format become parts of names, and the names of all parts are made.
+    """
+    try:
+        job = unsealed(content) or {}
+        parts, output = job["identity"], job["identity"]["output"]
+        is_sound = (
+            all(isinstance(job[name], kind) for name, kind in _JOB_TYPES.items())
+            and key_in(part_name(0, 1, job["key"], ".")) == job["key"]
+            and 0 <= job["parts"] <= MOST_PARTS
+            and all(isinstance(values, dict) for values in parts.values())
+            and output["format"] in (PARQUET, JSONL)
+            and output["compression"] in (None, *_COMPRESSIONS)
+            and isinstance(output.get("partition_by", ""), str)
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+    return job if is_sound else None
 
 
 def _versions() -> dict[str, str]:

@@ -185,10 +185,12 @@ def parse_record(content: bytes) -> Record | None:
     A machine that lost power may leave files without content. A record of an earlier version lacks
     what was not counted then.
     """
-    values, known = unsealed(content), {each.name for each in fields(Record)}
-    if values is None:
+    known = {each.name for each in fields(Record)}
+    try:
+        values = unsealed(content)
+        return values and Record(**{n: value for n, value in values.items() if n in known})
+    except (ValueError, TypeError, AttributeError, RecursionError):  # anybody may have written it
         return None
-    return Record(**{name: value for name, value in values.items() if name in known})
 
 
 def _sha256(content: bytes) -> str:
