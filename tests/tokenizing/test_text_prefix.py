@@ -304,11 +304,23 @@ def test_added_tokens_of_every_kind_stay_on_their_side(sequence_classifier, text
     assert_parts_have_their_tokens(backend, f"{text} {content} b{content} {text}")
 
 
-@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.NFKD(), normalizers.Nmt()])
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        *(normalizers.NFKC(), normalizers.NFKD(), normalizers.Nmt()),
+        normalizers.Sequence(
+            [
+                *(normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()),
+                *(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(right=False)),
+            ]
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "splitter",
     [
         pre_tokenizers.Whitespace(),
+        *(pre_tokenizers.Metaspace(sign) for sign in "_·"),
         pre_tokenizers.ByteLevel(add_prefix_space=True),
         pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()]),
         pre_tokenizers.Sequence(
@@ -333,6 +345,7 @@ def test_other_pipelines_too(tokenizer_of, normalizer, splitter):
 
     @settings(max_examples=20, deadline=None)
     @given(text=TEXTS)
+    @example(text="The _river #market ~a ·b _ # ~ · x_ y# z~ a· end")
     def check(text):
         assert_parts_have_their_tokens(backend, text)
 
