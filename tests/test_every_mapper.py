@@ -1,5 +1,6 @@
 """The contract on every mapper of the package, both loaders: what test_contract.py shows on two."""
 
+import contextlib
 import inspect
 import pickle
 
@@ -101,7 +102,7 @@ def mapper_of(
             options = {key: value for key, value in options.items() if key in known}
             return FAMILIES[name](model=sequence_classifier("modernbert"), **options)
         if name in ("spans", "patterns"):
-            options |= {"count_field": "n", "share_field": "share"}
+            options = {"count_field": "n", "share_field": "share", **options}
             if "max_chars" not in options:  # which would leave the rest as it is
                 options["redact"] = "[{label}]"
             known = inspect.signature(FAMILIES[name]).parameters
@@ -111,23 +112,26 @@ def mapper_of(
             return FAMILIES[name](**options)
         if name == "decontaminate":  # without what is about models
             least = 2 if options.get("max_chars") is None else 3
+            options = {"items_field": "items", "passages_field": "passages", **options}
+            known = inspect.signature(Decontaminate).parameters
             return Decontaminate(
                 against=FRAME[["text"]].iloc[:9],
                 against_field="text",
                 ngram=5,
                 min_words=least,
-                items_field="items",
-                passages_field="passages",
                 cut=True,
                 index_dir=indexes,
+                **{key: value for key, value in options.items() if key in known},
             )
         if name in TEXTLESS:
             return textless(name, options.get("max_chars"))
         if name in QUESTIONS:  # columns are named in the prompt itself
             options["prompt"] = options.pop("text_template", "{text}")
             if name == "prompt":
-                options |= {"answers": ["yes", "no"], "score_field": "scores", "keep_raw": True}
-            return FAMILIES[name](model=chat_model, confidence_field="sure", **options)
+                own = {"answers": ["yes", "no"], "score_field": "scores", "keep_raw": True}
+                options = own | options
+            options = {"confidence_field": "sure", **options}
+            return FAMILIES[name](model=chat_model, **options)
         if name == "chain":
             first = FAMILIES["quality"](model=checkpoint("quality"), autocast=False)
             return Chain((first, make("fineweb-edu", **options)))
@@ -145,8 +149,7 @@ def mapper_of(
                 model=safety_models.permissive,
                 base_model=safety_models.base,
                 template=safety_template(),
-                categories_field="categories",
-                **options,
+                **{"categories_field": "categories", **options},
             )
         if name == "instruction-data-guard":
             return InstructionDataGuardClassifier(
@@ -162,16 +165,17 @@ def mapper_of(
             return HeadClassifier(
                 heads=heads,
                 backbone=backbone,
-                embedding_field="e",
-                labels_field="{head}s",
-                **options,
+                **{"embedding_field": "e", "labels_field": "{head}s", **options},
             )
         if name == "checkpoint":
             model = sequence_classifier("modernbert")
-            return DistributedDataClassifier(model=model, score_field="scores", **options)
-        if name == "relevance":
+            return DistributedDataClassifier(model=model, **{"score_field": "scores", **options})
+        if name in ("relevance", "pairs"):
             model = sequence_classifier("bert", num_labels=1)
-            return DistributedDataClassifier(model=model, query="which market", **options)
+            pair = {"query": "which market"}
+            if name == "pairs":
+                pair = {"text_field": ["other", "text"], "max_seq_length": 40, "label_field": None}
+            return DistributedDataClassifier(model=model, **pair, **options)
         if name in ("topic", "format"):
             options = {"text_template": None, **options}
         return FAMILIES[name](model=checkpoint(name), **options)
@@ -322,3 +326,52 @@ def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
 
     assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
     assert_same_values(found.drop(columns="text"), frames.to_pandas(expected).drop(columns="text"))
+
+
+READINGS = [
+    *(
+        (name, "truncate")
+        for name in [*MAPPERS, "pairs"]
+        if name not in ("chain", "route", *TEXTLESS)
+    ),
+    *((name, "windows") for name in ("quality", "embedder", "heads")),
+    *((name, "lines") for name in ("quality", "fineweb-edu")),
+    ("quality", "ends"),
+]
+# Settings without which some of the columns have no meaning.
+COMPANIONS = [
+    {},
+    *({name: 0.5} for name in ("min_confidence", "min_score", "line_min_score", "max_span_share")),
+    *({"filter_by": value} for value in ("safe", False)),
+    {"line_min_score": {"High": 0.5}},
+]
+OF_HEADS = {"labels_field", "score_field", "confidence_field"}
+
+
+@pytest.mark.parametrize(("name", "reading"), READINGS)
+def test_no_output_column_changes_another_one(mapper_of, name, reading):
+    frame = FRAME.iloc[[0, 1, 2, 14, 15, 16, 17, 18]]
+    # Of pairs both texts are long, and the one with more tokens to a character is the shorter one.
+    frame = frame.assign(
+        text=[text and f"{text} \n" * 40 for text in frame["text"]],
+        other=["market river " * 300, "~~ " * 90] * 4,
+    )
+    parameters = inspect.signature(type(mapper_of(name))).parameters.values()
+    options = [p.name for p in parameters if p.name.endswith("_field") and p.default is None]
+    none = {"long_text": reading, **dict.fromkeys(options)}
+    alone, settings = {}, {}
+    for option in options:
+        column = {option: "{head}_" * (name == "heads" and option in OF_HEADS) + option}
+        for companion in COMPANIONS:
+            with contextlib.suppress(ValueError, TypeError):  # it has no meaning with these
+                alone[option] = mapper_of(name, **none | column | companion)(frame)
+                settings |= column | companion
+                break
+
+    without, together = (mapper_of(name, **none | some)(frame) for some in ({}, settings))
+
+    assert alone.keys() > {"items_field"} or alone.keys() >= {"seen_field", "truncated_field"}
+    for found in alone.values():
+        for other in (without, together):
+            shared = [column for column in other.columns if column in found.columns]
+            pd.testing.assert_frame_equal(found[shared], other[shared])

@@ -370,12 +370,13 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
     """Raise CheckpointError if a ``tokenizers.Tokenizer`` has ids beyond the model's embedding."""
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
-    highest = max(backend.get_vocab().values(), default=0)
-    if rows is not None and highest >= rows:
+    ids = backend.get_vocab()
+    token = max(ids, key=ids.__getitem__, default="")
+    if rows is not None and ids and ids[token] >= rows:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.identity.name} has ids up to {highest}, and the model "
-            f"an embedding of {rows} rows: copy the tokenizer that the model was trained with, or "
-            "call model.resize_token_embeddings and save both"
+            f"the tokenizer of {checkpoint.identity.name} has ids up to {ids[token]}, and the "
+            f"model an embedding of {rows} rows, too few for {token!r}: copy the tokenizer that "
+            "the model was trained with, or call model.resize_token_embeddings and save both"
         )
 
 

@@ -90,13 +90,49 @@ def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     settings = settings | {"local_files_only": True}
+    plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **settings)
     except Exception:  # a class that is not known, or does not go with the file
-        tokenizer = None
+        tokenizer = plain
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
-    return _with_backend(tokenizer, Tokenizer.from_file(str(directory / FILE)))
+        tokenizer = plain
+    config = _read_config(directory)
+    # A tokenizer that transformers 5 saved has the segment ids that its class gives there. Files of
+    # transformers 4 can name a class that gave segment ids, and does not in transformers 5.
+    is_of_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
+    if is_of_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
+        tokenizer.init_kwargs.setdefault("model_input_names", tokenizer.model_input_names)
+    backend = Tokenizer.from_file(str(directory / FILE))
+    _add_declared_tokens(backend, plain)
+    return _with_backend(tokenizer, backend)
+
+
+def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
+    """Add the tokens that `plain` has from other files than the one that `backend` was read from.
+
+    CheckpointError if they get other ids than these files say.
+    """
+    roles = {str(token) for token in plain.special_tokens_map.values()}
+    added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
+    is_known = {str(token): backend.token_to_id(str(token)) is not None for token in added}
+    # A role's token without an embedding is left out, because nothing but the role needs it.
+    backend.add_tokens(
+        [token for token in added if is_known[str(token)] or str(token) not in roles]
+    )
+    for number, token in plain.init_kwargs.get("added_tokens_decoder", {}).items():
+        found = backend.token_to_id(str(token))
+        if not is_known.get(str(token), True) and found not in (None, number):
+            raise CheckpointError(
+                f"the token {str(token)!r} is declared with id {number}, and behind those of "
+                f"{FILE} it gets {found}: save the tokenizer again with all its tokens"
+            )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """Return the settings in ``tokenizer_config.json``, or none."""
+    file = directory / "tokenizer_config.json"
+    return json.loads(file.read_text("utf-8")) if exists(file) else {}
 
 
 def _with_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
@@ -126,8 +162,7 @@ def _as_transformers_4(directory: Path, models: list[str], settings: dict[str, A
     if own_files and not models and not any(exists(directory / name) for name in own_files):
         # Without any, transformers makes a tokenizer to which every word is unknown.
         raise FileNotFoundError(f"none of {sorted(own_files | {FILE})} is there")
-    file = directory / "tokenizer_config.json"
-    config = json.loads(file.read_text("utf-8")) if exists(file) else {}
+    config = _read_config(directory)
     class_name = config.get("tokenizer_class") or type(tokenizer).__name__
     kind = class_name.removesuffix("Fast").removesuffix("Tokenizer")
     if models and tokenizer.is_fast:

@@ -135,18 +135,23 @@ class StateRunner(DecoderRunner, EncoderRunner):
         from gpuclassify.inference.loaded_model import LoadedModel
         from gpuclassify.models.networks import GuardLayers
         from gpuclassify.questions.decoder import GuardNetwork
-        from gpuclassify.questions.prompt_tokens import as_text_only
 
         checkpoint = self.model.checkpoint
         directory = hub.download(checkpoint.identity, cache_dir=self.options.cache_dir)
         layers = GuardLayers(checkpoint.config["input_dim"])
         layers.load_state_dict(load_file(directory / WEIGHTS))
         layers.float().to(decoder.device).eval().requires_grad_(False)
+
+        def new_tokenizer() -> Any:
+            tokenizer = decoder.new_tokenizer()
+            tokenizer.backend_tokenizer.encode_special_tokens = True  # names in a text are text
+            return tokenizer
+
         return LoadedModel(
             module=GuardNetwork(decoder, str(checkpoint.adapter), layers),
             device=decoder.device,
             dtype=decoder.dtype,
-            new_tokenizer=lambda: as_text_only(decoder.new_tokenizer()),
+            new_tokenizer=new_tokenizer,
             tokenizer=decoder.tokenizer,
             pad_id=0,  # whatever it is: padding is masked, or comes after what is read
             max_tokens=MAX_TOKENS,

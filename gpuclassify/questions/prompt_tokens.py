@@ -195,14 +195,6 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
     return Tokenizer.from_str(json.dumps(description)), names
 
 
-def as_text_only(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Rename the tokenizer's special tokens, so that any text is plain text, and return it."""
-    tokenizer._tokenizer, names = without_special_tokens(tokenizer.backend_tokenizer)
-    for role in tokenizer.SPECIAL_TOKENS_ATTRIBUTES:
-        setattr(tokenizer, role, names.get(getattr(tokenizer, role)))
-    return tokenizer
-
-
 class PromptTokenizer:
     """Tokenizer of prompts as wholes; a document that makes one too long loses its end.
 
@@ -335,9 +327,13 @@ class PromptTokenizer:
         """Return a prompt with texts that may name special tokens, and its encoding.
 
         While the template runs they have other names, so that all special tokens are the prompt's.
-        Then each is encoded apart from what is around it, as transformers can.
+        Then each is encoded apart from what is around it, as transformers encodes chats. A prompt
+        without special tokens is encoded as a whole, as with its ``split_special_tokens=True``.
         """
         backend, names, pattern = self._text_only
+        if not pattern.search("".join(self.prompt.literals)):
+            prompt = self.prompt.filled(self._tokenizer, texts)
+            return prompt, backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
         known, prompt, tokens = list(names), "", []
         hidden = [
             pattern.sub(lambda name: f"({_SECRET}-{known.index(name[0])})", text) for text in texts

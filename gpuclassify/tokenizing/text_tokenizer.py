@@ -126,7 +126,7 @@ class TextTokenizer:
         """Tokenize `texts`, special tokens included: the first window of each."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
-        sides = list(map(self._words_of, self._sides(texts)))
+        sides = self._words_of(self._sides(texts))
         lengths = np.stack([side.lengths for side in sides])
         kept = self._kept(lengths)
         stops = lengths if self.cuts_left else kept
@@ -246,7 +246,7 @@ class TextTokenizer:
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
         """Return ids of each text without special tokens, or of a prefix that is long enough."""
         if self.backend is not None:
-            words = self._words_of(texts)
+            (words,) = self._words_of([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
             bounds = itertools.pairwise(offsets_of(words.lengths).tolist())
             return [flat[start:stop] for start, stop in bounds]
@@ -254,26 +254,35 @@ class TextTokenizer:
         ids = {text: encode(text)["input_ids"] for text in dict.fromkeys(texts)}
         return [ids[text] for text in texts]
 
-    def _words_of(self, texts: Sequence[str]) -> Words:
-        """Return the tokens of each text, or of a proven prefix with more of them than fit."""
+    def _words_of(self, sides: Sequence[Sequence[str]]) -> list[Words]:
+        """Tokenize each side's texts, or prefixes that are proven to be cut like the whole texts.
+
+        The prefixes are doubled until that is so.
+        """
         chars = self._first_chars
-        ends = [prefix_end(text, chars) for text in texts]
-        words = self.words([text[:end] for text, end in zip(texts, ends, strict=True)])
-        places = self._unproven(range(len(texts)), texts, ends, words)
-        while places:
+        stops = [[prefix_end(text, chars) for text in side] for side in sides]
+        words = [self.words(prefixes_of(*side)) for side in zip(sides, stops, strict=True)]
+        sizes = np.array([list(map(len, side)) for side in sides])
+        while (is_short := self._is_too_short(words, np.array(stops) == sizes)).any():
             chars *= 2
-            ends = [prefix_end(texts[place], chars) for place in places]
-            longer = self.words([texts[n][:end] for n, end in zip(places, ends, strict=True)])
-            words.replace(places, longer)
-            places = self._unproven(places, texts, ends, longer)
+            for side, rows in enumerate(map(np.flatnonzero, is_short)):
+                texts = [sides[side][row] for row in rows]
+                longer = [prefix_end(text, chars) for text in texts]
+                words[side].replace(rows, self.words(prefixes_of(texts, longer)))
+                for row, stop in zip(rows, longer, strict=True):
+                    stops[side][row] = stop
         return words
 
-    def _unproven(
-        self, places: Sequence[int], texts: Sequence[str], ends: list[int], words: Words
-    ) -> list[int]:
-        """Return at which places a longer prefix may have other tokens that fit."""
-        numbers = zip(places, ends, words.lengths.tolist(), strict=True)
-        return [n for n, end, length in numbers if end < len(texts[n]) and length <= self._room]
+    def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
+        """Return whether more of each text must be read to cut it, bool (sides, texts)."""
+        lengths = np.stack([side.lengths for side in words])
+        is_short = lengths <= self._room
+        if len(words) == 2 and self._room % 2:
+            # The longer of two long texts keeps the odd token. Which one is longer is settled once
+            # the shorter one is read whole.
+            is_long = (lengths > self._room // 2).all(0)
+            is_short |= is_long & (lengths <= np.where(is_whole, lengths, sys.maxsize).min(0))
+        return is_short & ~is_whole
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
         """Return the windows, or the only one, of a text with these ids."""
@@ -308,6 +317,11 @@ class TextTokenizer:
             np.concatenate([special[:place], ids, special[behind:]], dtype=np.int32),
             types[:place] + types[place:behind] * len(ids) + types[behind:],
         )
+
+
+def prefixes_of(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
+    """Return each text up to its stop."""
+    return [text[:stop] for text, stop in zip(texts, stops, strict=True)]
 
 
 def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:

@@ -259,6 +259,8 @@ class _Rules:
         self.unsafe = list(filter(self._takes_space, self.added))
         self._forms = {form for token in self.added for form in self._forms_of(token)}
         self._firsts = {form[:1] for form in self._forms}
+        if self.is_metaspace:  # no other sign is put before a word that begins with its own
+            self._firsts.add(self.ender["replacement"])
         self._has_space = any(re.search(r"\s", form) for form in self._forms)
 
     def _forms_of(self, token: dict[str, Any]) -> set[str]:
@@ -334,7 +336,7 @@ class _Rules:
             is_word = unicodedata.category(form[-1])[0] in "LN"
             before_lines[code] = before[code] and (is_word or self.ender["type"] != "Split")
             is_mark = marks[code] or unicodedata.category(form[0])[0] == "M"
-            # Of an added token, before which white space may stay.
+            # Before an added token white space may stay, and before Metaspace's sign none is added.
             is_first = not self._firsts.isdisjoint({char, form[0]})
             after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
             after[code] &= not (is_mark or (self.strips and is_first))

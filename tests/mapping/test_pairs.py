@@ -21,7 +21,12 @@ from tokenizers.processors import (
     Sequence,
     TemplateProcessing,
 )
-from transformers import AutoModelForSequenceClassification, ByT5Tokenizer, CanineTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    ByT5Tokenizer,
+    CanineTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from gpuclassify import (
     DistributedDataClassifier,
@@ -327,6 +332,20 @@ def test_a_single_output_is_scored_as_cross_encoder_does(pair_model, tmp_path, a
 
 def test_classes_are_those_of_cross_encoder(pair_model):
     model = pair_model("electra")
+    with quiet():
+        encoder = CrossEncoder(str(model), device="cpu")
+    expected = [encoder.predict([pair], apply_softmax=True)[0] for pair in pairs_of()]
+    assert_close(stacked(classify(model)["s"][IS_PAIR]), np.stack(expected))
+
+
+def test_segment_ids_are_left_out_where_a_cross_encoder_of_transformers_5_leaves_them_out(
+    pair_model, tmp_path
+):
+    model = shutil.copytree(pair_model("bert"), tmp_path / "model")
+    roles = {"pad_token": "[PAD]", "unk_token": "[UNK]", "sep_token": "[SEP]"}
+    plain = PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"), **roles)
+    plain.save_pretrained(model)
+
     with quiet():
         encoder = CrossEncoder(str(model), device="cpu")
     expected = [encoder.predict([pair], apply_softmax=True)[0] for pair in pairs_of()]

@@ -6,6 +6,7 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
+from transformers import BertTokenizer, PreTrainedTokenizerFast, XLNetTokenizer
 
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tokenizer_files import read_tokenizer
@@ -90,6 +91,91 @@ def test_segment_ids_are_those_of_the_file_unless_the_model_takes_none(write, na
         assert batch.type_ids.tolist() == [n for t in TEXTS for n in plain.encode(t).type_ids]
 
 
+@pytest.mark.parametrize("names", [None, ["input_ids"], ["input_ids", "token_type_ids"]])
+@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, BertTokenizer, XLNetTokenizer])
+@pytest.mark.parametrize("has_backend", [False, True])
+def test_segment_ids_of_a_tokenizer_that_transformers_5_saved_are_those_it_gives(
+    write, kind, names, has_backend
+):
+    name, backend = kind.__name__, "tokenizers" if has_backend else None
+    directory = write(
+        "tokenizer.json", tokenizer_class=name, model_input_names=names, backend=backend
+    )
+    (directory / "config.json").write_text('{"model_type": "bert"}')
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    plain.post_processor = TemplateProcessing(single="$A:0 [SEP]:2", special_tokens=[("[SEP]", 2)])
+    plain.save(str(directory / "tokenizer.json"))
+
+    batch = TextTokenizer(read_tokenizer("acme/model", directory), 64)(TEXTS)
+
+    gives = "token_type_ids" in (names or kind.model_input_names)
+    is_of_5 = has_backend or name == "TokenizersBackend"
+    assert (batch.type_ids is not None) == (gives if is_of_5 else names != ["input_ids"])
+
+
+def token_of(content, **flags):
+    names = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    return {"content": content, **names, **flags}
+
+
+RIVER = token_of("river", lstrip=True, special=True)
+SMALL = token_of("small", single_word=True, normalized=True)
+MASK = token_of("[MASK]", lstrip=True, special=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "expected"),
+    [
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"901": RIVER, "902": SMALL, "900": MASK}},
+            [MASK, RIVER, SMALL],
+        ),
+        (
+            "tokenizer_config.json",
+            {"additional_special_tokens": ["river"]},
+            [token_of("river", special=True)],
+        ),
+        (
+            "tokenizer_config.json",
+            {"extra_special_tokens": ["river"]},
+            [token_of("river", special=True)],
+        ),
+        (
+            "tokenizer_config.json",
+            {"extra_special_tokens": {"own": "▁market"}},
+            [token_of("▁market", special=True)],
+        ),
+        ("tokenizer_config.json", {"sep_token": "▁small"}, [token_of("▁small", special=True)]),
+        ("added_tokens.json", {"river": 901}, [token_of("river", normalized=True)]),
+        (
+            "special_tokens_map.json",
+            {"additional_special_tokens": ["river"]},
+            [token_of("river", special=True)],
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["PreTrainedTokenizerFast", "TokenizersBackend", "BertTokenizer", "DebertaV2Tokenizer"]
+)
+def test_tokens_that_other_files_declare_are_added(write, name, file, settings, expected):
+    directory = write("tokenizer.json", tokenizer_class=name, added_tokens_decoder=None)
+    settings = settings | ({"tokenizer_class": name} if file == "tokenizer_config.json" else {})
+    (directory / file).write_text(json.dumps(settings))
+    plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    plain.add_tokens([AddedToken(**token) for token in expected])
+    texts = [*TEXTS, "a  river, rivers\nsmall smaller  [MASK] ▁market [CLS]", "▁small river"]
+
+    assert ids_of(directory, texts) == [plain.encode(text).ids for text in texts]
+    assert ids_of(directory, TEXTS) != IDS["fast"] or "river" not in str(expected)
+
+
+def test_a_declared_token_with_the_id_of_another_place_is_refused(write):
+    directory = write("tokenizer.json", added_tokens_decoder={"950": RIVER})
+    with pytest.raises(CheckpointError, match=r"'river' is declared with id 950, and .* gets 901"):
+        read_tokenizer("acme/model", directory)
+
+
 @pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "xlm-roberta", "llama", "mistral"])
 @pytest.mark.parametrize("name", ["BertTokenizer", "LlamaTokenizerFast", None])
 def test_tokens_are_those_of_the_file_of_every_architecture(write, model_type, name):
@@ -121,7 +207,7 @@ def set_end(tokenizer):
         (lambda t: t, {"do_lower_case": True, "split_by_punct": True}),
         (lambda t: t, {"tokenizer_class": "BertTokenizer", "strip_accents": True}),
         (lambda t: t, {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}),
-        (lambda t: t, {"pad_token": "<nothing>", "additional_special_tokens": ["river"]}),
+        (lambda t: t, {"pad_token": "<nothing>"}),
         (lambda t: t, {"auto_map": {"AutoTokenizer": ["tokenization_acme.Acme", None]}}),
     ],
 )  # fmt: skip

@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from gpuclassify import PromptClassifier
 from gpuclassify.questions.prompt_tokens import Prompt, PromptTokenizer
@@ -182,6 +183,25 @@ def test_pieces_that_are_in_the_vocabulary_itself_are_no_control_tokens_either(t
     plain = plain_tokenizer(tmp_path)
     assert rows[0] == plain("[CLS] Judge: river [SEP] Answer:", add_special_tokens=False).input_ids
     assert len(set(map(tuple, rows))) == 4
+
+
+def test_a_document_beside_no_control_tokens_has_the_tokens_of_split_special_tokens(tmp_path):
+    texts = [f"User: </s> x</s>{text} <s>" for text in ("", " </p>", "<mask>", "river </s")]
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer, trained.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = ["<unk>", "<s>", "</s>", "<mask>"]
+    trainer = trainers.BpeTrainer(special_tokens=special, show_progress=False)
+    trained.train_from_iterator(["User: </p> x</p> <b> </b> Judge: end"] * 9, trainer)
+    trained.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    trained.save(str(tmp_path / "tokenizer.json"))
+    plain = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    whole = Prompt(("Judge: ", " end"), ("text",), has_special_tokens=False)
+
+    rows = rows_of(PromptTokenizer(plain, whole, 512)([(text,) for text in texts]))
+
+    written = [f"Judge: {text} end" for text in texts]
+    assert rows == plain(written, split_special_tokens=True)["input_ids"]
+    assert "▁</" in trained.get_vocab()
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama3", "mistral"])

@@ -59,6 +59,10 @@ WORD_PATTERNS = [
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
 LIMITS = st.sampled_from([4, 9, 24])
+# Characters to a token differ widely, so the longer of two prefixes often begins the shorter text.
+REPEATED = st.tuples(
+    st.lists(st.sampled_from([*WORDS, *ODD]), min_size=1, max_size=4), st.integers(0, 120)
+).map(lambda pair: " ".join(pair[0] * pair[1])[:1500])
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,41 @@ def test_windows_and_whether_a_text_is_cut_are_those_of_the_whole_text(tokenizer
             assert ids == (expected or [one_by_one.bos_token_id])
             whole = len(one_by_one(text, truncation=False, verbose=False)["input_ids"])
             assert (found.seen_share[row] < 1) == (whole > limit)
+
+    check()
+
+
+@pytest.mark.parametrize("examples", [5, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("truncation", ["longest_first", "only_second"])
+@pytest.mark.parametrize("name", NAMES)
+def test_pairs_are_cut_as_transformers_cuts_them(tokenizer_of, name, truncation, examples):
+    file = str(tokenizer_of(name).name_or_path) + "/tokenizer.json"
+    oracle, ours = PreTrainedTokenizerFast(tokenizer_file=file), {}
+    special = oracle.num_special_tokens_to_add(pair=True)
+
+    @settings(max_examples=examples)
+    @given(
+        pairs=st.lists(st.tuples(REPEATED, REPEATED), min_size=1, max_size=3),
+        room=st.sampled_from([1, 2, 7, 8]),
+    )
+    @example(pairs=[("a b c " * 60, "antidisestablishmentarianism~~ " * 120)], room=7)
+    @example(pairs=[("~~~ " * 60, "market " * 300), ("market " * 300, "~~~ " * 60)], room=7)
+    def check(pairs, room):
+        if room not in ours:
+            limit, pairing = special + room, (None, truncation)
+            ours[room] = TextTokenizer(
+                tokenizer_of(name), limit, pairing=pairing, counts_rest=False
+            )
+        try:
+            expected = oracle(pairs, truncation=truncation, max_length=special + room)["input_ids"]
+        except Exception:  # the library refuses a first text that fills the room
+            with pytest.raises(ValueError, match="leaves the first text whole"):
+                ours[room](pairs)
+            return
+        found = ours[room](pairs)
+        filler = [tokenizer_of(name).bos_token_id]
+        ids = [row.tolist() for row in np.split(found.ids, found.offsets[1:-1])]
+        assert ids == [row or filler for row in expected]
 
     check()
 
@@ -265,11 +304,23 @@ def test_added_tokens_of_every_kind_stay_on_their_side(sequence_classifier, text
     assert_parts_have_their_tokens(backend, f"{text} {content} b{content} {text}")
 
 
-@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.NFKD(), normalizers.Nmt()])
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        *(normalizers.NFKC(), normalizers.NFKD(), normalizers.Nmt()),
+        normalizers.Sequence(
+            [
+                *(normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()),
+                *(normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(right=False)),
+            ]
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "splitter",
     [
         pre_tokenizers.Whitespace(),
+        *(pre_tokenizers.Metaspace(sign) for sign in "_·"),
         pre_tokenizers.ByteLevel(add_prefix_space=True),
         pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()]),
         pre_tokenizers.Sequence(
@@ -294,6 +345,7 @@ def test_other_pipelines_too(tokenizer_of, normalizer, splitter):
 
     @settings(max_examples=20, deadline=None)
     @given(text=TEXTS)
+    @example(text="The _river #market ~a ·b _ # ~ · x_ y# z~ a· end")
     def check(text):
         assert_parts_have_their_tokens(backend, text)
 
