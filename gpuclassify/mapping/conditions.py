@@ -108,8 +108,6 @@ def _parsed(text: str) -> ast.expr:
     """Parse a text; names in backquotes are columns whose names Python would not take."""
     quoted: list[str] = []
     mark = "_quoted"
-    while mark in text:  # a column may have this name, too
-        mark += "_"
 
     def named(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -120,6 +118,8 @@ def _parsed(text: str) -> ast.expr:
     try:
         if len(text) > LONGEST:
             raise ValueError(f"it has more than {LONGEST:,} characters")
+        while mark in text:  # a column may have this name, too
+            mark += "_"
         source = _QUOTED.sub(named, text).strip()
         tree, lines = ast.parse(source, mode="eval").body, source.encode().splitlines()
         for node in ast.walk(tree):
