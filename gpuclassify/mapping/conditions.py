@@ -76,14 +76,19 @@ class Condition:
                     f"where= names no column {name!r}; columns are {schema.names}."
                     f"{nearest(name, schema.names)}"
                 )
+        columns = {name: _plain(schema.empty_table()[name]) for name in self.columns}
         try:
-            self.evaluate(schema.empty_table())
+            for term in self.terms:
+                _evaluator(term)(columns, 0)
         except OverflowError as err:  # of constants
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
         """Return for each term whether rows meet it: true, false or null."""
         columns = {name: _plain(table[name]) for name in self.columns}
+        for name, column in columns.items():  # a column without any value is read as text
+            if is_text(column.type) and column.null_count == len(column):
+                columns[name] = pa.nulls(len(column))
         return {term: _evaluator(term)(columns, len(table)) for term in self.terms}
 
 

@@ -238,3 +238,34 @@ def test_nan_is_null_on_every_path(tmp_path, kind):
         command = ["show", str(tmp_path / "notes"), "--input", str(path), "--json", "-n", "9"]
         shown = CliRunner().invoke(main, [*command, "--where", where]).stdout
         assert [json.loads(line)["id"] for line in shown.splitlines()] == expected, where
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_shard_without_scores_keeps_no_row_of_a_condition_on_scores(tmp_path, suffix):
+    def unchanged(frame):
+        return frame
+
+    path = tmp_path / f"in.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.table({"id": [0, 1], "score": pa.nulls(2), "x": [0.5, 1.5]}), path)
+    else:
+        path.write_text("".join(f'{{"id": {n}, "score": null, "x": {n}.5}}\n' for n in (0, 1)))
+    of_scores = {"score > 3": [], "x > 1 or score + 1 > 3": [1], "score is None": [0, 1]}
+    for number, (where, expected) in enumerate(of_scores.items()):
+        for name, stages in {"first": [], "later": [unchanged]}.items():
+            out = tmp_path / f"{number}-{name}"
+            run([FileReader(str(path)), *stages, Select(where), ParquetWriter(str(out))])
+            table = pq.read_table(out)
+            assert table["id"].to_pylist() == expected
+            assert b"without values" not in table.schema.metadata[b"pandas"]
+        assert Select(where)(read_files(str(path))).compute()["id"].tolist() == expected
+    with pytest.raises(TypeError, match="compares 'id', which is int64"):
+        Select("id > 'a'")(read_files(str(path)))
+
+
+def test_text_beyond_the_samples_is_no_number(tmp_path):
+    lines = [json.dumps({"id": row, "score": None}) + "\n" for row in range(40_000)]
+    (tmp_path / "in.jsonl").write_text("".join(lines) + '{"id": 9, "score": "high"}\n')
+    reader = FileReader(str(tmp_path / "in.jsonl"))
+    with pytest.raises(TypeError, match="'score', which is large_string, with '3'"):
+        run([reader, Select("score > 3"), ParquetWriter(str(tmp_path / "out"))])
