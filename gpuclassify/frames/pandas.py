@@ -92,7 +92,10 @@ def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
     """Return the values of `column` as an Arrow array, of lists if it holds such; null for null."""
     series = frame[column]
     try:
-        values = pa.array(series.array, from_pandas=True)
+        try:
+            values = pa.array(series.array, from_pandas=True)
+        except OverflowError:  # integers that no type of 64 bits holds
+            values = pa.array(series.array, pa.decimal128(38, 0), from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
         raise TypeError(
             f"column {column!r} holds values of different kinds ({err}): convert all to one"

@@ -17,8 +17,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gpuclassify.frames import Frame, name_row
+from gpuclassify.frames import Frame, backend_of, is_text, name_row, plain_type
 from gpuclassify.jobs.input.files import InputFile
 from gpuclassify.jobs.input.notes import ANNOTATED, FILE, PLACE
 from gpuclassify.jobs.input.parts import InputSchema, Part
@@ -284,6 +285,8 @@ def _map_rows(
         stages = StageCounts(spec.examples)
         with run_context(stages=stages), as_errors():
             rows = frame.iloc[start:stop]
+            if spec.annotations is not None:  # a stage may number rows anew, as merging does
+                rows = rows.reset_index(drop=True)
             mapped = spec.chain.map_frame(rows, spec.meta_dtypes)
             if spec.annotations is not None:
                 mapped = _beside(rows, mapped, spec.schema.names)
@@ -306,12 +309,38 @@ def _map_rows(
 
 def _beside(rows: Frame, mapped: Frame, names: list[str]) -> Any:
     """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
-    if not mapped.index.equals(rows.index):
+    if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
             "a stage has dropped, made or moved rows, and annotations stand beside all of them: "
-            "let it add a column instead"
+            "let it add a column instead, and keep the order of rows"
         )
     return mapped[names]
+
+
+def _have_moved(rows: Frame, mapped: Frame) -> bool:
+    """Return whether rows have moved; a stage that moves them may number them anew.
+
+    Most of the changed values of a column lie in another changed row then. They do not if a stage
+    changes values in place, such as by stripping texts, or an unchanged column identifies most
+    rows.
+    """
+    have_moved = False
+    for name in rows.columns.intersection(mapped.columns):
+        try:
+            old, new = (backend_of(frame).list_array(frame, name) for frame in (rows, mapped))
+            kind = plain_type(old.type)
+            if not (is_text(kind) or pa.types.is_integer(kind)):
+                continue
+            old, new = old.cast(kind), new.cast(kind)
+        except (TypeError, ValueError, NotImplementedError):  # the stage has made other values
+            continue
+        is_changed = pc.fill_null(pc.not_equal(old, new), False)
+        if pc.any(is_changed).as_py():
+            new, old = new.filter(is_changed), old.filter(is_changed)
+            have_moved |= 2 * pc.sum(pc.is_in(new, old)).as_py() >= len(new)
+        elif 2 * pc.count_distinct(old).as_py() > len(old):
+            return False
+    return have_moved
 
 
 def _placed(problem: Problem, places: pa.Table) -> Problem:

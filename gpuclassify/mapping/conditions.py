@@ -20,6 +20,9 @@ from gpuclassify.frames import is_text
 from gpuclassify.settings.checks import nearest
 
 LONGEST, DEEPEST = 10_000, 100  # characters of a condition, and levels
+DIGITS = 37  # of decimals, whose products fit Arrow's widest decimal, of 76 digits
+_WIDE = pa.decimal256(DIGITS, 0)  # integers that int64 may not hold
+_BELOW_2_63 = 2.0**63 - 1024  # largest float64 that int64 holds
 _QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`([^`]*)`""")
 _COMPARE: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Eq: pc.equal,
@@ -29,12 +32,17 @@ _COMPARE: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Gt: pc.greater,
     ast.GtE: pc.greater_equal,
 }
-_CALCULATE: dict[type[ast.operator], Callable[..., Any]] = {
-    ast.Add: pc.add,
-    ast.Sub: pc.subtract,
-    ast.Mult: pc.multiply,
-    ast.Div: lambda one, other: pc.divide(one.cast(pa.float64()), other.cast(pa.float64())),
+_CALCULATE: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: pc.add_checked,
+    ast.Sub: pc.subtract_checked,
+    ast.Mult: pc.multiply_checked,
+    ast.Div: pc.divide,  # of floats alone: division by zero is infinite
+    ast.USub: pc.negate_checked,
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
+_TIMES = ("time", "time with a zone", "time of day")
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _SYMBOLS = {ast.BitAnd: "and", ast.BitOr: "or", ast.Invert: "not", ast.BitXor: "!="}
 _TAKES = (
     "A condition takes columns, numbers, texts, True and False, ==, !=, <, <=, >, >=, in, not in, "
@@ -68,11 +76,19 @@ class Condition:
                     f"where= names no column {name!r}; columns are {schema.names}."
                     f"{nearest(name, schema.names)}"
                 )
-        self.evaluate(schema.empty_table())
+        columns = {name: _plain(schema.empty_table()[name]) for name in self.columns}
+        try:
+            for term in self.terms:
+                _evaluator(term)(columns, 0)
+        except OverflowError as err:  # of constants
+            raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
         """Return for each term whether rows meet it: true, false or null."""
         columns = {name: _plain(table[name]) for name in self.columns}
+        for name, column in columns.items():  # a column without any value is read as text
+            if is_text(column.type) and column.null_count == len(column):
+                columns[name] = pa.nulls(len(column))
         return {term: _evaluator(term)(columns, len(table)) for term in self.terms}
 
 
@@ -95,26 +111,31 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 def _parsed(text: str) -> ast.expr:
     """Parse a text; names in backquotes are columns whose names Python would not take."""
-    names: list[str] = []
+    quoted: list[str] = []
+    mark = "_quoted"
 
     def named(match: re.Match[str]) -> str:
         if match[1] is None:
             return match[0]
-        names.append(match[1])
-        return f" _quoted_{len(names) - 1}_ "
+        quoted.append(match[1])
+        return f" {mark}{len(quoted) - 1} "
 
     try:
         if len(text) > LONGEST:
             raise ValueError(f"it has more than {LONGEST:,} characters")
-        tree = ast.parse(_QUOTED.sub(named, text).strip(), mode="eval").body
+        while mark in text:  # a column may have this name, too
+            mark += "_"
+        source = _QUOTED.sub(named, text).strip()
+        tree, lines = ast.parse(source, mode="eval").body, source.encode().splitlines()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):  # as it is written: Python's parser normalizes names
+                name = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
+                is_quoted = name.startswith(mark)
+                node.id = f"`{quoted[int(name.removeprefix(mark))]}`" if is_quoted else name
         _check_nodes(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         reason = err.msg if isinstance(err, SyntaxError) else str(err)
         raise ValueError(f"where={text[:200]!r} is no condition: {reason}. {_TAKES}") from err
-    for node in ast.walk(tree):
-        match = re.fullmatch(r"_quoted_(\d+)_", node.id) if isinstance(node, ast.Name) else None
-        if match and int(match[1]) < len(names):
-            vars(node)["id"] = f"`{names[int(match[1])]}`"
     return tree
 
 
@@ -142,6 +163,10 @@ def _check_nodes(node: ast.AST, depth: int = 0) -> None:
                     raise ValueError("a list holds numbers or texts")
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
             parts = [left, right]
+        case ast.Constant(value=int(value)) if abs(value) >= 10**DIGITS:
+            raise ValueError(f"it has an integer of more than {DIGITS} digits")
+        case ast.Constant(value=str(value)) if _SURROGATE.search(value):
+            raise ValueError(f"it has the text {value!r}, which UTF-8 has no bytes for")
         case ast.Name() | ast.Constant(value=str() | int() | float() | None):
             parts = []
         case ast.BinOp(op=op) | ast.UnaryOp(op=op) if type(op) in _SYMBOLS:
@@ -164,34 +189,47 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, of a type that comparisons take if there is one."""
+    """Return a column as one array, of a type that comparisons take if there is one.
+
+    Integers are int64 or decimals, and NaN is null.
+    """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column, kind = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type), kind
         kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if is_text(kind) or pa.types.is_string_view(kind):
+    if is_text(kind):
         kind = pa.large_string()
-    if pa.types.is_float16(kind):
+    elif pa.types.is_float16(kind):
         kind = pa.float32()
+    elif pa.types.is_uint64(kind):
+        kind = _WIDE
+    elif pa.types.is_integer(kind):
+        kind = pa.int64()
+    elif pa.types.is_decimal(kind):
+        scale = max(kind.scale, 0)  # Arrow compares no decimals of a negative scale
+        kind = pa.decimal256(max(kind.precision + scale - kind.scale, DIGITS), scale)
     column = column if kind == column.type else column.cast(kind)
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return _without_nan(column.combine_chunks())
 
 
 def _kind(kind: pa.DataType) -> str:
-    if is_text(kind):
-        return "text"
     for name, is_kind in (
+        ("text", is_text),
         ("bool", pa.types.is_boolean),
         ("number", pa.types.is_integer),
         ("number", pa.types.is_floating),
         ("number", pa.types.is_decimal),
-        ("time", pa.types.is_temporal),
+        ("time", pa.types.is_date),
+        ("time", pa.types.is_timestamp),
+        ("time of day", pa.types.is_time),
+        ("duration", pa.types.is_duration),
         ("null", pa.types.is_null),
     ):
         if is_kind(kind):
-            return name
+            has_zone = name == "time" and getattr(kind, "tz", None) is not None
+            return "time with a zone" if has_zone else name
     return "other"
 
 
@@ -200,18 +238,22 @@ def _value(node: ast.AST, columns: Mapping[str, pa.Array]) -> Value:
     match node:
         case ast.Name(id=name):
             return columns[name.strip("`")]
+        case ast.Constant(value=str(value)):
+            return pa.scalar(value, pa.large_string())
         case ast.Constant(value=value):
-            return pa.scalar(value, pa.large_string() if isinstance(value, str) else None)
+            is_wide = isinstance(value, int) and not -(2**63) <= value < 2**63
+            return pa.scalar(value, _WIDE if is_wide else None)
         case ast.BoolOp(op=op, values=values):
             met = [_condition(value, columns) for value in values]
             join = pc.and_kleene if isinstance(op, ast.And) else pc.or_kleene
             return functools.reduce(join, met)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return pc.invert(_condition(operand, columns))
-        case ast.UnaryOp(operand=operand):
-            return pc.negate(_number(operand, columns))
+        case ast.UnaryOp(op=op, operand=operand):
+            return _calculated(op, {operand: _number(operand, columns)}, node)
         case ast.BinOp(left=left, op=op, right=right):
-            return _CALCULATE[type(op)](*_alike(_number(left, columns), _number(right, columns)))
+            parts = {part: _number(part, columns) for part in (left, right)}
+            return _calculated(op, parts, node)
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip([left, *others], ops, others, strict=False)
             met = [_compared(one, op, other, columns) for one, op, other in pairs]
@@ -255,42 +297,158 @@ def _compared(
 
 def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: Value) -> Value:
     kinds = _kind(left.type), _kind(right.type)
+    if "null" in kinds:
+        nulls = pc.and_(pc.is_null(left), pc.is_null(right))  # has the shape of both
+        return pc.if_else(nulls, pa.scalar(None, pa.bool_()), pa.scalar(None, pa.bool_()))
+
+    def shown(node: ast.expr, value: Value) -> str:
+        return f"{ast.unparse(node)!r}, which is {value.type}"
+
     for side, value in ((one, left), (other, right)):
         if _kind(value.type) == "other":
             raise TypeError(
-                f"where= compares {ast.unparse(side)!r}, which is {value.type}: such values can be "
-                "asked for null alone, by `is None` and `is not None`"
+                f"where= compares {shown(side, value)}: such values can be asked for null alone, "
+                "by `is None` and `is not None`"
             )
-    if kinds in (("time", "text"), ("text", "time")):
-        try:
-            left, right = _as_times(left, right)
-        except pa.ArrowInvalid as err:
-            raise TypeError(f"where= compares a time with what is none: {err}") from err
-    elif kinds[0] != kinds[1] and "null" not in kinds:
-        raise TypeError(
-            f"where= compares {ast.unparse(one)!r}, which is {left.type}, with "
-            f"{ast.unparse(other)!r}, which is {right.type}: compare {kinds[0]} with {kinds[0]}"
-        )
-    elif kinds[0] != kinds[1]:
-        left, right = (
-            v.cast(o.type) if k == "null" else v
-            for v, o, k in ((left, right, kinds[0]), (right, left, kinds[1]))
-        )
-    elif kinds[0] == "number":
+    both = f"{shown(one, left)}, with {shown(other, right)}"
+    try:
+        if kinds[0] in _TIMES and kinds[1] == "text":
+            right = _as_time(right, left.type)
+        elif kinds[1] in _TIMES and kinds[0] == "text":
+            left = _as_time(left, right.type)
+        elif kinds[0] != kinds[1]:
+            raise TypeError(f"where= compares {both}: compare {kinds[0]} with {kinds[0]}")
+        return _compare_like(_COMPARE[type(op)], left, right)
+    except pa.ArrowException as err:
+        reason = "a time with what is none: " if "text" in kinds else ""
+        raise TypeError(f"where= cannot compare {both}: {reason}{err}") from err
+
+
+def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
+    """Compare values of one kind: exactly, except for fractions in decimals and floats."""
+    is_float = [pa.types.is_floating(value.type) for value in (left, right)]
+    if all(is_float):
         left, right = _alike(left, right)
-    return _COMPARE[type(op)](left, right)
+    elif is_float[1]:
+        return _compare_with_floats(compare, left, right)
+    elif is_float[0]:
+        return _compare_with_floats(lambda one, other: compare(other, one), right, left)
+    elif left.type != right.type and pa.types.is_temporal(left.type):
+        left, right = _nanoseconds(left), _nanoseconds(right)
+    return compare(left, right)
 
 
-def _alike(left: Value, right: Value) -> tuple[Value, Value]:
-    """Return two numbers; one of the condition has the precision of a column of fractions."""
-    for scalar, array in ((left, right), (right, left)):
-        is_pair = isinstance(scalar, pa.Scalar) and isinstance(array, pa.Array)
-        if is_pair and pa.types.is_floating(array.type):
-            changed = pa.scalar(scalar.as_py(), pa.float64()).cast(array.type)
-            return (changed, right) if scalar is left else (left, changed)
-    return left, right
+def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
+    """Compare integers or decimals with floats; only where both round alike, digits decide."""
+    floats, rounded = pc.cast(floats, pa.float64()), _as_float64(exact)
+    if pa.types.is_decimal(exact.type) and exact.type.scale:
+        return compare(rounded, floats)
+    if pa.types.is_integer(exact.type):
+        rounded = pc.min_element_wise(rounded, _BELOW_2_63, skip_nulls=False)
+    is_tie = pc.equal(rounded, floats)
+    digits = pc.cast(pc.if_else(is_tie, floats, 0.0), exact.type)
+    return pc.if_else(is_tie, compare(exact, digits), compare(rounded, floats))
 
 
-def _as_times(left: Value, right: Value) -> tuple[Value, Value]:
-    kind = left.type if _kind(left.type) == "time" else right.type
-    return tuple(v if v.type == kind else v.cast(pa.string()).cast(kind) for v in (left, right))
+def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
+    """Calculate with numbers; OverflowError names the first row whose result is too large."""
+
+    def calculate(*values: Value) -> Value:
+        values = _alike(*values)
+        if isinstance(op, ast.Div) and not pa.types.is_floating(values[0].type):
+            values = tuple(map(_as_float64, values))
+        result = _CALCULATE[type(op)](*values)
+        if pa.types.is_decimal(result.type):
+            return pc.cast(result, pa.decimal256(DIGITS, result.type.scale))
+        return _without_nan(result)
+
+    def of_rows(start: int, stop: int) -> list[Value]:
+        rows = slice(start, stop)
+        return [v[rows] if isinstance(v, pa.Array) else v for v in parts.values()]
+
+    try:
+        return calculate(*parts.values())
+    except pa.ArrowInvalid as err:
+        where, first, end = (
+            "",
+            0,
+            max(len(v) if isinstance(v, pa.Array) else 0 for v in parts.values()),
+        )
+        while end - first > 1:
+            middle = (first + end) // 2
+            try:
+                calculate(*of_rows(first, middle))
+                first = middle
+            except pa.ArrowInvalid:
+                end = middle
+        if end:
+            values = zip(parts, of_rows(first, end), strict=True)
+            shown = (
+                f"{ast.unparse(part)} is {v[0] if isinstance(v, pa.Array) else v}"
+                for part, v in values
+            )
+            where = f" in row {first}, where {' and '.join(shown)}"
+        raise OverflowError(
+            f"where= calculates {ast.unparse(node)!r}, which is too large{where}: integers have 64 "
+            f"bits, and decimals {DIGITS} digits. Multiply by 1.0 to calculate with fractions"
+        ) from err
+
+
+def _alike(*values: Value) -> tuple[Value, ...]:
+    """Return numbers as one type: int64, decimals, float32 or float64.
+
+    A number of the condition has the precision of a column of fractions.
+    """
+    if any(pa.types.is_floating(value.type) for value in values):
+        arrays = {value.type for value in values if isinstance(value, pa.Array)}
+        numbers = [value.as_py() or 0 for value in values if isinstance(value, pa.Scalar)]
+        is_single = arrays == {pa.float32()} and all(abs(n) <= _FLOAT32_MAX for n in numbers)
+        values = tuple(map(_as_float64, values))
+        return tuple(v.cast(pa.float32()) for v in values) if is_single else values
+    if all(pa.types.is_integer(value.type) for value in values):
+        return values
+    scales = [getattr(value.type, "scale", 0) for value in values]
+    pairs = zip(values, scales, strict=True)
+    return tuple(pc.cast(value, pa.decimal256(DIGITS, scale)) for value, scale in pairs)
+
+
+def _as_float64(value: Value) -> Value:
+    if pa.types.is_decimal(value.type):
+        value = pc.cast(value, pa.string())  # Arrow's cast from decimals rounds twice
+    return pc.cast(value, pa.float64(), safe=False)
+
+
+def _without_nan(value: Value) -> Value:
+    if not pa.types.is_floating(value.type):
+        return value
+    return pc.if_else(pc.is_nan(value), pa.scalar(None, value.type), value)
+
+
+def _as_time(text: Value, kind: pa.DataType) -> Value:
+    """Parse texts as times of a type, or of a finer unit; without an offset in the type's zone."""
+    text = text.cast(pa.string())
+    if pa.types.is_time(kind):
+        day = pc.binary_join_element_wise("1970-01-01", text, " ")
+        return day.cast(pa.timestamp("ns")).cast(pa.time64("ns"))
+    if not pa.types.is_timestamp(kind):
+        return text.cast(kind)
+    for unit in (kind.unit, "us", "ns"):
+        for zone in dict.fromkeys((kind.tz, None)):
+            try:
+                time = text.cast(pa.timestamp(unit, zone))
+            except pa.ArrowInvalid as err:
+                reason = err
+            else:
+                return time if zone == kind.tz else pc.assume_timezone(time, kind.tz)
+    raise reason
+
+
+def _nanoseconds(value: Value) -> Value:
+    """Return times as decimals, which hold those of every unit."""
+    kind = value.type
+    number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    if pa.types.is_date(kind):
+        factor = 86_400 * 10**9 if kind.bit_width == 32 else 10**6
+    else:
+        factor = _NANOSECONDS[kind.unit]
+    return pc.multiply(number.cast(_WIDE), pa.scalar(factor, _WIDE))

@@ -19,6 +19,8 @@ from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.settings.checks import check_text
 from gpuclassify.workers.run_context import current_run
 
+WITHOUT_VALUES = "without values"  # in `attrs` of a meta: columns that are text for want of any
+
 
 class RowChoice(RowWiseMap):
     """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
@@ -112,9 +114,10 @@ class Select(RowChoice):
         self._refuse_repeated(frame)
         there = [name for name in self.read_fields if name in frame.columns]
         columns = columns_of(frame.iloc[:0], there)
-        others = [str(name) for name in frame.columns if name not in there]
-        schema = pa.schema([*columns.schema, *((name, pa.null()) for name in others)])
-        self.condition.check(schema)
+        nulls = getattr(frame, "attrs", {}).get(WITHOUT_VALUES, ())
+        types = {str(name): pa.null() for name in frame.columns}
+        types |= {field.name: field.type for field in columns.schema if field.name not in nulls}
+        self.condition.check(pa.schema(types))
 
     def chosen(self, columns: pa.Table) -> np.ndarray:
         """Return which rows of a table meet the condition, bool (rows,); a running job counts."""

@@ -106,7 +106,9 @@ class ScoreColumns:
                 f"by={self.by!r} makes no groups ({err}): name a column of texts or whole numbers, "
                 "such as the language"
             ) from err
-        return codes, [group_key(value) for value in values]
+        keys = [group_key(value) for value in values]  # NaN and null, which differ, have one
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return np.array([numbers[key] for key in keys], np.int64)[codes], [*numbers]
 
 
 def cells_of(frame: Frame, by: Iterable[str]) -> tuple[np.ndarray, list[str]]:

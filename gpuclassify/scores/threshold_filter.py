@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, backend_of, to_pandas
+from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.select import RowChoice
 from gpuclassify.scores.calibration import calibrated
@@ -147,7 +148,7 @@ class ApplyThresholds(RowChoice):
 
     def chosen(self, columns: pa.Table) -> np.ndarray:
         """Return which rows of a table stay, bool (rows,); see `RowChoice.chosen`."""
-        return self._keep(columns.to_pandas())
+        return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
         """Return which rows reach their threshold, bool (rows,); a running job counts them."""

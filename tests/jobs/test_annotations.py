@@ -18,6 +18,7 @@ from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import UnreadableInputError
 from tests.replicas import sample_texts, write_checkpoint
@@ -387,6 +388,76 @@ def adds_nothing(frame):
 def test_jobs_that_cannot_annotate(crawl, tmp_path, stages, options, error, message):
     with pytest.raises(error, match=message):
         annotate(crawl(), tmp_path / "notes", *stages, **options)
+
+
+def lookup(frame, step=1):
+    """A table of lengths by id, in another order if `step` is negative."""
+    return pd.DataFrame({"id": frame["id"], "length": frame["text"].str.len()})[::step]
+
+
+MOVING = {
+    "outer join": lambda f: f.assign(id=f["id"].astype(str)).merge(
+        lookup(f).assign(id=f["id"].astype(str)), how="outer", on="id"
+    ),
+    "right join": lambda f: f.merge(lookup(f, -1), how="right", on="id"),
+    "sorted": lambda f: with_length(f).sort_values("text", ignore_index=True),
+    "reversed": lambda f: with_length(f)[::-1].reset_index(drop=True),
+    "shuffled": lambda f: with_length(f).sample(frac=1, random_state=0, ignore_index=True),
+    "two rows": lambda f: with_length(f).sort_values("id", ignore_index=True, key=lambda i: i ^ 1),
+    "ids alone": lambda f: with_length(f)[::-1].reset_index(drop=True)[["id", "length"]],
+    "texts alone": lambda f: with_length(f)[::-1].reset_index(drop=True)[["text", "length"]],
+    "stripped": lambda f: (
+        with_length(f)[::-1].reset_index(drop=True).assign(text=lambda g: g["text"].str.upper())
+    ),
+}
+STAYING = {
+    "left join": lambda f: f.merge(lookup(f, -1), how="left", on="id"),
+    "nothing kept": lambda f: with_length(f)[["length"]].reset_index(drop=True),
+    "upper case": lambda f: with_length(f).assign(text=f["text"].str.upper()),
+    "upper case alone": lambda f: with_length(f).assign(text=f["text"].str.upper())[
+        ["text", "length"]
+    ],
+    "next ids": lambda f: with_length(f).assign(id=f["id"] + 1),
+    "masked": lambda f: with_length(f).assign(text=f["text"].where(f["id"] % 2 == 0)),
+    "other types": lambda f: with_length(f).assign(id=f["id"].astype("float64"), lang=0),
+}
+
+
+def expected_lengths(root):
+    """The length of each id's text, which pandas reads from the lines."""
+    files = [
+        pd.read_json(path, lines=True) for path in root.rglob("*.jsonl") if path.stat().st_size
+    ]
+    texts = pd.concat(files).set_index("id")["text"]
+    return texts.map(len, na_action="ignore").to_dict()
+
+
+@pytest.mark.parametrize("stage", MOVING.values(), ids=MOVING)
+def test_rows_that_a_stage_moves_are_refused(crawl, tmp_path, stage):
+    with pytest.raises(ValueError, match="dropped, made or moved rows"):
+        annotate(crawl("jsonl"), tmp_path / "notes", stage)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "quarantine"])
+@pytest.mark.parametrize("stage", STAYING.values(), ids=STAYING)
+def test_rows_that_a_stage_renumbers_or_changes_keep_their_annotations(
+    crawl, tmp_path, stage, on_error
+):
+    def fails(frame):  # so that the rows of a part are mapped in pieces
+        if (frame["length"] == 3).any():
+            raise NonFiniteOutputError("a row of length 3")
+        return frame
+
+    root, stages = crawl("jsonl"), [stage] if on_error == "raise" else [stage, fails]
+    annotate(root, tmp_path / "notes", *stages, on_error=on_error)
+    found = read_files(str(root), annotations=str(tmp_path / "notes")).compute()
+    lengths = found.set_index("id")["length"].astype(object)
+    expected = expected_lengths(root)
+    if on_error == "quarantine":
+        expected = {row: None if length == 3 else length for row, length in expected.items()}
+    assert lengths.where(lengths.notna(), None).to_dict() == {
+        row: None if pd.isna(length) else length for row, length in expected.items()
+    }
 
 
 def test_a_frame_has_no_places(crawl, tmp_path):

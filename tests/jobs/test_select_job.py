@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from gpuclassify import (
     AnnotationWriter,
@@ -18,6 +19,7 @@ from gpuclassify import (
     Thresholds,
     read_files,
 )
+from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.scores.thresholds import GroupThreshold
 from gpuclassify.stores.store import WatchedFile
@@ -195,3 +197,75 @@ def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_r
     assert found["id"].tolist() == [row for row in range(2_990, ROWS) if row % 3 == 0]
     assert [*summary.stages] == ["Select score >= its threshold", "Select label == 'a'"]
     assert (summary.rows_in, summary.rows_out) == (ROWS, len(found))
+
+
+SCORES = [1.0, 3.0, 5.0, float("nan"), None]
+OF_SCORES = {  # and the rows that they keep: NaN is null, which is unknown
+    "score != 3": [0, 2],
+    "not (score >= 3)": [0],
+    "score is None": [3, 4],
+    "score is not None": [0, 1, 2],
+    "score not in [3, 1]": [2],
+    "not (score == score)": [],
+    "(score - score) / (score - score) is None": [0, 1, 2, 3, 4],
+}
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_nan_is_null_on_every_path(tmp_path, kind):
+    def unchanged(frame):
+        return frame
+
+    path, rows = tmp_path / "in.parquet", range(len(SCORES))
+    table = pa.table({"id": rows, "score": pa.array(SCORES, kind), "text": [""] * len(rows)})
+    pq.write_table(table, path)
+    run([FileReader(str(path)), with_rank, AnnotationWriter(str(tmp_path / "notes"))])
+    for number, (where, expected) in enumerate(OF_SCORES.items()):
+        jobs = {
+            "first": ([], {}),
+            "later": ([unchanged], {}),
+            "counted": ([], {"source_field": "id"}),
+        }
+        for name, (stages, options) in jobs.items():
+            out = str(tmp_path / f"{number}-{name}")
+            run([FileReader(str(path)), *stages, Select(where), ParquetWriter(out)], **options)
+            assert sorted(pq.read_table(out)["id"].to_pylist()) == expected, (where, name)
+        frames = [table.to_pandas(), table.to_pandas(types_mapper=pd.ArrowDtype)]
+        for frame in frames:
+            assert Select(where)(frame)["id"].tolist() == expected, where
+        lazy = Select(where)(read_files(str(path)))
+        assert lazy.compute()["id"].tolist() == expected, where
+        command = ["show", str(tmp_path / "notes"), "--input", str(path), "--json", "-n", "9"]
+        shown = CliRunner().invoke(main, [*command, "--where", where]).stdout
+        assert [json.loads(line)["id"] for line in shown.splitlines()] == expected, where
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_shard_without_scores_keeps_no_row_of_a_condition_on_scores(tmp_path, suffix):
+    def unchanged(frame):
+        return frame
+
+    path = tmp_path / f"in.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.table({"id": [0, 1], "score": pa.nulls(2), "x": [0.5, 1.5]}), path)
+    else:
+        path.write_text("".join(f'{{"id": {n}, "score": null, "x": {n}.5}}\n' for n in (0, 1)))
+    of_scores = {"score > 3": [], "x > 1 or score + 1 > 3": [1], "score is None": [0, 1]}
+    for number, (where, expected) in enumerate(of_scores.items()):
+        for name, stages in {"first": [], "later": [unchanged]}.items():
+            out = tmp_path / f"{number}-{name}"
+            run([FileReader(str(path)), *stages, Select(where), ParquetWriter(str(out))])
+            table = pq.read_table(out)
+            assert table["id"].to_pylist() == expected
+            assert b"without values" not in table.schema.metadata[b"pandas"]
+        assert Select(where)(read_files(str(path))).compute()["id"].tolist() == expected
+    with pytest.raises(TypeError, match="compares 'id', which is int64"):
+        Select("id > 'a'")(read_files(str(path)))
+
+
+def test_text_beyond_the_samples_is_no_number(tmp_path):
+    lines = [json.dumps({"id": row, "score": None}) + "\n" for row in range(40_000)]
+    (tmp_path / "in.jsonl").write_text("".join(lines) + '{"id": 9, "score": "high"}\n')
+    reader = FileReader(str(tmp_path / "in.jsonl"))
+    with pytest.raises(TypeError, match="'score', which is large_string, with '3'"):
+        run([reader, Select("score > 3"), ParquetWriter(str(tmp_path / "out"))])

@@ -1,6 +1,7 @@
 """Select: conditions give the rows that `DataFrame.query` gives, and nothing in them is run."""
 
 import datetime
+import decimal
 import pickle
 
 import dask
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from gpuclassify import Select
+from gpuclassify.jobs.input.schema import to_pandas
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.workers.run_context import run_context
 
@@ -149,6 +151,15 @@ def test_nothing_that_could_be_code_is_taken(where):
         ("(" * 300 + "a" + ")" * 300, "is no condition"),
         ("not " * 500 + "a", "nested more than"),
         ("a == '" + "x" * 20_000 + "'", "more than 10,000"),
+        ("a > " + "9" * 38, "an integer of more than 37 digits"),
+        ("a > " + "9" * 5_000, "is no condition"),
+        ("a > 0x" + "f" * 9_000, "an integer of more than 37 digits"),
+        ("a == '\\ud800'", "which UTF-8 has no bytes for"),
+        ("a" + ".b" * 4_000, "is no condition"),
+        ("-" * 3_000 + "a > 3", "is no condition"),
+        ("'\\" + "\\'" * 4_900, "is no condition"),
+        ("a" + " + a" * 2_000 + " > 3", "nested more than"),
+        ("`a b`.c > 3", "it has '`a b`.c'"),
     ],
 )
 def test_what_is_no_condition_is_refused(where, message):
@@ -176,6 +187,7 @@ def test_a_condition_is_a_text():
         ("lists in [1]", TypeError, "'lists', which is list.* `is None`"),
         ("day > 'soon'", TypeError, "a time with what is none"),
         ("is_duplicate == 1", TypeError, "compare bool with bool"),
+        ("count > 9223372036854775807 + 1", ValueError, "which is too large: integers have 64"),
     ],
 )
 def test_types_and_names_are_checked_before_anything_runs(frame, where, error, message):
@@ -192,6 +204,151 @@ def test_values_of_any_type_can_be_asked_for_null():
         frame = pd.DataFrame({"c": pd.array([value, None, value], pd.ArrowDtype(kind))})
         assert Select("c is None")(frame).index.tolist() == [1], kind
         assert Select("c is not None")(frame).index.tolist() == [0, 2], kind
+
+
+MOST = 2**63 - 1
+WHOLE = {
+    "u32": pa.array([1, 2**32 - 1, None], pa.uint32()),
+    "u64": pa.array([0, 2**64 - 1, None], pa.uint64()),
+    "i8": pa.array([-128, 127, None], pa.int8()),
+    "i64": pa.array([MOST, 2**53 + 1, None], pa.int64()),
+    "f32": pa.array([2.0**24, 0.1, None], pa.float32()),
+    "f64": pa.array([2.0**63, 2.0**53, None], pa.float64()),
+    "money": pa.array(
+        [decimal.Decimal("0.10"), decimal.Decimal("-0.20"), None], pa.decimal64(9, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("u32 - 2 < 0", [0]),
+        ("-u32 < -4294967294", [1]),
+        ("i8 + i8 == 254 or i8 * i8 == 16384", [0, 1]),
+        ("-i8 == 128", [0]),
+        ("u64 - 1 < 0", [0]),
+        ("u64 + u64 == 36893488147419103230", [1]),
+        ("u64 > 0", [1]),
+        ("u64 == 18446744073709551615", [1]),
+        ("u64 < 99999999999999999999", [0, 1]),
+        ("u64 in [-1, 18446744073709551615]", [1]),
+        ("u64 > i64", [1]),
+        ("u64 == 18446744073709551616.0", []),
+        ("i64 > -99999999999999999999", [0, 1]),
+        ("i64 >= -9223372036854775808", [0, 1]),
+        ("i64 == 9007199254740992.0", []),
+        ("i64 > 9007199254740992.0", [0, 1]),
+        ("i64 < 9223372036854775808.0", [0, 1]),
+        ("9223372036854775808.0 > i64", [0, 1]),
+        ("i64 < f64", [0]),
+        ("f32 == 16777217", []),
+        ("f32 == 16777217.0 or f32 == 0.1", [0, 1]),
+        ("f32 < 1e39", [0, 1]),
+        ("i64 / 1 > 0", [0, 1]),
+        ("money == 0.1", [0]),
+        ("money * 10 == 1 and money + money < 0.21", [0]),
+        ("money < 0 and money > -u64", [1]),
+    ],
+)
+def test_numbers_are_exact(where, rows):
+    table = pa.table(WHOLE)
+    for frame in (table.to_pandas(types_mapper=pd.ArrowDtype), to_pandas(table)):
+        assert Select(where)(frame).index.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            "i64 + 1 > 0",
+            "'i64 \\+ 1', which is too large in row 3, where i64 is 9223372036854775807",
+        ),
+        ("i64 * i64 > 0", "in row 3"),
+        ("-(-i64 - 2) > 0", "'-i64 - 2', which is too large in row 3"),
+        ("u64 * u64 > 0", "in row 4, where u64 is 18446744073709551615 and u64 is"),
+    ],
+)
+def test_a_result_that_is_too_large_names_its_row(where, message):
+    rows = {name: [None, values[2], 0, values[0], values[1]] for name, values in WHOLE.items()}
+    table = pa.table({name: pa.array(rows[name], WHOLE[name].type) for name in ("i64", "u64")})
+    with pytest.raises(OverflowError, match=message):
+        Select(where)(to_pandas(table))
+
+
+DAY, HOUR = datetime.datetime(2024, 3, 1), datetime.timedelta(hours=1)  # in UTC
+TIMES = {
+    "berlin": pa.array([DAY, DAY - HOUR, None], pa.timestamp("us", "Europe/Berlin")),
+    "offset": pa.array([DAY, DAY - 2 * HOUR, None], pa.timestamp("ns", "+02:00")),
+    "plain": pa.array([DAY, datetime.datetime(2500, 1, 1), None], pa.timestamp("s")),
+    "nanos": pa.array([DAY, DAY + datetime.timedelta(microseconds=1), None], pa.timestamp("ns")),
+    "date": pa.array([DAY.date(), datetime.date(2500, 1, 1), None], pa.date32()),
+    "clock": pa.array([datetime.time(12, 30), datetime.time(23, 59, 59), None], pa.time32("s")),
+    "length": pa.array([10**12, 1, None], pa.duration("s")),
+    "short": pa.array([10**12, 1, None], pa.duration("ns")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("berlin == '2024-03-01'", [1]),
+        ("berlin > '2024-03-01'", [0]),
+        ("berlin == '2024-03-01T00:00:00Z'", [0]),
+        ("berlin >= '2024-03-01 00:30:00+01:00'", [0]),
+        ("offset == '2024-03-01'", [1]),
+        ("berlin == offset", [0]),
+        ("plain > '2024-03-01 00:00:00.5'", [1]),
+        ("plain == '2500-01-01'", [1]),
+        ("nanos < '2500-01-01'", [0, 1]),
+        ("plain == nanos", [0]),
+        ("plain > nanos", [1]),
+        ("date == plain and date == '2024-03-01'", [0]),
+        ("date > nanos", [1]),
+        ("clock == '12:30'", [0]),
+        ("clock > '12:30:00.5'", [1]),
+        ("'12:00' < clock < '13:00'", [0]),
+        ("length > short", [0, 1]),
+    ],
+)
+def test_times_are_compared_in_the_zone_of_their_column(where, rows):
+    table = pa.table(TIMES)
+    for frame in (table.to_pandas(types_mapper=pd.ArrowDtype), table.to_pandas()):
+        assert Select(where)(frame).index.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("plain == '2024-03-01T00:00:00Z'", "a time with what is none: .* expected no zone offset"),
+        ("berlin == '2024-10-27 02:30'", "ambiguous in timezone 'Europe/Berlin'"),
+        ("berlin == '2024-03-31 02:30'", "doesn't exist in timezone 'Europe/Berlin'"),
+        ("clock == '25:00'", "'clock', which is time32.*a time with what is none"),
+        ("clock == plain", "compare time of day with time of day"),
+        ("berlin == plain", "compare time with a zone with time with a zone"),
+        ("length == '1s'", "compare duration with duration"),
+        ("length == 1", "compare duration with duration"),
+        ("date == '2024-03-01 12:30'", "a time with what is none"),
+    ],
+)
+def test_times_that_cannot_be_compared_are_refused_by_name(where, message):
+    with pytest.raises(TypeError, match=message):
+        Select(where)(pa.table(TIMES).to_pandas(types_mapper=pd.ArrowDtype))
+
+
+def test_names_are_read_as_they_are_written():
+    names = ["µ", "μ", "ª", "a", "Ⅳ", "IV", "_quoted_0_", "_quoted0", "_quoted_0", "a b", "ﬁ", "fi"]
+    frame = pd.DataFrame({name: np.arange(len(names)) == n for n, name in enumerate(names)})
+    for row, name in enumerate(names):
+        words = [f"`{name}`", *([name] if name.isidentifier() else [])]
+        for word in words:
+            for where in (
+                word,
+                f"((`a b` and not `a b`) or\n{word})",
+                f"'ﬁ' == 'µ' or {word} == True",
+            ):
+                assert Select(where)(frame).index.tolist() == [row], where
+                assert name in Select(where).read_fields
 
 
 def test_a_select_is_small_and_equal_to_its_like(frame):
@@ -219,6 +376,7 @@ def test_types_that_pandas_seldom_has():
         ("date == '2024-01-02' and half == 0.5", [0]),
         ("none == 3", []),
         ("none is None and c != 'x'", [1]),
+        ("none == none or none < c or none > date", []),
     ]:
         assert Select(where)(frame).index.tolist() == rows, where
 

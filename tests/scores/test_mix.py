@@ -10,6 +10,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from dask.base import tokenize
@@ -74,6 +75,15 @@ def test_cells_have_what_pandas_counts_and_what_weights_ask():
     assert code[0].epochs == code[1].epochs  # as many of each as there are
     assert cells["[null, 0]"].epochs == cells["[null, 0]"].asked == 0
     assert mix.missing == 0 and sum(each.asked for each in cells.values()) == pytest.approx(3e5)
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_nan_is_null_in_cells(kind):
+    values = pa.array([1.0, float("nan"), None, float("nan"), 2.5, None], kind)
+    grades = pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([values])))
+    mix = Mix.plan(pd.DataFrame({"grade": grades, "tokens": range(6)}), by="grade", tokens=10)
+    counts = {cell: (each.rows, each.tokens) for cell, each in mix.cells.items()}
+    assert counts == {"[1]": (1, 0), "[2.5]": (1, 4), "[null]": (4, 11)}
 
 
 def test_without_weights_all_cells_are_repeated_alike():

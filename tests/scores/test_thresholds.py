@@ -6,12 +6,14 @@ import pickle
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from dask.base import tokenize
 
 from gpuclassify import ApplyThresholds, Thresholds
+from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.scores.calibration import Labelled, calibrated, fit_calibration, reliability
-from gpuclassify.scores.thresholds import _fit_group
+from gpuclassify.scores.thresholds import GroupThreshold, _fit_group
 
 pytest.importorskip("sklearn")
 
@@ -320,6 +322,35 @@ def test_rows_are_kept_by_the_threshold_of_their_group(npartitions):
     assert marked["p"].dtype == np.float32
     is_unknown = (frame["score"].isna() | (frame["language"] == "xx")).to_numpy(dtype=bool)
     assert marked["p"].isna().tolist() == is_unknown.tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([2**53, 2**53 + 1, None], pa.int64()),
+        ([2**64 - 1, 2**64 - 2, None], pa.uint64()),
+        ([0.5, float("nan"), None], pa.float64()),
+        ([True, False, None], pa.bool_()),
+        (["a", "b", None], pa.string()),
+    ],
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
+)
+def test_a_first_stage_keeps_the_rows_of_a_later_one(values, kind):
+    table = pa.table({"group": pa.array(values * 2, kind), "score": [0.1, 0.3, 0.5, 0.6, 0.2, 0.4]})
+    keys = ["null" if each is None or each != each else json.dumps(each) for each in values]
+    least = dict(zip(keys, [0.2, 0.3, 0.45], strict=True))
+    groups = {
+        key: GroupThreshold(9, 9, number, [None] * 2, {}, 1.0) for key, number in least.items()
+    }
+    mapper = ApplyThresholds(Thresholds("score", "good", "recall", 0.5, groups, by="group"))
+    expected = [
+        row
+        for row, (key, score) in enumerate(zip(keys * 2, table["score"].to_pylist(), strict=True))
+        if score >= least[key]
+    ]
+    assert np.flatnonzero(mapper.chosen(table)).tolist() == expected
+    for frame in (schemas.to_pandas(table), table.to_pandas(types_mapper=pd.ArrowDtype)):
+        assert mapper(frame).index.tolist() == expected
 
 
 def test_the_mapper_is_lazy_small_and_known_by_its_thresholds(tmp_path):

@@ -344,7 +344,8 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     for line in itertools.chain.from_iterable(content.split(b"\n") for content in samples):
         with contextlib.suppress(*BROKEN_LINES):
             records.append(json.loads(line))
-    return pa.schema(list(_exact(pa.struct(schema), records, "column")))
+    exact = _exact(pa.struct(schema), records, "column")
+    return pa.schema([f.with_type(new.type) for f, new in zip(schema, exact, strict=True)])
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:

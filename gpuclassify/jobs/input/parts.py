@@ -44,6 +44,7 @@ from gpuclassify.jobs.input.schema import (
     folder_schema,
     json_schema,
     merged_schema,
+    meta_frame,
     misfits,
     missing_column,
     named_type,
@@ -189,7 +190,7 @@ class InputSchema:
 
     def meta(self) -> pd.DataFrame:
         """Return the empty frame with the dtypes of every part."""
-        return to_pandas(self.arrow.empty_table())
+        return meta_frame(self.arrow)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from gpuclassify.frames import import_cudf, inside, is_text, plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed, changed_schema, union
 from gpuclassify.jobs.output.records import JOB
+from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
@@ -27,6 +28,7 @@ from gpuclassify.stores.store import UnreadableInputError
 
 logger = logging.getLogger(__name__)
 
+NO_VALUES = {b"values": b"none"}  # metadata of a field that is text for want of any value
 MOST_FIELDS = 500  # of objects whose form can be known
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
@@ -37,8 +39,11 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
     `known` has columns that are there in any case, and types that count unless others contradict
     them. A column that is null everywhere may hold text further on, and is taken for text.
     """
-    merged = merged_schema({**counts, known: counts.get(known, 0)} if known else counts)
-    return changed_schema(merged, _nulls_as_text)
+    columns = []
+    for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
+        mark = NO_VALUES if pa.types.is_null(field.type) else None
+        columns.append(pa.field(field.name, _nulls_as_text(field.type), metadata=mark))
+    return pa.schema(columns)
 
 
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
@@ -158,7 +163,7 @@ def named_type(column: str, name: str) -> pa.DataType:
 
 def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     """Return the schema with these types for columns, which are added where it lacks them."""
-    columns = {field.name: field.type for field in schema}
+    columns = {field.name: field for field in schema}
     for name in types:
         if name not in columns:
             logger.warning(
@@ -167,7 +172,8 @@ def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
                 name,
                 nearest(name, columns),
             )
-    return pa.schema({**columns, **{name: named_type(name, kind) for name, kind in types.items()}})
+    columns |= {name: pa.field(name, named_type(name, kind)) for name, kind in types.items()}
+    return pa.schema(columns.values())
 
 
 # Columns that names of folders give, as Hive, pandas and Dask write them: ``lang=de/a.jsonl``.
@@ -256,6 +262,14 @@ def is_textless(table: pa.Table, text_fields: Iterable[str]) -> bool:
 def to_pandas(table: pa.Table) -> pd.DataFrame:
     """Convert to a pandas frame with dtypes that do not depend on which values are null."""
     return table.to_pandas(types_mapper=_pandas_dtype)
+
+
+def meta_frame(schema: pa.Schema) -> pd.DataFrame:
+    """Return the empty frame of a schema, whose `attrs` name the columns without any value."""
+    frame = to_pandas(schema.empty_table())
+    if names := [field.name for field in schema if field.metadata == NO_VALUES]:
+        frame.attrs[WITHOUT_VALUES] = names
+    return frame
 
 
 def to_frame(table: pa.Table, backend: str) -> Any:

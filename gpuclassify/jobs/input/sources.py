@@ -35,7 +35,7 @@ from gpuclassify.jobs.input.parts import (
 )
 from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.schema import is_textless, to_frame, to_pandas
+from gpuclassify.jobs.input.schema import is_textless, meta_frame, to_frame
 from gpuclassify.stores.hub import share_tokens
 from gpuclassify.stores.names import file_format, redacted
 from gpuclassify.stores.opening import open_store
@@ -83,7 +83,7 @@ class FileSource:
     @functools.cached_property
     def meta(self) -> Frame:
         """Empty frame with the dtypes of every part."""
-        return to_pandas(pa.schema([*self.input.schema.arrow, *self.lent]).empty_table())
+        return meta_frame(pa.schema([*self.input.schema.arrow, *self.lent]))
 
     def refuse_output(self, directory: Store, name: str) -> None:
         """Raise ValueError if this job or its next run would read what it writes as `name`."""

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from gpuclassify.frames import Frame, is_text, plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed, stored
 from gpuclassify.jobs.input.notes import FILE, PLACE
+from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import COMPRESSIONS, PARQUET
@@ -160,6 +161,7 @@ def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
             "twice cannot be read: rename all but one"
         )
     declared = json.loads(table.schema.metadata[b"pandas"])
+    declared.get("attributes", {}).pop(WITHOUT_VALUES, None)
     for column in declared["columns"]:
         if "<" in str(column["numpy_type"]):  # list<item: float>[pyarrow], which none can parse
             column["numpy_type"] = "object"
