@@ -196,6 +196,8 @@ class Checkpoint:
     base: Identity | None = None  # of which the model itself is a LoRA adapter
     adapter_json: str = ""  # its configuration
     is_probability: bool = False  # the only output, once a sigmoid is taken of it
+    prompt: str = ""  # put before the first text of a pair
+    max_tokens: int | None = None  # of a pair; None: the tokenizer says
 
     @property
     def output_count(self) -> int:
@@ -458,26 +460,6 @@ def _adapted_classifier(
     whole = _sequence_classifier(config | {"architectures": None}, identity, problem_type)
     base = hub.resolve(name, revision, cache_dir=cache_dir)
     return replace(whole, base=base, adapter_json=json.dumps(adapter))
-
-
-def scored_as_pairs(checkpoint: Checkpoint, cache_dir: str | None = None) -> Checkpoint:
-    """Set whether the only output becomes a score as by sentence-transformers' CrossEncoder.
-
-    The activation that its files name decides, else it is the sigmoid unless they name a
-    `ProblemType`.
-    """
-    identity, config = checkpoint.identity, checkpoint.config
-    if checkpoint.problem_type != REGRESSION or len(checkpoint.labels) != 1:
-        return checkpoint
-    saved = hub.read_json(identity, "config_sentence_transformers.json", cache_dir=cache_dir)
-    places = (saved or {}, config.get("sentence_transformers") or {})
-    named = [module["activation_fn"] for module in places if module.get("activation_fn")]
-    name = (*named, config.get("sbert_ce_default_activation_function"))[0]
-    kind = str(name or ("Identity" if config.get("problem_type") else "Sigmoid")).split(".")[-1]
-    if kind not in ("Identity", "Sigmoid"):
-        cure = f'pass problem_type="{REGRESSION}" for the output as it is'
-        raise CheckpointError(f"{identity.name} has activation {name}, which is not known: {cure}")
-    return replace(checkpoint, is_probability=kind == "Sigmoid")
 
 
 def find_tokenizer(

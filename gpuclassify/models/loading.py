@@ -123,8 +123,9 @@ def longest_input(
     if is_own:
         sizes = {} if config is None else config.to_dict()
     limits = [position_limit(sizes)[0], None if module is None else _table_limit(module)]
-    if tokenizer.model_max_length < _UNLIMITED:
-        limits.append(int(tokenizer.model_max_length))
+    stated = checkpoint.max_tokens or tokenizer.model_max_length
+    if stated < _UNLIMITED:
+        limits.append(int(stated))
     usual = sizes.get("max_position_embeddings") or (_DEFAULT_TOKENS if is_own else NO_LIMIT)
     return min((limit for limit in limits if limit), default=usual)
 
