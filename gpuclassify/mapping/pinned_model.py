@@ -21,6 +21,7 @@ from gpuclassify.models.checkpoint import (
     CheckpointError,
     OwnModule,
     check_ids,
+    checking_values,
     find_tokenizer,
     position_limit,
     read_checkpoint,
@@ -78,8 +79,9 @@ class PinnedModel:
         """Description of the model, read once from its ``config.json``."""
         while self._checkpoint is None:
             try:
-                checkpoint = self.read()
-                self.check(checkpoint)
+                with checking_values(self.repositories[0]):
+                    checkpoint = self.read()
+                    self.check(checkpoint)
             except (OSError, ValueError):
                 known = vars(self).get("identity")
                 if known is None or not known.is_directory or hub.resolve(known.name) == known:

@@ -5,13 +5,15 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
+from gpuclassify.hub import CheckpointError as CheckpointError
 from gpuclassify.hub import Identity
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
@@ -140,8 +142,19 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 }
 
 
-class CheckpointError(ValueError):
-    """Error raised when a checkpoint lacks something, or does not fit what is asked of it."""
+@contextlib.contextmanager
+def checking_values(owner: object) -> Iterator[None]:
+    """Raise CheckpointError within a ``with`` block that meets values of other types and ranges.
+
+    The files of a model can hold any JSON value in any place; each is named where it matters.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as err:
+        raise CheckpointError(
+            f"a file of {owner} holds a value of another kind than a model has there "
+            f"({type(err).__name__}: {err}): take the files from whoever made the model"
+        ) from err
 
 
 @dataclass(frozen=True)

@@ -278,9 +278,14 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
         return TokenAverage(tensors["embedding.weight"].to(dtype))
     vectors = tensors["embeddings"]
     if "mapping" in tensors:
-        vectors = vectors[tensors["mapping"].long()]
+        rows = tensors["mapping"].long()
+        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= len(vectors):
+            raise CheckpointError(
+                f"the mapping in {folder} has rows beyond those of the {len(vectors):,} embeddings"
+            )
+        vectors = vectors[rows]
     if "weights" in tensors:
-        vectors = vectors.double() * tensors["weights"][:, None]
+        vectors = vectors.double() * tensors["weights"].reshape(len(vectors), 1)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model, tokens = json.loads(backend.to_str())["model"], backend.get_vocab()
     unknown = model.get("unk_id", tokens.get(model.get("unk_token")))
@@ -295,7 +300,7 @@ def _load_dense(folder: Path) -> nn.Module:
     layer.load_state_dict(
         {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
     )
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = hub.read_json_file(folder / "config.json")
     name = config.get("activation_function", "Tanh").rpartition(".")[2]
     return nn.Sequential(layer, getattr(nn, name)())
 
@@ -410,7 +415,7 @@ def load_adapter(
             f"the adapter in {directory} has no {' and no '.join(missing)}: save it with peft's "
             "save_pretrained"
         )
-    settings = json.loads((directory / ADAPTER_CONFIG).read_text())
+    settings = hub.read_json_file(directory / ADAPTER_CONFIG)
     check_is_lora(settings, str(directory))
     expected = adapter_shapes(settings, network)
     tensors = _without_base(load_file(directory / ADAPTER_WEIGHTS, device=str(device)))

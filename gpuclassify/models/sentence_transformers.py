@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -237,7 +238,7 @@ class _Files:
         config = (self._read("config.json") or {}) if is_own else {"max_length": None}
         return sizes, SentenceModel(
             is_normalized=bool(config.get("normalize")),
-            max_tokens=config.get("max_length", _TOKENS_READ),
+            max_tokens=self._size(config, "max_length", _TOKENS_READ),
             folder=folder,
             is_model2vec=is_own,
         )
@@ -256,7 +257,13 @@ class _Files:
             )
         weights = f"{folder}/{WEIGHTS}"
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
-        return shapes["linear.weight"][0]
+        linear = shapes.get("linear.weight", ())
+        if len(linear) != 2 or not shapes.keys() <= {"linear.weight", "linear.bias"}:
+            raise CheckpointError(
+                f"{weights} of {self.identity.name} has the tensors {some_of(sorted(shapes))}: a "
+                "dense layer has linear.weight (outputs, inputs), and may have linear.bias"
+            )
+        return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
         """List kind and folder of each module; none without sentence-transformers."""
@@ -265,8 +272,9 @@ class _Files:
         if text is None:
             return []
         try:
-            modules = [(entry["type"], entry["path"]) for entry in json.loads(text)]
-        except (ValueError, TypeError, KeyError) as err:
+            entries = hub.parse_json(text, f"{_MODULES} of {name}")
+            modules = [(str(entry["type"]), str(entry["path"])) for entry in entries]
+        except (TypeError, KeyError) as err:
             raise CheckpointError(
                 f"{_MODULES} of {name} is no list of modules with a path and a type ({err!r}): "
                 "save the model again with sentence-transformers"
@@ -333,6 +341,7 @@ class _Files:
                 "them so: load the model by sentence-transformers and save it, which writes the "
                 "step into tokenizer.json"
             )
+        self._size(settings, "max_seq_length")
         return settings
 
     def _are_lower_cased(self, present: Collection[str]) -> bool:
@@ -355,13 +364,27 @@ class _Files:
                 f"{name} is a {kind} by its {_SETTINGS}: an Embedder takes a SentenceTransformer"
             )
         prompts = {key: text or "" for key, text in (config.get("prompts") or {}).items()}
+        if not all(isinstance(text, str) for text in prompts.values()):
+            raise CheckpointError(f"{_SETTINGS} of {name} has prompts that are no texts")
         default = config.get("default_prompt_name")
         if default is not None and default not in prompts:
             raise CheckpointError(
                 f"{_SETTINGS} of {name} names the default prompt {default!r}, and its prompts are "
                 f"{sorted(prompts)}: correct the file"
             )
-        return tuple(prompts.items()), default, config.get("truncate_dim")
+        return tuple(prompts.items()), default, self._size(config, "truncate_dim")
+
+    def _size(
+        self, settings: Mapping[str, Any], key: str, default: int | None = None
+    ) -> int | None:
+        """Return a size of the settings; CheckpointError unless it is null or at least 1."""
+        value = settings.get(key, default)
+        if value is not None and (type(value) is not int or value < 1):
+            raise CheckpointError(
+                f"{self.identity.name} sets {key!r} to {reprlib.repr(value)}: it must be a whole "
+                "number of at least 1, or null. Correct its file"
+            )
+        return value
 
     def _read(self, filename: str) -> dict[str, Any] | None:
         return hub.read_json(self.identity, filename, cache_dir=self.cache_dir)
