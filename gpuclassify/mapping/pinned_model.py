@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.models.adapters import ADAPTER_WEIGHTS
 from gpuclassify.models.checkpoint import (
-    ADAPTER_WEIGHTS,
     OWN_MODULE,
     STATIC,
     Checkpoint,
