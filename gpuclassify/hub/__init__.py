@@ -6,6 +6,7 @@ too. `resolve` and `resolve_file` turn it into an `Identity` once, and everythin
 fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`.
 """
 
+from gpuclassify.hub.calls import CheckpointError as CheckpointError
 from gpuclassify.hub.calls import HubUnreachableError as HubUnreachableError
 from gpuclassify.hub.calls import ModelAccessError as ModelAccessError
 from gpuclassify.hub.calls import ModelChangedError as ModelChangedError
@@ -14,8 +15,10 @@ from gpuclassify.hub.files import ModelFile as ModelFile
 from gpuclassify.hub.files import download as download
 from gpuclassify.hub.files import fetch_file as fetch_file
 from gpuclassify.hub.files import list_files as list_files
+from gpuclassify.hub.files import parse_json as parse_json
 from gpuclassify.hub.files import read_file as read_file
 from gpuclassify.hub.files import read_json as read_json
+from gpuclassify.hub.files import read_json_file as read_json_file
 from gpuclassify.hub.files import read_tensor_shapes as read_tensor_shapes
 from gpuclassify.hub.files import read_text as read_text
 from gpuclassify.hub.files import resolve_file as resolve_file

@@ -22,6 +22,10 @@ MOST_ASKED_SECONDS = 600.0  # of waiting that a server may ask for
 BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
 
 
+class CheckpointError(ValueError):
+    """Error raised when a checkpoint lacks something, or does not fit what is asked of it."""
+
+
 class ModelNotFoundError(FileNotFoundError):
     """Error of a model, revision, directory or file that does not exist."""
 

@@ -9,12 +9,14 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from gpuclassify.hub.calls import (
+    CheckpointError,
     HubUnreachableError,
     ModelChangedError,
     ModelNotFoundError,
@@ -42,6 +44,7 @@ from gpuclassify.workers.secrets import token_for
 Result = TypeVar("Result")
 
 DEEPEST = 100  # levels of a JSON file; code that copies it would end at 1,000
+MOST_TEXT_BYTES = 2**26  # of a text file; tokenizers of 256,000 tokens have half as many
 INDEX = "model.safetensors.index.json"
 USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
 _DIGESTED_BYTES = 65_536  # of a file's beginning
@@ -77,12 +80,7 @@ def read_text(
 ) -> str | None:
     """Read a text file of a model, with line ends as ``\\n``; None if it has no such file."""
     path = _local_or_fetched(identity, filename, cache_dir)
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as err:
-        raise ValueError(f"{filename} of {identity.name} is not UTF-8 text: {err}") from err
+    return None if path is None else _text_of(path, f"{filename} of {identity.name}")
 
 
 def read_json(
@@ -90,22 +88,61 @@ def read_json(
 ) -> dict[str, Any] | None:
     """Read a JSON object of a model, its keys in the file's order; None if it has no such file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
-    if text is None:
-        return None
+    return None if text is None else _object_in(text, f"{filename} of {identity.name}")
+
+
+def read_json_file(path: Path) -> dict[str, Any]:
+    """Read a JSON object in a model's directory, its keys in the file's order."""
+    return _object_in(_text_of(path, str(path)), str(path))
+
+
+def parse_json(text: str, owner: str) -> Any:
+    """Parse a JSON text of somebody else, whose file `owner` names.
+
+    CheckpointError unless it is JSON of at most `DEEPEST` levels, and float64 holds its numbers.
+    NaN and Infinity are accepted, because transformers writes them.
+    """
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_whole, parse_float=_float)
         is_deep = _is_deep(content)
-    except ValueError as err:
-        raise ValueError(f"{filename} of {identity.name} is not valid JSON: {err}") from err
     except RecursionError:
         is_deep = True
+    except ValueError as err:
+        raise CheckpointError(f"{owner} is not valid JSON: {err}") from err
     if is_deep:
-        raise ValueError(f"{filename} of {identity.name} is nested deeper than {DEEPEST} levels")
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{filename} of {identity.name} holds a JSON {type(content).__name__}, not an object"
-        )
+        raise CheckpointError(f"{owner} is nested deeper than {DEEPEST} levels")
     return content
+
+
+def _object_in(text: str, owner: str) -> dict[str, Any]:
+    content = parse_json(text, owner)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{owner} holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def _text_of(path: Path, owner: str) -> str:
+    """Read a file; CheckpointError if it is too large, or no UTF-8 text."""
+    if (size := path.stat().st_size) > MOST_TEXT_BYTES:
+        raise CheckpointError(
+            f"{owner} has {size:,} bytes, and at most {MOST_TEXT_BYTES:,} are read: take the file "
+            "from whoever made the model"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise CheckpointError(f"{owner} is not UTF-8 text: {err}") from err
+
+
+def _whole(text: str) -> int:
+    _float(text)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"the number {text[:20]}... is beyond those of float64")
+    return value
 
 
 def _is_deep(content: object) -> bool:
@@ -167,7 +204,7 @@ def download(
 def _with_own_weights(folder: Path, name: str) -> Path:
     """Return the folder, unless its index names files outside of it, which a loader would read."""
     if is_file(folder / INDEX):
-        _weight_map_of(json.loads((folder / INDEX).read_text(encoding="utf-8")), name)
+        _weight_map_of(read_json_file(folder / INDEX), name)
     return folder
 
 
@@ -178,8 +215,7 @@ def weights_paths(folder: Path) -> dict[Path, bool]:
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        names = set(_weight_map_of(index, str(folder)).values())
+        names = set(_weight_map_of(read_json_file(folder / INDEX), str(folder)).values())
     blobs = {folder / name: (folder / name).resolve() for name in sorted(names)}
     return {path: p.parent.name == "blobs" and p.name != path.name for path, p in blobs.items()}
 
@@ -221,7 +257,7 @@ def read_tensor_shapes(
     for shard in shards:
         shapes.update(_shapes_of_file(identity, shard, cache_dir))
     if lost := sorted(set(weight_map) - set(shapes)):
-        raise ValueError(
+        raise CheckpointError(
             f"{INDEX} of {identity.name} names {len(lost)} tensors that its files lack: {lost[:5]}"
         )
     return shapes
@@ -246,7 +282,7 @@ def _local_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with path.open("rb") as file:
             is_pointer = file.read(8) == b"version "
         cure = "; it is a Git LFS pointer: run `git lfs pull` in its directory"
-        raise ValueError(
+        raise CheckpointError(
             f"{path} is a truncated or corrupt safetensors file: {err}{cure if is_pointer else ''}"
         ) from err
 
@@ -271,7 +307,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
     header = ask_model(name, revision, read_header)
     if header is None:
-        raise ValueError(
+        raise CheckpointError(
             f"{filename} of {name} at {revision} has a truncated or corrupt safetensors header; "
             "its author has to upload it again"
         )
@@ -397,19 +433,19 @@ def _weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
     """Return the file by tensor of a sharded checkpoint; no file name may leave the model."""
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
-        raise ValueError(f"{INDEX} of {name} has no weight_map")
+        raise CheckpointError(f"{INDEX} of {name} has no weight_map")
     for file in files.values():
         check_inside(f"{INDEX} of {name}", file)
         if not str(file).endswith(".safetensors"):
-            raise ValueError(f"{INDEX} of {name} names {file!r}, not one of its weight files")
+            raise CheckpointError(f"{INDEX} of {name} names {file!r}, not one of its weight files")
     return files
 
 
 def check_inside(owner: str, filename: object) -> None:
-    """Raise ValueError if a file that a model's file names is outside of the model."""
+    """Raise CheckpointError if a file that a model's file names is outside of the model."""
     path = PurePosixPath(str(filename))
     if path.is_absolute() or ".." in path.parts:
-        raise ValueError(
+        raise CheckpointError(
             f"{owner} names {filename!r}, which is not inside of the model: nothing is "
             "read there. Take the model from whoever made it, or correct the file"
         )

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.models.adapters import ADAPTER_WEIGHTS
 from gpuclassify.models.checkpoint import (
-    ADAPTER_WEIGHTS,
     OWN_MODULE,
     STATIC,
     Checkpoint,
     CheckpointError,
     OwnModule,
     check_ids,
+    checking_values,
     find_tokenizer,
     position_limit,
     read_checkpoint,
-    scored_as_pairs,
 )
+from gpuclassify.models.sentence_transformers import as_cross_encoder
 from gpuclassify.models.tensors import check_headers, known_shapes
 from gpuclassify.settings.paths import exists
 
@@ -78,8 +79,9 @@ class PinnedModel:
         """Description of the model, read once from its ``config.json``."""
         while self._checkpoint is None:
             try:
-                checkpoint = self.read()
-                self.check(checkpoint)
+                with checking_values(self.repositories[0]):
+                    checkpoint = self.read()
+                    self.check(checkpoint)
             except (OSError, ValueError):
                 known = vars(self).get("identity")
                 if known is None or not known.is_directory or hub.resolve(known.name) == known:
@@ -113,13 +115,26 @@ class PinnedModel:
 
     @property
     def prompt(self) -> str:
-        """Text put before every text that the model reads."""
-        return ""
+        """Text put before every text that the model reads, of a pair before the first one."""
+        return self.checkpoint.prompt if self.options.pairing is not None else ""
+
+    @property
+    def pairing(self) -> tuple[str | None, str] | None:
+        """The options' `pairing`, with the prompt before the query."""
+        pairing = self.options.pairing
+        if pairing is None or pairing[0] is None:
+            return pairing
+        query, truncation = pairing
+        return self.prompt + query, truncation
 
     def prompted(self, texts: list[Any]) -> list[Any]:
-        """Return the texts with the prompt before each."""
-        prompt = self.prompt
-        return [prompt + text for text in texts] if prompt else texts
+        """Return the texts with the prompt before each; `pairing` has that of a query."""
+        prompt, pairing = self.prompt, self.options.pairing
+        if not prompt or (pairing is not None and pairing[0] is not None):
+            return texts
+        if pairing is not None:
+            return [(prompt + first, second) for first, second in texts]
+        return [prompt + text for text in texts]
 
     def read(self) -> Checkpoint:
         """Read the checkpoint's configuration; no weights."""
@@ -133,8 +148,9 @@ class PinnedModel:
         )
         if self.has_own_module and self.has_own_columns:
             checkpoint = replace(checkpoint, labels=())
-        if options.pairing is not None and options.declared.get("problem_type") is None:
-            checkpoint = scored_as_pairs(checkpoint, options.cache_dir)
+        if options.pairing is not None:
+            is_declared = options.declared.get("problem_type") is not None
+            checkpoint = as_cross_encoder(checkpoint, not is_declared, options.cache_dir)
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:

@@ -323,7 +323,7 @@ class EncoderRunner(NetworkRunner):
         options = self.options
         length = options.max_seq_length or model.max_tokens
         cut = {"overlap": options.overlap_of(length), "end_chars": options.chars_of_ends}
-        how = {"counts_rest": options.seen_field is not None, "pairing": options.pairing}
+        how = {"counts_rest": options.seen_field is not None, "pairing": self.model.pairing}
         return model.text_tokenizer(length, **how, **cut)
 
     @property

@@ -5,14 +5,22 @@ Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
+from gpuclassify.hub import CheckpointError as CheckpointError
 from gpuclassify.hub import Identity
+from gpuclassify.models.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LAST_LAYER,
+    check_is_lora,
+)
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import REGRESSION, SINGLE_LABEL
 
@@ -28,34 +36,6 @@ OWN_MODULE = "own_module"  # one that the mapper builds
 EMBEDDING = "embedding"  # a backbone alone, whose tokens are pooled
 STATIC = "static"  # a vector for each token, of which those of a text are averaged
 FIRST_TOKEN_LEVELS = "first_token_levels"  # ``deberta.`` and several ``heads.`` that tell levels
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# The fields of peft's LoraConfig that do nothing to an adapter that is trained,
-LORA_WITHOUT_EFFECT = {
-    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
-    *("revision", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size"),
-    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
-    "runtime_config",
-}
-# those that peft applies to what it loads,
-LORA_APPLIED = {
-    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias"),
-    *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "bias"),
-    *("layers_pattern", "layer_replication", "modules_to_save", "trainable_token_indices"),
-    *("fan_in_fan_out", "ensure_weight_tying", "use_bdlora", "kasa_config", "init_lora_weights"),
-}
-# and those that are refused, each with its reason and cure.
-_PLAIN = "train a plain LoRA adapter, or take the plain one if its publisher has both"
-_MERGED = "merge it by peft's merge_and_unload, and pass the saved model"
-LORA_REFUSED = {
-    "alora_invocation_tokens": f"it would work from these tokens on alone: {_PLAIN}",
-    "arrow_config": f"it chooses among several adapters: {_PLAIN}",
-    "megatron_config": f"it is for layers of Megatron: {_PLAIN}",
-    "monteclora_config": f"it has tensors of its training: {_MERGED}",
-    "use_qalora": f"it is for weights that GPTQ quantised: {_PLAIN}",
-}
-# How an adapter may have started with the base model's weights as they are.
-_PLAIN_STARTS = {"true", "false", "gaussian", "eva", "orthogonal", "mica"}
 CELADON, CELADON_AXES = (
     "MultiHeadDebertaForSequenceClassification",  # a class in the repository
     ("race_origin", "gender_sex", "religion", "ability", "violence"),
@@ -140,8 +120,19 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 }
 
 
-class CheckpointError(ValueError):
-    """Error raised when a checkpoint lacks something, or does not fit what is asked of it."""
+@contextlib.contextmanager
+def checking_values(owner: object) -> Iterator[None]:
+    """Raise CheckpointError within a ``with`` block that meets values of other types and ranges.
+
+    The files of a model can hold any JSON value in any place; each is named where it matters.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as err:
+        raise CheckpointError(
+            f"a file of {owner} holds a value of another kind than a model has there "
+            f"({type(err).__name__}: {err}): take the files from whoever made the model"
+        ) from err
 
 
 @dataclass(frozen=True)
@@ -196,6 +187,8 @@ class Checkpoint:
     base: Identity | None = None  # of which the model itself is a LoRA adapter
     adapter_json: str = ""  # its configuration
     is_probability: bool = False  # the only output, once a sigmoid is taken of it
+    prompt: str = ""  # put before the first text of a pair
+    max_tokens: int | None = None  # of a pair; None: the tokenizer says
 
     @property
     def output_count(self) -> int:
@@ -442,43 +435,23 @@ def _adapted_classifier(
     """Describe a LoRA adapter with a head for texts, on `base_model` or the one that it names."""
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
-    # Of tensors that are no low-rank update, the last layer is the one that narrows most.
-    outputs = [of[0] for name, of in shapes.items() if len(of) == 2 and "lora_" not in name]
-    if adapter.get("task_type") != "SEQ_CLS" or not outputs:
+    outputs = {of[0] for name, of in shapes.items() if len(of) == 2 and LAST_LAYER.search(name)}
+    if adapter.get("task_type") != "SEQ_CLS" or len(outputs) != 1:
         raise CheckpointError(
             f"the adapter {identity.name} has task_type {adapter.get('task_type')!r} and "
-            f"{len(outputs)} whole layers: a classifier's has 'SEQ_CLS' and its last layer. "
-            "PromptClassifier takes a decoder's as adapter="
+            f"{len(outputs)} last layers: a classifier's has 'SEQ_CLS' and one such as "
+            "classifier.weight or score.weight. PromptClassifier takes a decoder's as adapter="
         )
+    (count,) = outputs
     name = base_model or adapter.get("base_model_name_or_path") or ""
     has_revision = base_model is None and not hub.is_directory_name(name)
     revision = adapter.get("revision") if has_revision else None
     config = read_backbone(name, cache_dir=cache_dir, revision=revision)
-    if len(config.get("id2label") or ()) != min(outputs):
-        config |= {"id2label": None, "label2id": None, "num_labels": min(outputs)}
+    if len(config.get("id2label") or ()) != count:
+        config |= {"id2label": None, "label2id": None, "num_labels": count}
     whole = _sequence_classifier(config | {"architectures": None}, identity, problem_type)
     base = hub.resolve(name, revision, cache_dir=cache_dir)
     return replace(whole, base=base, adapter_json=json.dumps(adapter))
-
-
-def scored_as_pairs(checkpoint: Checkpoint, cache_dir: str | None = None) -> Checkpoint:
-    """Set whether the only output becomes a score as by sentence-transformers' CrossEncoder.
-
-    The activation that its files name decides, else it is the sigmoid unless they name a
-    `ProblemType`.
-    """
-    identity, config = checkpoint.identity, checkpoint.config
-    if checkpoint.problem_type != REGRESSION or len(checkpoint.labels) != 1:
-        return checkpoint
-    saved = hub.read_json(identity, "config_sentence_transformers.json", cache_dir=cache_dir)
-    places = (saved or {}, config.get("sentence_transformers") or {})
-    named = [module["activation_fn"] for module in places if module.get("activation_fn")]
-    name = (*named, config.get("sbert_ce_default_activation_function"))[0]
-    kind = str(name or ("Identity" if config.get("problem_type") else "Sigmoid")).split(".")[-1]
-    if kind not in ("Identity", "Sigmoid"):
-        cure = f'pass problem_type="{REGRESSION}" for the output as it is'
-        raise CheckpointError(f"{identity.name} has activation {name}, which is not known: {cure}")
-    return replace(checkpoint, is_probability=kind == "Sigmoid")
 
 
 def find_tokenizer(
@@ -654,28 +627,3 @@ def some_of(names: Sequence[str], most: int = 8) -> str:
     """List the first of the names in words, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless it configures a low-rank adapter that is applied whole."""
-    peft_type = settings.get("peft_type")
-    if peft_type != "LORA":
-        raise CheckpointError(
-            f"the adapter {name} has peft_type {peft_type!r}, and only 'LORA' is known: "
-            "name a LoRA adapter"
-        )
-    for field, value in settings.items():
-        values = value.values() if isinstance(value, dict) else [value]
-        if field not in LORA_WITHOUT_EFFECT | LORA_APPLIED and any(values):
-            unknown = "it is not known here: upgrade gpuclassify, or remove it if it has no effect"
-            raise CheckpointError(
-                f"the adapter {name} has {field}={value!r}, which is not applied, because "
-                f"{LORA_REFUSED.get(field, unknown)}"
-            )
-    start = settings.get("init_lora_weights", True)
-    if str(start).lower() not in _PLAIN_STARTS:
-        raise CheckpointError(
-            f"the adapter {name} has init_lora_weights={start!r}, which changed the weights that "
-            "it was trained on, and is no adapter of those of the base model: save it anew where "
-            "it was trained, by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import threading
 import warnings
@@ -22,12 +23,16 @@ from torch import nn
 
 from gpuclassify import hub
 from gpuclassify.hub import Identity
-from gpuclassify.models.checkpoint import (
+from gpuclassify.models.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    LORA_APPLIED,
+    check_is_lora,
+    without_expressions,
+)
+from gpuclassify.models.checkpoint import (
     EMBEDDING,
     FIRST_TOKEN_LEVELS,
-    LORA_APPLIED,
     OWN_MODULE,
     POOLED_HEADS,
     SEQUENCE_CLASSIFICATION,
@@ -36,7 +41,6 @@ from gpuclassify.models.checkpoint import (
     Checkpoint,
     CheckpointError,
     OwnModule,
-    check_is_lora,
     position_limit,
 )
 from gpuclassify.models.networks import (
@@ -123,8 +127,9 @@ def longest_input(
     if is_own:
         sizes = {} if config is None else config.to_dict()
     limits = [position_limit(sizes)[0], None if module is None else _table_limit(module)]
-    if tokenizer.model_max_length < _UNLIMITED:
-        limits.append(int(tokenizer.model_max_length))
+    stated = checkpoint.max_tokens or tokenizer.model_max_length
+    if stated < _UNLIMITED:
+        limits.append(int(stated))
     usual = sizes.get("max_position_embeddings") or (_DEFAULT_TOKENS if is_own else NO_LIMIT)
     return min((limit for limit in limits if limit), default=usual)
 
@@ -277,9 +282,14 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
         return TokenAverage(tensors["embedding.weight"].to(dtype))
     vectors = tensors["embeddings"]
     if "mapping" in tensors:
-        vectors = vectors[tensors["mapping"].long()]
+        rows = tensors["mapping"].long()
+        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= len(vectors):
+            raise CheckpointError(
+                f"the mapping in {folder} has rows beyond those of the {len(vectors):,} embeddings"
+            )
+        vectors = vectors[rows]
     if "weights" in tensors:
-        vectors = vectors.double() * tensors["weights"][:, None]
+        vectors = vectors.double() * tensors["weights"].reshape(len(vectors), 1)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model, tokens = json.loads(backend.to_str())["model"], backend.get_vocab()
     unknown = model.get("unk_id", tokens.get(model.get("unk_token")))
@@ -294,7 +304,7 @@ def _load_dense(folder: Path) -> nn.Module:
     layer.load_state_dict(
         {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
     )
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = hub.read_json_file(folder / "config.json")
     name = config.get("activation_function", "Tanh").rpartition(".")[2]
     return nn.Sequential(layer, getattr(nn, name)())
 
@@ -379,18 +389,21 @@ def check_adapter(
     CheckpointError names the tensors that are missing, unknown or of another shape.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
-    expected = adapter_shapes(json.loads(checkpoint.adapter_json), network)
+    expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
     compare_shapes(f"{adapter.name} for {checkpoint.base}", shapes, expected)
 
 
-def adapter_shapes(settings: Mapping[str, Any], network: PreTrainedModel) -> Shapes:
-    """Return names and shapes of an adapter's tensors for a network without memory."""
+def adapter_shapes(
+    settings: Mapping[str, Any], network: PreTrainedModel, owner: str = ""
+) -> Shapes:
+    """Return names and shapes of an adapter's tensors; the network without memory is changed."""
     peft = import_peft()
     try:
+        config = _lora_config(settings, network)
         with torch.device("meta"):
-            adapted = peft.PeftModel(network, _lora_config(settings))
-    except ValueError as err:
-        raise CheckpointError(f"the adapter does not fit the model: {err}") from err
+            adapted = peft.PeftModel(network, config)
+    except Exception as err:  # whatever peft and torch raise for settings that fit no network
+        raise CheckpointError(f"the adapter {owner} does not fit the model: {err}") from err
     # The embeddings that peft adds to a saved adapter of the last layer are the model's own.
     return shapes_of(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
 
@@ -409,12 +422,13 @@ def load_adapter(
             f"the adapter in {directory} has no {' and no '.join(missing)}: save it with peft's "
             "save_pretrained"
         )
-    settings = json.loads((directory / ADAPTER_CONFIG).read_text())
+    settings = hub.read_json_file(directory / ADAPTER_CONFIG)
     check_is_lora(settings, str(directory))
-    expected = adapter_shapes(settings, network)
+    config = _lora_config(settings, network)
+    expected = adapter_shapes(settings, network, str(directory))
     tensors = _without_base(load_file(directory / ADAPTER_WEIGHTS, device=str(device)))
     compare_shapes(str(directory), shapes_of(tensors), expected)
-    return _lora_config(settings), tensors
+    return config, tensors
 
 
 def import_peft() -> ModuleType:
@@ -429,7 +443,10 @@ def import_peft() -> ModuleType:
     return peft
 
 
-def _lora_config(settings: Mapping[str, Any]) -> Any:
+def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
+    """Return peft's configuration for a network that has no adapter yet."""
+    names = itertools.chain(network.named_modules(), network.named_parameters())
+    settings = without_expressions(settings, (name for name, _ in names))
     # Some ways to initialise an adapter would change the weights below it.
     fixed = {"inference_mode": True, "init_lora_weights": False}
     peft = import_peft()

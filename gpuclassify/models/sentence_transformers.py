@@ -1,4 +1,4 @@
-"""Description of an embedder by the files of sentence-transformers and model2vec. No torch.
+"""Descriptions of models by the files of sentence-transformers and model2vec. No torch.
 
 They are ``modules.json`` (what runs after what), ``config.json`` in the pooling module's folder,
 ``sentence_bert_config.json`` (how texts are tokenized) and ``config_sentence_transformers.json``
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import (
     EMBEDDING,
+    SEQUENCE_CLASSIFICATION,
     STATIC,
     Checkpoint,
     CheckpointError,
@@ -25,6 +27,7 @@ from gpuclassify.models.checkpoint import (
     is_model2vec,
     some_of,
 )
+from gpuclassify.settings.options import REGRESSION
 
 _POOLING_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 # How older releases spell them: one flag a mode.
@@ -36,16 +39,25 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# What may follow what; a model begins with what follows None.
-_FOLLOWS: dict[str | None, set[str]] = {
-    None: {"Transformer", "StaticEmbedding"},
-    "Transformer": {"Pooling"},
-    "Normalize": set(),
-} | {kind: {"Dense", "Normalize"} for kind in ("Pooling", "StaticEmbedding", "Dense")}
+_SENTENCE, _PAIRS = "SentenceTransformer", "CrossEncoder"  # types of models
+# The modules that may follow each module, by type of model; None stands for the beginning.
+_FOLLOWS: dict[str, dict[str | None, set[str]]] = {
+    _PAIRS: {None: {"Transformer"}, "Transformer": set()},
+    _SENTENCE: {
+        None: {"Transformer", "StaticEmbedding"},
+        "Transformer": {"Pooling"},
+        "Normalize": set(),
+        **{kind: {"Dense", "Normalize"} for kind in ("Pooling", "StaticEmbedding", "Dense")},
+    },
+}
+_RUNS = {
+    _PAIRS: "one Transformer",
+    _SENTENCE: "Transformer, then Pooling, or StaticEmbedding, then Dense, then Normalize",
+}
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 _TOKENS_READ = 512  # by model2vec, unless the model says otherwise
 _MODULES = "modules.json"
-_PROMPTS = "config_sentence_transformers.json"
+_SETTINGS = "config_sentence_transformers.json"
 # The first that is there counts; newer releases write the first name whatever the architecture.
 _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
@@ -57,11 +69,17 @@ _HARMLESS = {"max_seq_length", "do_lower_case", "unpad_inputs"}
 _HARMLESS |= {"query_length", "document_length", "query_expansion"}
 _HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
 _HARMLESS_ARGUMENTS |= {"trust_remote_code"}
-# Other settings, and the value that each must have if it is there.
+# Other settings by type of model, and the value that each must have if it is there.
 _PLAIN = {
-    "transformer_task": "feature-extraction",
-    "module_output_name": "token_embeddings",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    model_type: {
+        "transformer_task": task,
+        "module_output_name": output,
+        "modality_config": {"text": {"method": "forward", "method_output_name": method_output}},
+    }
+    for model_type, task, output, method_output in (
+        (_SENTENCE, "feature-extraction", "token_embeddings", "last_hidden_state"),
+        (_PAIRS, "sequence-classification", "scores", "logits"),
+    )
 }
 _ELSEWHERE = "use sentence-transformers for this model"
 
@@ -113,12 +131,72 @@ def read_embedding_checkpoint(
     return Checkpoint(identity, layout, (), EMBEDDING, json.dumps(config), sentence=sentence)
 
 
+def as_cross_encoder(
+    checkpoint: Checkpoint, has_activation: bool = True, cache_dir: str | None = None
+) -> Checkpoint:
+    """Return a classifier of pairs with the settings that ``CrossEncoder.predict`` applies.
+
+    They are the default prompt, the length, and, if it `has_activation`, the sigmoid of an only
+    output. As in sentence-transformers, a model without ``modules.json`` has plain transformers'
+    files, in which ``config.json`` may name the activation. CheckpointError names what would give
+    other scores here than there.
+    """
+    files = _Files(checkpoint.identity, cache_dir, _PAIRS)
+    saved: dict[str, Any] = {}
+    if checkpoint.layout == SEQUENCE_CLASSIFICATION and files.are_of_type:
+        files.modules()
+        saved, (prompts, default_prompt, _) = files.settings(), files.prompts()
+        checkpoint = replace(
+            checkpoint,
+            prompt=SentenceModel(prompts=prompts, default_prompt=default_prompt).prompt(),
+            max_tokens=files.transformer_settings().get("max_seq_length"),
+        )
+    is_one = checkpoint.problem_type == REGRESSION and len(checkpoint.labels) == 1
+    if not (has_activation and is_one):
+        return checkpoint
+    return replace(checkpoint, is_probability=_has_sigmoid(checkpoint, saved))
+
+
+def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
+    """Tell whether CrossEncoder takes the sigmoid of an only output.
+
+    The activation that the files name decides, else it is the sigmoid unless they name a
+    `ProblemType`.
+    """
+    config = checkpoint.config
+    places = (saved, config.get("sentence_transformers") or {})
+    named = [module["activation_fn"] for module in places if module.get("activation_fn")]
+    name = (*named, config.get("sbert_ce_default_activation_function"))[0]
+    if name is None:
+        return not config.get("problem_type")
+    library, _, kind = str(name).rpartition(".")
+    if kind not in ("Identity", "Sigmoid") or not f"{library}.".startswith("torch.nn."):
+        raise CheckpointError(
+            f"{checkpoint.identity.name} has activation {name}, which is neither torch.nn.Identity "
+            f'nor torch.nn.Sigmoid: pass problem_type="{REGRESSION}" for the output as it is, or '
+            "save the model with one of the two as activation_fn"
+        )
+    return kind == "Sigmoid"
+
+
 @dataclass(frozen=True)
 class _Files:
     """Files of one model, as far as it has them, each read and checked."""
 
     identity: Identity
     cache_dir: str | None
+    model_type: str = _SENTENCE
+
+    @property
+    def are_of_type(self) -> bool:
+        """Whether sentence-transformers saved the model as one of this type."""
+        if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
+            return False
+        return self.settings().get("model_type", _SENTENCE) == self.model_type
+
+    def settings(self) -> dict[str, Any]:
+        """Read the settings of the whole model."""
+        return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
         """Read the network's ``config.json``."""
@@ -160,7 +238,7 @@ class _Files:
         config = (self._read("config.json") or {}) if is_own else {"max_length": None}
         return sizes, SentenceModel(
             is_normalized=bool(config.get("normalize")),
-            max_tokens=config.get("max_length", _TOKENS_READ),
+            max_tokens=self._size(config, "max_length", _TOKENS_READ),
             folder=folder,
             is_model2vec=is_own,
         )
@@ -179,7 +257,13 @@ class _Files:
             )
         weights = f"{folder}/{WEIGHTS}"
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
-        return shapes["linear.weight"][0]
+        linear = shapes.get("linear.weight", ())
+        if len(linear) != 2 or not shapes.keys() <= {"linear.weight", "linear.bias"}:
+            raise CheckpointError(
+                f"{weights} of {self.identity.name} has the tensors {some_of(sorted(shapes))}: a "
+                "dense layer has linear.weight (outputs, inputs), and may have linear.bias"
+            )
+        return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
         """List kind and folder of each module; none without sentence-transformers."""
@@ -188,8 +272,9 @@ class _Files:
         if text is None:
             return []
         try:
-            modules = [(entry["type"], entry["path"]) for entry in json.loads(text)]
-        except (ValueError, TypeError, KeyError) as err:
+            entries = hub.parse_json(text, f"{_MODULES} of {name}")
+            modules = [(str(entry["type"]), str(entry["path"])) for entry in entries]
+        except (TypeError, KeyError) as err:
             raise CheckpointError(
                 f"{_MODULES} of {name} is no list of modules with a path and a type ({err!r}): "
                 "save the model again with sentence-transformers"
@@ -198,15 +283,15 @@ class _Files:
             (kind.rpartition(".")[2], "" if at == "." else at) for kind, at in modules
         ]
         kinds = [None, *(kind for kind, _ in folder_of_module)]
+        follows = _FOLLOWS[self.model_type]
         for place, (before, kind) in enumerate(itertools.pairwise(kinds)):
             full = modules[place][0]
-            if not full.startswith("sentence_transformers.") or kind not in _FOLLOWS[before]:
+            if not full.startswith("sentence_transformers.") or kind not in follows[before]:
                 raise CheckpointError(
                     f"{_MODULES} of {name} has {full} in place {place}, and this package runs "
-                    "Transformer, then Pooling, or StaticEmbedding, then Dense, then Normalize: "
-                    f"{_ELSEWHERE}"
+                    f"{_RUNS[self.model_type]}: {_ELSEWHERE}"
                 )
-        if kinds[-1] == "Transformer":
+        if kinds[-1] == "Transformer" and self.model_type == _SENTENCE:
             raise CheckpointError(
                 f"{_MODULES} of {name} has no Pooling: add one, or remove the file"
             )
@@ -245,35 +330,61 @@ class _Files:
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
         settings = (self._read(filename) or {}) if filename else {}
         for key, value in settings.items():
-            if not _is_plain(key, value):
+            if not _is_plain(key, value, self.model_type):
                 raise CheckpointError(
                     f"{filename} of {name} sets {key!r} to {value!r}, which this package does not "
                     f"do: {_ELSEWHERE}"
                 )
-        tokenizer = self._read("tokenizer_config.json") or {}
-        if settings.get("do_lower_case") and tokenizer.get("do_lower_case") is not True:
+        if settings.get("do_lower_case") and not self._are_lower_cased(present):
             raise CheckpointError(
-                f"{filename} of {name} asks for lower-case texts, and its tokenizer_config.json "
-                "does not: set do_lower_case in both, or lower the column"
+                f"{filename} of {name} asks for lower-case texts, and its tokenizer does not make "
+                "them so: load the model by sentence-transformers and save it, which writes the "
+                "step into tokenizer.json"
             )
+        self._size(settings, "max_seq_length")
         return settings
+
+    def _are_lower_cased(self, present: Collection[str]) -> bool:
+        """Tell whether the tokenizer converts texts to lower case.
+
+        If there is a ``tokenizer.json``, its normalizer decides; ``do_lower_case`` of
+        ``tokenizer_config.json`` has an effect on a WordPiece vocabulary alone.
+        """
+        if "tokenizer.json" in present:
+            return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
+        config = self._read("tokenizer_config.json") or {}
+        return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
         """Read name and text of each prompt, the default one's name, and the cut of embeddings."""
-        config, name = self._read(_PROMPTS) or {}, self.identity.name
-        kind = config.get("model_type", "SentenceTransformer")
-        if kind != "SentenceTransformer":
+        config, name = self.settings(), self.identity.name
+        kind = config.get("model_type", _SENTENCE)
+        if kind != self.model_type:
             raise CheckpointError(
-                f"{name} is a {kind} by its {_PROMPTS}: an Embedder takes a SentenceTransformer"
+                f"{name} is a {kind} by its {_SETTINGS}: an Embedder takes a SentenceTransformer"
             )
         prompts = {key: text or "" for key, text in (config.get("prompts") or {}).items()}
+        if not all(isinstance(text, str) for text in prompts.values()):
+            raise CheckpointError(f"{_SETTINGS} of {name} has prompts that are no texts")
         default = config.get("default_prompt_name")
         if default is not None and default not in prompts:
             raise CheckpointError(
-                f"{_PROMPTS} of {name} names the default prompt {default!r}, and its prompts are "
+                f"{_SETTINGS} of {name} names the default prompt {default!r}, and its prompts are "
                 f"{sorted(prompts)}: correct the file"
             )
-        return tuple(prompts.items()), default, config.get("truncate_dim")
+        return tuple(prompts.items()), default, self._size(config, "truncate_dim")
+
+    def _size(
+        self, settings: Mapping[str, Any], key: str, default: int | None = None
+    ) -> int | None:
+        """Return a size of the settings; CheckpointError unless it is null or at least 1."""
+        value = settings.get(key, default)
+        if value is not None and (type(value) is not int or value < 1):
+            raise CheckpointError(
+                f"{self.identity.name} sets {key!r} to {reprlib.repr(value)}: it must be a whole "
+                "number of at least 1, or null. Correct its file"
+            )
+        return value
 
     def _read(self, filename: str) -> dict[str, Any] | None:
         return hub.read_json(self.identity, filename, cache_dir=self.cache_dir)
@@ -297,9 +408,18 @@ def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name:
     return _POOLING_NAMES[modes[0]]
 
 
-def _is_plain(name: str, value: Any) -> bool:
+def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
+    """Tell whether a normalizer of ``tokenizer.json`` converts texts to lower case."""
+    normalizer = normalizer or {}
+    kind = normalizer.get("type")
+    if kind == "Sequence":
+        return any(map(_lowers, normalizer["normalizers"]))
+    return kind == "Lowercase" or (kind == "BertNormalizer" and bool(normalizer.get("lowercase")))
+
+
+def _is_plain(name: str, value: Any, model_type: str) -> bool:
     """Tell whether a setting of the Transformer module is one that changes nothing."""
-    if name in _HARMLESS or value is None or value == _PLAIN.get(name):
+    if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)
     return is_arguments and set(value) <= _HARMLESS_ARGUMENTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from gpuclassify import hub
 from gpuclassify.inference.device import to_device
 from gpuclassify.models.checkpoint import CheckpointError, network_sizes
 from gpuclassify.models.loading import (
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Thing = TypeVar("Thing")
+
+_GENERATION = "generation_config.json"
 
 
 class Decoder:
@@ -244,15 +246,24 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
 
     CheckpointError says which tensors or files are missing or of another shape.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
 
     owner = str(directory)
-    sizes = network_sizes(json.loads((directory / "config.json").read_text()), owner)
+    files = {"config.json": hub.read_json_file(directory / "config.json")}
+    if exists(directory / _GENERATION):
+        files[_GENERATION] = hub.read_json_file(directory / _GENERATION)
+    for file, content in files.items():
+        ids = content.get("eos_token_id")
+        if not all(
+            one is None or isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids])
+        ):
+            raise CheckpointError(f"{file} of {owner} has eos_token_id {ids!r}: ids are integers")
+    sizes = network_sizes(files["config.json"], owner)
     check_is_decoder(sizes, owner)
     tokenizer = read_tokenizer(owner, directory)
     with building_lock, quiet_transformers():
         config = network_config(sizes, owner)
         model = pretrained(AutoModelForCausalLM, owner, directory, dtype, config)
-        if exists(directory / "generation_config.json"):
-            model.generation_config = GenerationConfig.from_pretrained(directory)
+        if _GENERATION in files:
+            model.generation_config.eos_token_id = files[_GENERATION].get("eos_token_id")
     return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)

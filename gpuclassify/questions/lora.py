@@ -16,12 +16,10 @@ from gpuclassify import hub
 from gpuclassify.hub import Identity
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_is_lora
 from gpuclassify.models.checkpoint import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
     Checkpoint,
     CheckpointError,
-    check_is_lora,
     network_sizes,
     read_required_json,
 )

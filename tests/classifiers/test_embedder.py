@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from tokenizers import Tokenizer, normalizers
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedTokenizerFast
 
 from gpuclassify import Embedder, Head, HeadClassifier
 from gpuclassify.frames import pandas as pandas_frames
@@ -23,9 +24,10 @@ from gpuclassify.mapping.columns import list_sizes
 from gpuclassify.models.checkpoint import CheckpointError
 from tests.loaders import LOADERS
 from tests.models.test_loading import rewrite
+from tests.models.test_sentence_transformers import edit
 from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
-from tests.sentence_oracle import encoded, save_sentence_model
+from tests.sentence_oracle import encoded, save_sentence_model, sentence_model
 from tests.test_contract import (
     STRING_DTYPES,
     assert_meta_is_true,
@@ -71,6 +73,42 @@ def model(tiny):
 
 
 # As sentence-transformers.
+
+LOWER = normalizers.Lowercase()
+NORMALIZERS = {
+    "none": (None, False),
+    "other": (normalizers.NFC(), False),
+    "cased": (normalizers.BertNormalizer(lowercase=False), False),
+    "uncased": (normalizers.BertNormalizer(lowercase=True), True),
+    "lower": (LOWER, True),
+    "in sequence": (normalizers.Sequence([normalizers.NFD(), LOWER]), True),
+}
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_lower_case_that_the_files_ask_for_is_applied_or_refused(
+    sequence_classifier, tmp_path, name, in_config
+):
+    normalizer, is_lowered = NORMALIZERS[name]
+    base = shutil.copytree(sequence_classifier("bert"), tmp_path / "base")
+    backend = Tokenizer.from_file(str(base / "tokenizer.json"))
+    backend.normalizer = normalizer
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
+    ).save_pretrained(base)
+    model = save_sentence_model(tmp_path / "model", base)
+    edit(model / "tokenizer_config.json", do_lower_case=in_config)
+    edit(model / "sentence_bert_config.json", do_lower_case=True)
+    texts = ["The OVEN is Hot", "the market FELL", "ÄÖ Istanbul"]
+    if not is_lowered:
+        with pytest.raises(CheckpointError, match=r"lower-case.*sentence-transformers and save it"):
+            embeddings(model, texts)
+        # The cure that the message names.
+        sentence_model(str(model)).save(str(tmp_path / "again"))
+        edit(tmp_path / "again" / "sentence_bert_config.json", do_lower_case=True)
+        model = tmp_path / "again"
+    assert_close(embeddings(model, texts), encoded(model, texts))
 
 
 @pytest.mark.parametrize("loader", LOADERS)

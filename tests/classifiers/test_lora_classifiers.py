@@ -1,8 +1,10 @@
 """LoRA text classifiers, of an adapter and a base model, give what peft gives."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
+import time
 
 import numpy as np
 import pandas as pd
@@ -15,12 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from gpuclassify import DistributedDataClassifier, hub
 from gpuclassify.hub import ModelChangedError, ModelNotFoundError
-from gpuclassify.models.checkpoint import (
-    LORA_APPLIED,
-    LORA_REFUSED,
-    LORA_WITHOUT_EFFECT,
-    CheckpointError,
-)
+from gpuclassify.models.adapters import LORA_APPLIED, LORA_REFUSED, LORA_WITHOUT_EFFECT
+from gpuclassify.models.checkpoint import CheckpointError
 from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
 
@@ -100,6 +98,15 @@ def test_scores_are_those_of_peft(base_of, tmp_path, architecture, has_head):
         {"bias": "lora_only"},
         {"modules": ["pooler", "classifier"]},
         {"rank_pattern": {"query": 2}, "alpha_pattern": {"query": 7}},
+        # The first key that matches counts, whatever its prefix.
+        {
+            "rank_pattern": {r"layer\.0\..*": 2, "1.*query": 3, "query": 5, "y": 6},
+            "alpha_pattern": {"^bert.*query": 7, "encoder.layer.1.output.dense": 2.5},
+        },
+        {"target_modules": r".*\.(?:query|(?:attention|x)\.output\.dense)"},
+        {"target_modules": r"(?:.*?(?:layer).*?\bquery\b)|gone", "exclude_modules": ".*[1].*"},
+        {"target_modules": "all-linear", "exclude_modules": "pooler.*"},
+        {"target_modules": ".*3.*query", "layer_replication": [[0, 2], [0, 2]]},
         {"count": 3},
         {"bias": "all"},
         {"lora_bias": True},
@@ -108,6 +115,9 @@ def test_scores_are_those_of_peft(base_of, tmp_path, architecture, has_head):
         {"exclude_modules": ["pooler.dense"]},
         {"layer_replication": [[0, 2], [0, 1]]},
         {"trainable_token_indices": {"word_embeddings": [5, 6, 7, 8, 9, 10]}},
+        {"trainable_token_indices": {"word_embeddings": [5, 6]}},
+        {"modules": ["classifier", "token_type_embeddings"]},
+        {"count": 50},
         {"target_parameters": ["intermediate.dense.weight"], "target_modules": ["query"]},
         {"use_bdlora": BdLoraConfig(["dense"], ["query"], nblocks=2)},
         {"kasa_config": KasaConfig()},
@@ -127,6 +137,86 @@ def test_ways_to_adapt_are_pefts(base_of, tmp_path, settings):
     found = classify(folder)  # which names its base
     assert_close(stacked(found["s"]), expected(base, network))
     assert found["preds"].str.startswith("LABEL_").all()
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize(
+    ("architecture", "head"),
+    [
+        ("roberta", ["classifier"]),
+        ("llama", ["score"]),
+        ("distilbert", ["pre_classifier", "classifier"]),
+        ("modernbert", ["head", "classifier"]),
+    ],
+)
+def test_the_head_is_found_by_its_name(base_of, tmp_path, architecture, head, count):
+    base, folder = base_of(architecture, has_head=True), tmp_path / "adapter"
+    embeddings = {"roberta": "word_embeddings", "distilbert": "word_embeddings"}
+    embeddings |= {"llama": "embed_tokens", "modernbert": "tok_embeddings"}
+    network = train(
+        base,
+        folder,
+        count,
+        head,
+        target_modules=TARGETS[architecture],
+        trainable_token_indices={embeddings[architecture]: [5]},
+    )
+    assert_close(stacked(classify(folder)["s"]), expected(base, network))
+
+
+HANGING = "((((a|b)+)+)+)+c"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_replication": [[0, 2]] * 50_000}, "layer_replication=.* at most 1,000 in all"),
+        ({"layer_replication": [[0, 10**6]]}, "layer_replication=.* at most 1,000 in all"),
+        ({"layer_replication": [[0, 9]]}, "does not fit the model"),
+        ({"layer_replication": [3]}, "layer_replication=.* must be pairs"),
+        ({"lora_alpha": 10**400}, r"adapter_config\.json.*beyond those of float64"),
+        ({"lora_alpha": 10**300}, "lora_alpha=1000.* a number up to 1,000,000"),
+        ({"lora_alpha": "16"}, "lora_alpha='16', which must be a number"),
+        ({"r": 0}, "r=0, which must be a whole number"),
+        ({"r": 2**40}, "r=1099511627776, which must be a whole number"),
+        ({"rank_pattern": {"query": 2.5}}, "rank_pattern="),
+        ({"rank_pattern": {f"n{n}": 2 for n in range(6_000)}}, "rank_pattern=.* at most 5,000"),
+        ({"alpha_pattern": {f"n{n}": n for n in range(300)}}, "alpha_pattern=.* up to 200"),
+        ({"alpha_pattern": ["query"]}, "alpha_pattern="),
+        ({"target_modules": "(?=query).*"}, "target_modules .*linear time.*write the modules"),
+        ({"rank_pattern": {r"(a)\1": 2}}, "rank_pattern .*linear time"),
+        ({"modules_to_save": [HANGING]}, "modules_to_save=.* plain names"),
+        ({"layers_pattern": HANGING, "layers_to_transform": [1]}, "layers_pattern=.* plain names"),
+        ({"layers_to_transform": [[1]]}, "layers_to_transform="),
+        ({"trainable_token_indices": {HANGING: [1]}}, "trainable_token_indices=.* plain names"),
+        ({"target_modules": ["query"] * 6_000}, "target_modules=.* up to 5,000 names"),
+        ({"target_modules": [7]}, "target_modules="),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_values_without_bounds_are_refused_at_the_call(base_of, tmp_path, changes, message):
+    base, folder = base_of("bert", has_head=True), tmp_path / "adapter"
+    train(base, folder, target_modules=["query"])
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(CheckpointError, match=message):
+        DistributedDataClassifier(model=folder).map_frame(FRAME)
+
+
+@pytest.mark.parametrize("field", ["target_modules", "exclude_modules", "rank_pattern"])
+def test_expressions_that_take_exponential_time_elsewhere_are_matched_at_once(
+    base_of, tmp_path, field
+):
+    base, folder = base_of("bert", has_head=True), tmp_path / "adapter"
+    train(base, folder, target_modules=["query"])
+    slow = "((((.|..)+)+)+)+!"
+    changes = {"rank_pattern": {slow: 2}} if field == "rank_pattern" else {field: f"query|{slow}"}
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    began = time.monotonic()
+    with contextlib.suppress(CheckpointError):  # as target_modules match nothing, tensors are left
+        classify(folder)
+    assert time.monotonic() - began < 20
 
 
 def test_an_adapter_runs_in_the_precision_that_is_asked_for(base_of, tmp_path):

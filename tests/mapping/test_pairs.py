@@ -47,6 +47,7 @@ from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.tokenizing.words import WordCache
 from gpuclassify.workers.run_context import collected_stats
 from tests.loaders import LOADERS
+from tests.models.test_sentence_transformers import edit
 from tests.oracle import assert_close, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts
 from tests.replicas.chat_models import write_chat_model
@@ -352,13 +353,101 @@ def test_segment_ids_are_left_out_where_a_cross_encoder_of_transformers_5_leaves
     assert_close(stacked(classify(model)["s"][IS_PAIR]), np.stack(expected))
 
 
-def test_an_activation_that_is_not_known_is_refused_at_the_call(pair_model, tmp_path):
+def save_cross_encoder(source, folder, **settings):
+    with quiet():
+        CrossEncoder(str(source), device="cpu", **settings).save(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("max_seq_length", [None, 24])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_the_default_prompt_and_length_of_a_cross_encoder_are_applied(
+    pair_model, tmp_path, architecture, count, max_seq_length
+):
+    model = save_cross_encoder(
+        pair_model(architecture, num_labels=count),
+        tmp_path / "model",
+        prompts={"rank": "the market fell and ", "other": "oven"},
+        default_prompt_name="rank",
+    )
+    if max_seq_length is not None:
+        edit(model / "sentence_bert_config.json", max_seq_length=max_seq_length)
+    with quiet():
+        encoder = CrossEncoder(str(model), device="cpu")
+    options = {"label_field": None, "score_field": "s"} if count == 1 else {}
+
+    def scores(pairs, **how):
+        how |= {"apply_softmax": count > 1, "show_progress_bar": False}
+        return np.stack([encoder.predict([pair], **how)[0] for pair in pairs])
+
+    found = classify(model, **options)["s"][IS_PAIR]
+    assert_close(np.stack(found), scores(pairs_of()))
+    is_text = FRAME["premise"].notna()
+    found = classify(
+        model, text_field="premise", query=QUERY, pair_truncation="longest_first", **options
+    )
+    pairs = [(QUERY, text) for text in FRAME["premise"][is_text]]
+    assert_close(np.stack(found["s"][is_text]), scores(pairs))
+    if count == 1:
+        raw = classify(model, problem_type="regression", **options)["s"][IS_PAIR]
+        assert_close(np.stack(raw), scores(pairs_of(), activation_fn=torch.nn.Identity()))
+
+
+@pytest.mark.parametrize("has_modules", [True, False])
+def test_settings_of_another_type_of_model_do_not_apply(pair_model, tmp_path, has_modules):
+    """sentence-transformers reads them only where ``modules.json`` is of a CrossEncoder."""
+    model = save_cross_encoder(
+        pair_model("roberta", num_labels=1),
+        tmp_path / "model",
+        prompts={"rank": "the market fell and "},
+        default_prompt_name="rank",
+        activation_fn=torch.nn.Identity(),
+    )
+    if has_modules:
+        edit(model / "config_sentence_transformers.json", model_type="SentenceTransformer")
+    else:
+        (model / "modules.json").unlink()
+    with quiet():
+        encoder = CrossEncoder(str(model), device="cpu")
+    expected = [encoder.predict([pair])[0] for pair in pairs_of()]
+    found = classify(model, label_field=None, score_field="score")
+    assert_close(found["score"][IS_PAIR], expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("sentence_bert_config.json", {"do_lower_case": True}, "asks for lower-case texts"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "fill-mask"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"a": 1}}}, "processing_kw"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "gone"}, "prompt 'gone'"),
+    ],
+)
+def test_settings_of_a_cross_encoder_that_are_not_followed_are_refused(
+    pair_model, tmp_path, file, changes, message
+):
+    model = save_cross_encoder(pair_model("roberta", num_labels=1), tmp_path / "model")
+    edit(model / file, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        classify(model)
+
+
+def test_a_cross_encoder_of_several_modules_is_refused(pair_model, tmp_path):
+    model = save_cross_encoder(pair_model("roberta", num_labels=1), tmp_path / "model")
+    modules = json.loads((model / "modules.json").read_text())
+    modules += [{"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.Dense"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match=r"Dense in place 1.*runs one Transformer"):
+        classify(model)
+
+
+@pytest.mark.parametrize("name", ["acme.Squash", "acme.Identity", "Identity", "torch.Identity"])
+def test_an_activation_that_is_not_known_is_refused_at_the_call(pair_model, tmp_path, name):
     model = shutil.copytree(pair_model("bert", num_labels=1), tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    config |= {"sentence_transformers": {"activation_fn": "acme.Squash"}}
-    (model / "config.json").write_text(json.dumps(config))
+    edit(model / "config.json", sentence_transformers={"activation_fn": name})
     options = {"model": model, "text_field": PAIR}
-    with pytest.raises(CheckpointError, match=r'acme\.Squash.*problem_type="regression"'):
+    with pytest.raises(CheckpointError, match=rf'{name}, which.*problem_type="regression"'):
         DistributedDataClassifier(**options)(dd.from_pandas(FRAME, npartitions=2))
     DistributedDataClassifier(**options, problem_type="regression").check(FRAME)
 

@@ -82,13 +82,18 @@ def test_the_longest_input_is_read_under_its_older_names_too(plain, name):
     assert described(plain).max_tokens == 99
 
 
-def test_lower_case_of_an_uncased_tokenizer_changes_nothing(plain):
-    settings = plain / "sentence_bert_config.json"
-    settings.write_text(json.dumps({"max_seq_length": 99, "do_lower_case": True}))
-    assert described(plain).max_tokens == 99
-    edit(plain / "tokenizer_config.json", do_lower_case=False)
-    with pytest.raises(CheckpointError, match="lower-case"):
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_lower_case_of_a_vocabulary_without_steps_is_the_configurations(plain, do_lower_case):
+    (plain / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    tokens = json.loads((plain / "tokenizer.json").read_text())["model"]["vocab"]
+    (plain / "vocab.txt").write_text("\n".join(tokens))
+    (plain / "tokenizer.json").unlink()
+    edit(plain / "tokenizer_config.json", do_lower_case=do_lower_case)
+    if do_lower_case:
         described(plain)
+    else:
+        with pytest.raises(CheckpointError, match="lower-case"):
+            described(plain)
 
 
 # What would give other embeddings.
