@@ -17,6 +17,7 @@ from gpuclassify.hub.calls import (
     TRIES,
     DatasetAccessError,
     DatasetMissingError,
+    HubBusyError,
     HubRefusedError,
     ask,
     is_busy,
@@ -265,37 +266,59 @@ class Target:
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
     def make(self) -> None:
-        """Create the repository and the branch, unless they are there."""
+        """Create the repository and the branch, unless they are there.
+
+        Nothing is asked to be created that is there: a token may write to a repository and still
+        not be allowed to create any.
+        """
         api = self.api()
-        make_repo = functools.partial(api.create_repo, private=self.private)
-        ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
+        try:
+            self.head()
+            return
+        except DatasetMissingError:
+            pass  # no such branch
+        except DatasetAccessError as err:
+            if err.status != 404:
+                raise
+            make_repo = functools.partial(api.create_repo, private=self.private)
+            ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
             make_branch = functools.partial(api.create_branch, branch=self.revision)
             ask(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
-    def digests(self, commit: str, tries: int = TRIES) -> dict[str, str]:
+    def digests(
+        self, commit: str, tries: int = TRIES, *, has_files: bool = False
+    ) -> dict[str, str]:
         """Return the digests of the folder's files at a commit, by path.
 
-        They are SHA-256 of large files, and Git's SHA-1 of others.
+        They are SHA-256 of large files, and Git's SHA-1 of others. With `has_files`, the folder is
+        known to be there, and the Hub is asked again if it does not show it yet.
         """
         api = self.api()
 
         def list_folder() -> dict[str, str]:
             from huggingface_hub import RepoFile
+            from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 
             entries = api.list_repo_tree(
                 self.repo, self.path or None, revision=commit, repo_type="dataset"
             )
-            return {
-                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
-                for entry in entries
-                if isinstance(entry, RepoFile)
-            }
+            try:
+                return {
+                    entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+                    for entry in entries
+                    if isinstance(entry, RepoFile)
+                }
+            except RemoteEntryNotFoundError:
+                if not has_files:
+                    return {}  # no such folder
+            except HfHubHTTPError as err:
+                if err.response.status_code != 404:
+                    raise
+            # Raised out here: as a context, the other error would hold the request's headers.
+            raise HubBusyError(f"the Hub does not show the commit {commit} of {self.repo} yet")
 
-        try:
-            return ask(self.repo, list_folder, tries=tries)
-        except DatasetMissingError:
-            return {}  # no such folder
+        return ask(self.repo, list_folder, tries=tries)
 
     def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
         """List files of the same split that differ from ours, by digest; see `overwrite`."""
@@ -450,7 +473,7 @@ def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -
             parent_commit=head,
         )
         made = str(ask(target.repo, send, tries=1).oid)
-        if not digests.items() <= target.digests(made).items():
+        if not digests.items() <= target.digests(made, has_files=True).items():
             raise HubRefusedError(
                 f"the commit {made} of {target.repo} lacks files that were there when this job "
                 "began to upload: run the same job again"

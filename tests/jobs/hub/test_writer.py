@@ -22,7 +22,7 @@ from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_file
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
-from tests.hub_server import File
+from tests.hub_server import File, RefusalError
 from tests.processes import local_client
 
 pytestmark = pytest.mark.slow
@@ -143,6 +143,44 @@ def test_a_commit_that_fails_or_whose_answer_is_lost_is_made_once(hub, push, fra
     hub.fail("POST", "/commit/", *outcomes, Retry_After="0")
     push()
     assert_pushed_once(hub, frame)
+
+
+@pytest.mark.parametrize("code", ["RevisionNotFound", "EntryNotFound", "RepoNotFound", ""])
+def test_a_commit_that_the_hub_does_not_show_for_a_moment_is_made_once(hub, push, frame, code):
+    repo, refused = hub.add(REPO), []
+
+    def lag():
+        if len(repo.branches["main"]) > 1 and len(refused) < 2:
+            refused.append(code)
+            raise RefusalError(404, "not here yet", code)
+
+    hub.fail("GET", "/tree/", *[lag] * 20)
+    summary = push()
+    assert refused == [code] * 2
+    assert_pushed_once(hub, frame)
+    assert summary.commit_url.endswith(repo.branches["main"][-1])
+
+
+@pytest.mark.parametrize("code", ["RevisionNotFound", "RepoNotFound", ""])
+def test_a_branch_that_is_not_shown_for_a_moment_is_not_taken_for_empty(hub, push, code):
+    hub.add(REPO, {"data/train-00000-of-00001.parquet": b"another job's"})
+
+    def lag():
+        raise RefusalError(404, "not here yet", code)
+
+    hub.fail("GET", "/tree/", lag)
+    with pytest.raises(FileExistsError, match="has 1 files of the split 'train'"):
+        push()
+
+
+@pytest.mark.parametrize("revision", ["main", "draft"])
+def test_a_token_that_may_write_need_not_be_allowed_to_create(hub, push, frame, revision):
+    repo = hub.add(REPO)
+    repo.branches["draft"] = [repo.sha_of()]
+    for path in ("/api/repos/create", "/branch/"):
+        hub.fail("POST", path, *[403] * 9)
+    push(revision=revision)
+    assert_same_rows(rows(repo, revision=revision), frame)
 
 
 def test_the_files_of_a_racing_writer_stay(hub, push, frame):
