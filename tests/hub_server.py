@@ -80,6 +80,30 @@ def ranged_answer(data, call, described):
     return Answer(206, data[first : last + 1], described)
 
 
+def cut_to(kept, **headers):
+    """An outcome for `HttpServer.fail`: the answer's first bytes, to an index as of a slice.
+
+    Without a Content-Length, no client can see that more was to come.
+    """
+
+    def cut(answer):
+        body = answer.body[: kept if isinstance(kept, int) else int(len(answer.body) * kept)]
+        described = {**answer.headers, "Content-Length": len(body), **headers}
+        return answer._replace(body=body, headers=described)
+
+    return lambda: cut
+
+
+CLOSED = {"Content-Length": None, "Connection": "close"}
+# Ways in which a store's answer can end too early: at half and at nothing, announced or not.
+CUTS = {
+    "half": cut_to(0.5, **CLOSED),
+    "half, announced": cut_to(0.5),
+    "nothing": cut_to(0, **CLOSED),
+    "nothing, announced": cut_to(0),
+}
+
+
 class HttpServer:
     """Answers calls until the `with` block ends; subclasses say how, in `_answer`.
 
@@ -106,7 +130,8 @@ class HttpServer:
         """What the next matching requests get, one each.
 
         An outcome is a status, "drop" (the work is done, and no answer comes), or a function that
-        is called before the request is answered as usual.
+        is called before the request is answered as usual. If it returns a function, that one
+        changes the answer; a header of None is not sent.
         """
         self._faults.append((method, pattern, list(outcomes), headers))
 
@@ -123,9 +148,9 @@ class HttpServer:
         try:
             if isinstance(outcome, int):
                 raise RefusalError(outcome, "a fault was made", headers=headers)
-            if callable(outcome):
-                outcome()
+            change = outcome() if callable(outcome) else None
             answer = self._answer(call)
+            answer = change(answer) if callable(change) else answer
         except RefusalError as refusal:
             answer = refusal.answer
         body = b"" if call.method == "HEAD" else answer.body
@@ -138,7 +163,8 @@ class HttpServer:
             return
         handler.send_response(answer.status)
         for name, value in {"Content-Length": len(answer.body), **answer.headers}.items():
-            handler.send_header(name, str(value))
+            if value is not None:
+                handler.send_header(name, str(value))
         handler.end_headers()
         handler.wfile.write(body)
 

@@ -21,6 +21,7 @@ from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
+from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
 
 _COPY, _PARTS = "copy of file name", "_parts_of_files"  # the folder of what is not joined yet
@@ -173,10 +174,15 @@ def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
 
 def _join(output: Store, name: str, parts: Sequence[str]) -> None:
     """Write a file that has the rows of several, in place of an earlier one."""
-    contents = map(output.filesystem.cat_file, parts)
+    contents = map(_read, parts)
     with output.replacing(output.path(name)) as sink:
         if name.endswith(".parquet"):
             tables = [pq.read_table(pa.BufferReader(content)) for content in contents]
             pq.write_table(pa.concat_tables(tables), sink, compression="zstd")
         else:
             sink.writelines(contents)
+
+
+def _read(path: str) -> bytes:
+    with open_store(path).reading() as file:
+        return file.read()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from gpuclassify.frames import Frame, LazyFrame
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # Enough that no thread waits for the client, few enough that the client stays small.
@@ -34,6 +37,7 @@ TASKS_PER_THREAD = 3
 FEWEST_TASKS = 32
 FILES_A_TASK = 64  # whose digests one task takes
 LOOK_EVERY_SECONDS = 10.0  # at how many threads the cluster has
+PAUSES_EVERY_SECONDS = 5.0  # between looks at whether workers are paused
 # Connections fail for a while, and workers on spot machines die of other causes than their tasks.
 MOST_TRIES = 3
 
@@ -73,11 +77,12 @@ def run_tasks(
             submit(task)
 
     try:
-        fill()
-        for future, result in _settled(completed, lambda future: submit(pending.pop(future))):
-            del pending[future]
-            yield result
+        with _telling_pauses(client):
             fill()
+            for future, result in _settled(completed, lambda future: submit(pending.pop(future))):
+                del pending[future]
+                yield result
+                fill()
     finally:
         _cancel(client, [*pending])
 
@@ -102,8 +107,9 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
         return future
 
     try:
-        for _, result in _settled(completed, retry):
-            yield result
+        with _telling_pauses(client):
+            for _, result in _settled(completed, retry):
+                yield result
     finally:
         _cancel(client, futures)
 
@@ -116,6 +122,38 @@ def digest_files(
     calls = [(batch,) for batch in batches] if client else [(names,)]
     for digests in run_tasks(client, directory.digests, calls):
         yield from digests
+
+
+@contextlib.contextmanager
+def _telling_pauses(client: Client) -> Iterator[None]:
+    """Log a warning in this block each time that all workers are paused, and take no tasks."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        looks = 0  # at which all workers were paused, without a break
+        while not is_over.wait(PAUSES_EVERY_SECONDS):
+            try:
+                workers = client.scheduler_info(n_workers=-1)["workers"].values()
+            except Exception:  # a lost scheduler, which the tasks show
+                continue
+            is_paused = workers and all(worker["status"] == "paused" for worker in workers)
+            looks = looks + 1 if is_paused else 0
+            if looks == 2:  # a single look may see what passes by itself
+                logger.warning(
+                    "the job waits, because all %d workers are paused: each uses most of its "
+                    "memory, %s or more. If they stay so, stop the job, and run it again with "
+                    "fewer workers or threads a machine, a higher memory_limit, or smaller parts "
+                    "(part_bytes=)",
+                    len(workers),
+                    dask.utils.format_bytes(min(worker["metrics"]["memory"] for worker in workers)),
+                )
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _settled(

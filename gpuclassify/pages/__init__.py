@@ -52,9 +52,14 @@ def visible(text: str, kept: str = "\n\t") -> str:
     return "".join(char if char in stays or char in kept else repr(char)[1:-1] for char in text)
 
 
+# Signs of CommonMark, and of GitHub's and the Hub's extensions: links without brackets, mentions,
+# emoji, formulas and struck text. Colons in sentences and points in numbers stay readable.
+_MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
+
+
 def markdown(text: str) -> str:
     """Escape the text for a line of Markdown, where none of it has a meaning."""
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", escape(visible(text, ""), quote=False))
+    return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
 def short_number(value: float) -> str:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from gpuclassify.hub.calls import DatasetMissingError, HubBusyError, ask
+from gpuclassify.hub.calls import DatasetMissingError, ask, retried
 from gpuclassify.hub.identity import is_commit
 from gpuclassify.stores.names import redacted
-from gpuclassify.stores.store import LINE_BYTES, Entry, Store
+from gpuclassify.stores.store import LINE_BYTES, READ_TRIES, CutShortError, Entry, Store
 from gpuclassify.workers.secrets import remember_token, share_tokens_with_workers, token_for
 
 if TYPE_CHECKING:
@@ -202,9 +202,11 @@ class PinnedFile(AbstractBufferedFile):
         def fetch() -> bytes:
             response = http_backoff("GET", url, headers=headers, timeout=TIMEOUT_SECONDS)
             hf_raise_for_status(response)
+            if len(response.content) != end - start:
+                raise CutShortError(f"{uri.to_uri()} was cut off, or its store ignores byte ranges")
             return response.content
 
-        content = ask(uri.id, fetch, tries=1)
-        if len(content) != end - start:
-            raise HubBusyError(f"{uri.to_uri()} was cut off, or its store ignores byte ranges")
-        return content
+        def is_cut(err: Exception) -> bool:  # http_backoff has retried other errors
+            return isinstance(err, CutShortError)
+
+        return retried(lambda: ask(uri.id, fetch, tries=1), is_cut, tries=READ_TRIES)

@@ -14,6 +14,7 @@ import glob
 import hashlib
 import inspect
 import itertools
+import logging
 import lzma
 import os
 import posixpath
@@ -34,6 +35,7 @@ import psutil
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
+from gpuclassify.hub.calls import retried
 from gpuclassify.settings.checks import nearest
 from gpuclassify.stores.names import URL, compression, redacted, without_query
 from gpuclassify.workers.secrets import recall
@@ -42,7 +44,10 @@ Result = TypeVar("Result")
 AnyStore = TypeVar("AnyStore", bound="Store")
 Levels = tuple[re.Pattern[str], ...]
 
+logger = logging.getLogger(__name__)
+
 FILES_AT_A_TIME = 16
+READ_TRIES = 4
 BLOCK_BYTES = 4 << 20
 LINE_BYTES = 64 << 10  # fetched beyond what is asked for, where lines are read
 # S3 may answer attempts that meet with a conflict, and then any of them may be tried again.
@@ -73,6 +78,10 @@ class UnsupportedStorageError(ValueError):
     """Error for a file system that cannot create a file only if it is not there."""
 
 
+class CutShortError(ConnectionError):
+    """Error for an answer that ends before the file does."""
+
+
 class Entry(NamedTuple):
     """A file of a listing, or a folder that is empty or, for a `problem`, has no listing."""
 
@@ -84,14 +93,15 @@ class Entry(NamedTuple):
 
 
 class WatchedFile:
-    """File that remembers why reading its bytes failed.
+    """File that completes short reads, retries failed ones, and remembers why reading failed.
 
     Arrow raises a bare OSError for bytes that it cannot decode, and so do some stores for requests
     that they refuse.
     """
 
-    def __init__(self, file: Any, store: Store) -> None:
+    def __init__(self, file: Any, store: Store, size_bytes: int | None = None) -> None:
         self._file, self._store = file, store
+        self._size = getattr(file, "size", None) or size_bytes
         self.failure: Exception | None = None
         self.failed_at = ""  # such as ", from byte 5"
 
@@ -99,11 +109,39 @@ class WatchedFile:
         value = getattr(self._file, name)
         return functools.partial(self._call, value) if callable(value) else value
 
+    def read(self, length: int = -1) -> bytes:
+        """Read `length` bytes, or all that is left; what a short answer lacks is read again.
+
+        A store may answer with fewer bytes than asked for, also in the middle of a file, and
+        fsspec returns them as if the file ended there.
+        """
+        pieces, begin = [self._call(self._file.read, length)], self._file.tell()
+        if self._size is not None:
+            begin -= len(pieces[0])
+            end = self._size if length < 0 else min(self._size, begin + length)
+            while (missing := end - self._file.tell()) > 0:
+                pieces.append(self._call(self._read_some, missing))
+        return b"".join(pieces)
+
+    def _read_some(self, length: int) -> bytes:
+        content: bytes = self._file.read(length)
+        if not content:
+            raise CutShortError(f"the answer lacks {length:,} of the file's {self._size:,} bytes")
+        return content
+
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        place = None if getattr(self._file, "closed", False) else self._file.tell()
+
+        def call() -> Any:
+            if place is not None and self._file.tell() != place:  # a try failed within a line
+                self._file.seek(place)
             return method(*arguments)
+
+        try:
+            return self._store.retried(call)
         except Exception as err:
             self.failure = err
+            self.failed_at = "" if place is None else f", from byte {place}"
             raise
 
 
@@ -126,7 +164,6 @@ class Store:
     is_near: ClassVar[bool] = False  # whether a file can be read twice at no cost
     tags_files: ClassVar[bool] = False  # whether a file written again always has another version
     reports_md5: ClassVar[bool] = True  # whether a listing may have digests of content
-    watched: ClassVar[type[WatchedFile]] = WatchedFile
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.address, self.options_name)
@@ -216,8 +253,20 @@ class Store:
     # Calls, and their errors.
 
     def retried(self, call: Callable[[], Result]) -> Result:
-        """Call and return the result; clients of most stores retry by themselves."""
-        return call()
+        """Call and return the result, retrying transient errors."""
+
+        def may_pass(err: Exception) -> bool:
+            reason = self.cause_of(err)
+            is_transient = self.is_transient(reason)
+            if is_transient:
+                logger.warning("%s: %s: it is asked again", self.shown, error_text(reason))
+            return is_transient
+
+        return retried(call, may_pass, tries=READ_TRIES)
+
+    def is_transient(self, err: BaseException) -> bool:
+        """Tell whether another try may succeed; most stores' clients retry other errors."""
+        return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
         """Return the error that has happened, where fsspec raises another one."""
@@ -392,7 +441,7 @@ class Store:
         what is read in the block cannot be decoded, and OSError if the bytes are not delivered.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
-            file = self.watched(opened, self)
+            file = WatchedFile(opened, self, size_bytes)
             try:
                 yield cast(BinaryIO, file)
             except Exception as err:
@@ -517,10 +566,17 @@ class Store:
         """Return the SHA-256 of the content of a file, read block by block."""
         digest, at = hashlib.sha256(), 0
         path, size = self.path(name), self.filesystem.size(self.path(name))
+
+        def read_block() -> bytes:
+            block: bytes = self.filesystem.cat_file(path, start=at, end=min(at + BLOCK_BYTES, size))
+            if not block:
+                raise CutShortError(errno.EIO, f"{name} ends after {at:,} of {size:,} bytes")
+            return block
+
         while at < size:
-            block = self.filesystem.cat_file(path, start=at, end=at + BLOCK_BYTES)
+            block = self.retried(read_block)
             digest.update(block)
-            at += BLOCK_BYTES
+            at += len(block)
         return digest.hexdigest()
 
     def digests(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -718,6 +774,11 @@ class ObjectStore(Store):
 
     is_flat = True
     tags_files = True
+
+    def is_transient(self, err: BaseException) -> bool:
+        """Tell whether another try may succeed."""
+        # botocore compares the answer with the checksum of the whole object, if S3 has one.
+        return super().is_transient(err) or type(err).__name__ == "FlexibleChecksumError"
 
     def make(self, *folders: str) -> None:
         """Do nothing: asked for a folder, s3fs would create the bucket if there is none."""

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from typing import Any
 
 _secrets: dict[str, Any] = {}
-_shared: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+# By client: the scheduler's identifier, and the secrets that it has been given.
+_shared: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 _sharing = threading.Lock()
 
 
@@ -36,8 +37,9 @@ def share_with_workers(names: Iterable[str]) -> None:
     """Hand remembered secrets to all present and future workers of the current client.
 
     Does nothing without a distributed client or for names without a secret, and nothing twice for
-    the same client and secret. RuntimeError: the client is asynchronous, so that this call could
-    not wait for its workers.
+    the same client, scheduler and secret. A scheduler that was started again at the same address
+    is another one, and has forgotten the secrets. RuntimeError: the client is asynchronous, so that
+    this call could not wait for its workers.
     """
     held = {name: value for name in names if (value := recall(name))}
     distributed = sys.modules.get("distributed")
@@ -54,7 +56,10 @@ def share_with_workers(names: Iterable[str]) -> None:
             "asynchronous=True"
         )
     with _sharing:
-        known = _shared.setdefault(client, {})
+        scheduler = client.sync(client.scheduler.identity, n_workers=0)["id"]
+        shared_with, known = _shared.get(client, ("", {}))
+        if shared_with != scheduler:
+            _shared[client] = scheduler, (known := {})
         for name, value in held.items():
             if known.get(name) != value:
                 client.register_plugin(_plugin_class()(name, value))

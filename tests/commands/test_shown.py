@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from markdown_it import MarkdownIt
 
 from gpuclassify.commands.cli import Visible, main
 from gpuclassify.pages import markdown, text_table, visible
@@ -31,18 +33,28 @@ def test_what_controls_a_terminal_is_written_as_an_escape(text):
     assert Visible("%(message)s").format(record).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
-        ("[a](javascript:b)", r"\[a\](javascript:b)"),
-        ("![](x) `b` | c *d*", r"!\[\](x) \`b\` \| c \*d\*"),
-        ("a\n# b", r"a\\n# b"),
-        ("__label__hq & co", "__label__hq &amp; co"),
-    ],
-)
-def test_markdown_shows_a_text_as_it_stands(text, shown):
-    assert markdown(text) == shown
+HOSTILE = [
+    *("<b>x</b>", "<!-- x", "&lt;b&gt;", "<https://e.example>", "\\<i>", "x\\`<i>`"),
+    *("_x_", "*x*", "__x__", "~~x~~", "~x~", "`x`", "```", "[x](http://e.example)", "[^1]"),
+    *("![x](http://e.example)", "https://e.example", "www.e.example", "WWW.e.example"),
+    *("a@e.example", "@user", ":smile:", "$x^2$", "$$x$$", "x #", "a|b", "a\\|b", "|", "\\"),
+    *("<script>alert(1)</script>", "[a](javascript:b)", "![](x) `b` | c *d*", "__label__hq & co"),
+    *("a\n\n# b", "a\r- b", "a\u2028b", "\x1b[1m", "\u202eb", "mailto:a", "xmpp:a@b.example"),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+def test_no_text_has_a_meaning_in_markdown(text):
+    """The oracle is markdown-it; what renderers link, replace or typeset beyond it is escaped."""
+    escaped, parser = markdown(text), MarkdownIt("commonmark", {"html": True})
+    parser.enable(["table", "strikethrough"])
+    for line in (f"# {escaped}", f"Labels: {escaped}, x", f"| a |\n| --- |\n| {escaped} |"):
+        tokens = parser.parse(line)
+        parts = [part for token in tokens for part in token.children or ()]
+        assert {part.type for part in parts} == {"text"}
+        assert not {"html_block", "fence", "hr"} & {token.type for token in tokens}
+        assert visible(text, "").strip() in "".join(part.content for part in parts)
+    assert not re.search(r"(?<!\\)[$@~]|(?<!\\):(?=\S)|www\.", escaped, re.IGNORECASE)
 
 
 @pytest.fixture

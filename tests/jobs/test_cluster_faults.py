@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
+import dask
 import job_faults as faults
 import pandas as pd
 import pytest
 from distributed import Client
 from job_faults import job, result
 
+from gpuclassify.jobs import execution
 from gpuclassify.jobs.input.readers import read_files
+from tests.processes import local_client, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -68,3 +72,47 @@ def test_a_scheduler_that_dies_is_told_and_the_job_goes_on_elsewhere(folder, exp
     summary = job(folder, faults.slowly).run()
     assert 5 <= before_gate == summary.resumed_parts < 20
     pd.testing.assert_frame_equal(result(folder), expected)
+
+
+def pause_from(share, dask_worker):
+    """Pause the worker from this share of its memory on."""
+    dask_worker.memory_manager.memory_pause_fraction = share
+
+
+def square(number):
+    return number**2
+
+
+@pytest.mark.parametrize("kind", ["run_tasks", "compute_tasks"])
+def test_paused_workers_are_told_while_the_job_waits_for_them(monkeypatch, caplog, kind):
+    """All of them, which take no tasks; a job goes on by itself when one has memory again."""
+    monkeypatch.setattr(execution, "PAUSES_EVERY_SECONDS", 0.1)
+    results = []
+    with local_client(2, memory_limit="64 GiB") as client:
+        workers = [*client.nthreads()]
+
+        def statuses():
+            found = client.scheduler_info()["workers"].values()
+            return sorted(worker["status"] for worker in found)
+
+        def work():
+            if kind == "run_tasks":
+                results.extend(execution.run_tasks(client, square, [(n,) for n in range(20)]))
+            else:
+                tasks = [dask.delayed(square)(n) for n in range(20)]
+                results.extend(execution.compute_tasks(client, tasks))
+
+        client.run(pause_from, 1e-9, workers=workers[:1])
+        wait_until(lambda: statuses() == ["paused", "running"])
+        work()
+        assert not [r for r in caplog.records if r.name.startswith("gpuclassify")]
+        client.run(pause_from, 1e-9)
+        wait_until(lambda: statuses() == ["paused"] * 2)
+        job = threading.Thread(target=work, daemon=True)
+        job.start()
+        wait_until(lambda: "because all 2 workers are paused" in caplog.text)
+        assert "memory_limit, or smaller parts (part_bytes=)" in caplog.text
+        assert len(results) == 20
+        client.run(pause_from, 9.0)
+        job.join(60)
+    assert sorted(results) == sorted(2 * [n**2 for n in range(20)])

@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from distributed import Client, Worker
 
 from gpuclassify import hub
 from gpuclassify.workers import secrets
-from tests.processes import local_client
+from tests.processes import local_client, wait_until
 
 NAME, TOKEN, OTHER_TOKEN = "acme/topics", "hf_goodgoodgoodgood", "hf_otherotherother"
 
@@ -75,6 +80,46 @@ def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog)
         assert client.sync(join) == TOKEN
     assert TOKEN not in caplog.text
     assert TOKEN not in repr(vars(cluster.scheduler).get("events", ""))
+
+
+def start(*command):
+    path = f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_" + command[0], *command[1:]],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_workers_of_a_scheduler_that_is_started_again_get_the_secrets():
+    """At the same address, with the same client, which connects again by itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    names = ["token of acme/topics", "output s3://documents/out"]
+    secrets.remember(names[0], TOKEN)
+    secrets.remember(names[1], {"key": "k", "secret": "s"})
+    scheduler = ("scheduler", "--host", f"tcp://{address}", "--no-dashboard", "--no-show")
+    worker = ("worker", f"tcp://{address}", "--no-dashboard", "--nthreads", "1", "--no-nanny")
+    processes = [start(*scheduler), start(*worker)]
+    try:
+        with Client(f"tcp://{address}", timeout=60) as client:
+            for is_last in (False, True):
+                client.wait_for_workers(1, timeout=60)
+                secrets.share_with_workers(names)
+                for name in names:
+                    assert [*client.run(secrets.recall, name).values()] == [secrets.recall(name)]
+                if not is_last:
+                    for process in processes:
+                        process.kill()
+                        process.wait()
+                    wait_until(lambda: client.status != "running")
+                    processes += [start(*scheduler), start(*worker)]
+                    wait_until(lambda: client.status == "running")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_an_asynchronous_client_is_told_the_cure():

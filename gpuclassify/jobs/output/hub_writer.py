@@ -6,17 +6,23 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.utils import glob_translate
 
 from gpuclassify.hub.calls import (
     TRIES,
     DatasetAccessError,
     DatasetMissingError,
+    HubBusyError,
     HubRefusedError,
     ask,
     is_busy,
@@ -29,6 +35,7 @@ from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESS
 from gpuclassify.settings.checks import check_choice, check_flag
 from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import Store
 from gpuclassify.workers.secrets import (
     remember_token,
@@ -40,9 +47,15 @@ from gpuclassify.workers.secrets import (
 if TYPE_CHECKING:
     from distributed import Client
 
+logger = logging.getLogger(__name__)
+
 MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
 MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
+CARD = "README.md"
+# Types of `datasets` where Arrow has another name, and those that stand for several of Arrow's.
+_DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
+_OPAQUE = ("image", "audio", "video", "pdf", "json")
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
 
@@ -265,37 +278,73 @@ class Target:
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
     def make(self) -> None:
-        """Create the repository and the branch, unless they are there."""
+        """Create the repository and the branch, unless they are there.
+
+        Nothing is asked to be created that is there: a token may write to a repository and still
+        not be allowed to create any.
+        """
         api = self.api()
-        make_repo = functools.partial(api.create_repo, private=self.private)
-        ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
+        try:
+            self.head()
+            return
+        except DatasetMissingError:
+            pass  # no such branch
+        except DatasetAccessError as err:
+            if err.status != 404:
+                raise
+            make_repo = functools.partial(api.create_repo, private=self.private)
+            ask(self.repo, lambda: make_repo(self.repo, repo_type="dataset", exist_ok=True))
         if self.revision != MAIN:
             make_branch = functools.partial(api.create_branch, branch=self.revision)
             ask(self.repo, lambda: make_branch(self.repo, repo_type="dataset", exist_ok=True))
 
-    def digests(self, commit: str, tries: int = TRIES) -> dict[str, str]:
+    def digests(
+        self, commit: str, tries: int = TRIES, *, has_files: bool = False
+    ) -> dict[str, str]:
         """Return the digests of the folder's files at a commit, by path.
 
-        They are SHA-256 of large files, and Git's SHA-1 of others.
+        They are SHA-256 of large files, and Git's SHA-1 of others. With `has_files`, the folder is
+        known to be there, and the Hub is asked again if it does not show it yet.
         """
         api = self.api()
 
         def list_folder() -> dict[str, str]:
             from huggingface_hub import RepoFile
+            from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError
 
             entries = api.list_repo_tree(
                 self.repo, self.path or None, revision=commit, repo_type="dataset"
             )
-            return {
-                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
-                for entry in entries
-                if isinstance(entry, RepoFile)
-            }
+            try:
+                return {
+                    entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+                    for entry in entries
+                    if isinstance(entry, RepoFile)
+                }
+            except RemoteEntryNotFoundError:
+                if not has_files:
+                    return {}  # no such folder
+            except HfHubHTTPError as err:
+                if err.response.status_code != 404:
+                    raise
+            # Raised out here: as a context, the other error would hold the request's headers.
+            raise HubBusyError(f"the Hub does not show the commit {commit} of {self.repo} yet")
+
+        return ask(self.repo, list_folder, tries=tries)
+
+    def card(self, commit: str) -> str:
+        """Return the repository's dataset card at a commit; empty if there is none."""
+        options = {"endpoint": self.endpoint}  # the store adds the token
+        store = open_store(f"hf://datasets/{self.repo}@{commit}/{CARD}", options)
+
+        def read() -> str:
+            with store.reading() as file:
+                return file.read().decode()
 
         try:
-            return ask(self.repo, list_folder, tries=tries)
-        except DatasetMissingError:
-            return {}  # no such folder
+            return ask(self.repo, read, tries=1)
+        except (FileNotFoundError, DatasetMissingError):
+            return ""
 
     def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
         """List files of the same split that differ from ours, by digest; see `overwrite`."""
@@ -350,6 +399,12 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     whole = [record for record in records if record is not None]
+    parts = json.loads(directory.read(SUCCESS))["parts"]
+    if len(whole) != parts:
+        raise ValueError(
+            f"{directory}/{MANIFEST} lists {len(whole):,} of the job's {parts:,} parts: run the "
+            "same job again, which writes it anew"
+        )
     kept = [record for record in whole if record.rows_out] or whole[:1]
     return [
         StagedFile(record.name, target.name(number, len(kept), suffix), record.digest)
@@ -378,7 +433,15 @@ def upload_and_commit(
             )
         additions.append(addition)
         digests[addition.path_in_repo] = digest
-    return _commit(additions, digests, target)
+    return _commit(additions, digests, target, _columns_of(staging, files))
+
+
+def _columns_of(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
+    """Return the columns of the staged files, or None if they are no Parquet files."""
+    if not files or file_format(files[0].name) != PARQUET:
+        return None
+    with staging.below(files[0].name).reading() as file:
+        return pq.read_schema(file)
 
 
 def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
@@ -423,9 +486,14 @@ def _preupload(addition: Any, target: Target) -> None:
         raise
 
 
-def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -> str:
-    """Make one commit of all files, even if others commit meanwhile or an answer is lost."""
-    from huggingface_hub import CommitOperationDelete
+def _commit(
+    additions: Sequence[Any], digests: dict[str, str], target: Target, columns: pa.Schema | None
+) -> str:
+    """Make one commit of all files, even if others commit meanwhile or an answer is lost.
+
+    The dataset card in that commit describes the files, which have these `columns`.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     def commit() -> str:
         head = target.head(tries=1)
@@ -434,17 +502,30 @@ def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -
         if not foreign and digests.items() <= there.items():
             return head  # by an earlier run, or by a try whose answer was lost
         removals = [CommitOperationDelete(path) for path in foreign if path not in digests]
+        folder = (there.keys() - foreign) | digests.keys()
+        card = target.card(head)
+        try:
+            new_card = card and card_with_split(card, target, digests.keys(), folder, columns)
+        except Exception as err:  # whatever somebody has written there
+            logger.warning(
+                "%s: the dataset card is left as it is, because it cannot be read (%s): correct "
+                "its dataset_info and configs if `datasets` does not load the new files",
+                target.repo,
+                err,
+            )
+            new_card = card
+        cards = [CommitOperationAdd(CARD, new_card.encode())] if new_card != card else []
         send = functools.partial(
             target.api().create_commit,
             target.repo,
-            [*removals, *additions],
+            [*removals, *additions, *cards],
             commit_message=target.message or f"Add {len(digests)} files with gpuclassify",
             repo_type="dataset",
             revision=target.revision,
             parent_commit=head,
         )
         made = str(ask(target.repo, send, tries=1).oid)
-        if not digests.items() <= target.digests(made).items():
+        if not digests.items() <= target.digests(made, has_files=True).items():
             raise HubRefusedError(
                 f"the commit {made} of {target.repo} lacks files that were there when this job "
                 "began to upload: run the same job again"
@@ -452,6 +533,125 @@ def _commit(additions: Sequence[Any], digests: dict[str, str], target: Target) -
         return made
 
     return retried(commit, is_busy)
+
+
+def card_with_split(
+    card: str,
+    target: Target,
+    files: Collection[str],
+    folder: Collection[str],
+    columns: pa.Schema | None,
+) -> str:
+    """Return a dataset card after the target's split was replaced by other files or added.
+
+    Without this, `datasets` looks for the columns, row counts and files that the card describes.
+    `folder` lists all files of the target's folder after the commit, and `columns` is None if the
+    columns are not known.
+    """
+    from huggingface_hub import DatasetCard
+
+    parsed = DatasetCard(card, ignore_metadata_errors=True)
+    before = parsed.data.to_dict()
+    configs, infos = parsed.data.get("configs"), parsed.data.get("dataset_info", [])
+    name = "default"
+    if configs:
+        config = _config_of(configs, target, files)
+        name = config.get("config_name", "default")
+        if "data_files" in config:
+            _add_files(config, target, files, folder)
+    for info in infos if isinstance(infos, list) else [infos]:
+        if info.get("config_name", "default") != name:
+            continue
+        for outdated in ("splits", "download_size", "dataset_size"):
+            info.pop(outdated, None)
+        if not _fits(info.get("features", []), columns):
+            info.pop("features", None)
+            logger.warning(
+                "%s: features are removed from the dataset card, because the columns of the split "
+                "%r may differ from them. `datasets` cannot load splits with different columns "
+                "together: if there are any, choose another path= and its own configuration",
+                target.repo,
+                target.split,
+            )
+    return card if parsed.data.to_dict() == before else str(parsed)
+
+
+def _config_of(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
+    """Return the configuration that the files belong to; a new one is added if there is none."""
+
+    def holds(config: dict[str, Any]) -> bool:
+        patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
+        data_dir = config.get("data_dir")
+        return (data_dir is not None and data_dir.strip("./") == target.path) or any(
+            posixpath.dirname(pattern) == target.path or _matches(pattern, files)
+            for pattern in patterns
+        )
+
+    for config in configs:
+        if holds(config):
+            return config
+    for config in configs:
+        if config.get("default") or config.get("config_name", "default") == "default":
+            return config
+    name = (target.path or target.split).replace("/", "-")
+    configs.append({"config_name": name, "data_files": []})
+    return configs[-1]
+
+
+def _add_files(
+    config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
+) -> None:
+    """Make the files those of the target's split in a configuration of a dataset card."""
+    entries = _entries(config)
+    ours = [entry for entry in entries if entry["split"] == target.split]
+    if not ours:
+        entries += (ours := [{"split": target.split, "path": []}])
+    for entry in ours:  # `datasets` refuses patterns that match no file
+        entry["path"] = [
+            pattern
+            for pattern in entry["path"]
+            if posixpath.dirname(pattern) != target.path or _matches(pattern, folder)
+        ]
+    if not all(any(_matches(p, [file]) for p in ours[0]["path"]) for file in files):
+        ours[0]["path"].append(posixpath.join(target.path, f"{target.split}-*"))
+    config["data_files"] = [
+        entry | {"path": entry["path"][0] if len(entry["path"]) == 1 else entry["path"]}
+        for entry in entries
+    ]
+
+
+def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the data files of a configuration, in whichever form, as patterns of splits."""
+    files = config.get("data_files") or []
+    if isinstance(files, dict):
+        files = [{"split": split, "path": path} for split, path in files.items()]
+    files = [files] if isinstance(files, str) else files
+    entries = [
+        each if isinstance(each, dict) else {"split": "train", "path": each} for each in files
+    ]
+    return [
+        entry | {"path": [entry["path"]] if isinstance(entry["path"], str) else [*entry["path"]]}
+        for entry in entries
+    ]
+
+
+def _matches(pattern: str, files: Collection[str]) -> bool:
+    return any(map(re.compile(glob_translate(pattern)).match, files))
+
+
+def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
+    """Tell whether columns have the names and types of a dataset card's features."""
+    told = {feature["name"]: feature.get("dtype") for feature in features}
+    if columns is None or told.keys() != set(columns.names):
+        return not features
+
+    def fits(kind: pa.DataType, dtype: Any) -> bool:
+        if isinstance(dtype, dict):
+            return "class_label" in dtype and pa.types.is_integer(kind)
+        shown = str(kind).removeprefix("large_")
+        return dtype in (_DTYPES.get(shown, shown), *_OPAQUE)
+
+    return all(fits(columns.field(name).type, dtype) for name, dtype in told.items())
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.stores.hub import hub_uri
 from gpuclassify.stores.store import UnreadableInputError
-from tests.hub_server import File
+from tests.hub_server import CUTS, File
 from tests.processes import local_client
 
 URL = f"hf://datasets/{REPO}"
@@ -124,6 +124,14 @@ def test_a_busy_hub_is_asked_again(hub, repo, options):
     ddf = read_files([f"{URL}/large/*.jsonl"], storage_options=options)
     assert len(ddf.compute(scheduler="sync")) == FILES * 400
     assert sum(r.status in (429, 503) for r in hub.requests) == 4
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("pattern", ["large/*.jsonl", "rows/*.parquet"])
+def test_what_a_short_answer_lacks_is_asked_for_again(hub, repo, options, pattern, cut):
+    ddf = read_files([f"{URL}/{pattern}"], storage_options=options)
+    hub.fail("GET", "/store/", *[CUTS[cut]] * 3)
+    assert sorted(ddf.compute(scheduler="sync")["id"]) == list(range(FILES * 400))
 
 
 def test_a_private_repository_is_read_on_workers_and_its_token_stays_in_memory(

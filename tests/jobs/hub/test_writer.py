@@ -11,8 +11,10 @@ import time
 
 import cloudpickle
 import dask.dataframe as dd
+import datasets
 import pandas as pd
 import pytest
+import yaml
 from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
 from job_faults import double, in_process, write_input
 
@@ -22,7 +24,7 @@ from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_file
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
-from tests.hub_server import File
+from tests.hub_server import File, RefusalError
 from tests.processes import local_client
 
 pytestmark = pytest.mark.slow
@@ -143,6 +145,125 @@ def test_a_commit_that_fails_or_whose_answer_is_lost_is_made_once(hub, push, fra
     hub.fail("POST", "/commit/", *outcomes, Retry_After="0")
     push()
     assert_pushed_once(hub, frame)
+
+
+@pytest.mark.parametrize("code", ["RevisionNotFound", "EntryNotFound", "RepoNotFound", ""])
+def test_a_commit_that_the_hub_does_not_show_for_a_moment_is_made_once(hub, push, frame, code):
+    repo, refused = hub.add(REPO), []
+
+    def lag():
+        if len(repo.branches["main"]) > 1 and len(refused) < 2:
+            refused.append(code)
+            raise RefusalError(404, "not here yet", code)
+
+    hub.fail("GET", "/tree/", *[lag] * 20)
+    summary = push()
+    assert refused == [code] * 2
+    assert_pushed_once(hub, frame)
+    assert summary.commit_url.endswith(repo.branches["main"][-1])
+
+
+@pytest.mark.parametrize("code", ["RevisionNotFound", "RepoNotFound", ""])
+def test_a_branch_that_is_not_shown_for_a_moment_is_not_taken_for_empty(hub, push, code):
+    hub.add(REPO, {"data/train-00000-of-00001.parquet": b"another job's"})
+
+    def lag():
+        raise RefusalError(404, "not here yet", code)
+
+    hub.fail("GET", "/tree/", lag)
+    with pytest.raises(FileExistsError, match="has 1 files of the split 'train'"):
+        push()
+
+
+@pytest.mark.parametrize("revision", ["main", "draft"])
+def test_a_token_that_may_write_need_not_be_allowed_to_create(hub, push, frame, revision):
+    repo = hub.add(REPO)
+    repo.branches["draft"] = [repo.sha_of()]
+    for path in ("/api/repos/create", "/branch/"):
+        hub.fail("POST", path, *[403] * 9)
+    push(revision=revision)
+    assert_same_rows(rows(repo, revision=revision), frame)
+
+
+FEATURES = [{"name": "id", "dtype": "int64"}, {"name": "text", "dtype": "string"}]
+LABEL = {"name": "id", "dtype": {"class_label": {"names": {str(n): f"n{n}" for n in range(99)}}}}
+CARDS = [
+    *("info", "info of labels", "info and configs", "exact names", "a dictionary", "one pattern"),
+    *("two configs", "unreadable"),
+]
+
+
+def make_card(kind, splits):
+    """The metadata of a card, in the forms that `datasets` and people write."""
+
+    def described(first=FEATURES[0], **config):
+        sizes = [{"name": name, "num_bytes": 9, "num_examples": splits[name]} for name in splits]
+        info = {"features": [first, FEATURES[1]], "splits": sizes}
+        return {**config, **info, "download_size": 9, "dataset_size": 18}
+
+    def files(folder="data", names=splits, end="*"):
+        return [{"split": name, "path": f"{folder}/{name}-{end}"} for name in names]
+
+    def config(name, data_files, **more):
+        return {"config_name": name, "data_files": data_files, **more}
+
+    first = next(iter(splits))
+    one = f"data/{first}-*"
+    two = [config("en", files("en")), config("de", files(names=[first]), default=True)]
+    infos = [described(config_name="en"), described(config_name="de")]
+    return {
+        "info": {"dataset_info": described()},
+        "info of labels": {"dataset_info": described(LABEL)},
+        "info and configs": {"dataset_info": described(), "configs": [config("default", files())]},
+        "exact names": {"configs": [config("default", files(end="00000-of-00001.parquet"))]},
+        "a dictionary": {"configs": [config("default", {first: [one]})]},
+        "one pattern": {"configs": [config("default", one)]},
+        "two configs": {"dataset_info": infos, "configs": two},
+        "unreadable": {"tags": ["books"]},
+    }[kind]
+
+
+@pytest.mark.parametrize("has_other_columns", [False, True])
+@pytest.mark.parametrize("split", ["train", "test", "new"])
+@pytest.mark.parametrize("kind", CARDS)
+def test_datasets_loads_a_split_that_was_replaced_or_added(
+    hub, push, frame, tmp_path, kind, split, has_other_columns
+):
+    """With the card that is in the same commit; splits of one configuration have equal columns."""
+
+    def content(count):
+        buffer, numbers = io.BytesIO(), range(count)
+        old = pd.DataFrame({"id": numbers, "text": [f"old {n}" for n in numbers]})
+        old.to_parquet(buffer, index=False)
+        return File(buffer.getvalue(), is_large=True)
+
+    splits = {split: 10} if has_other_columns else {"train": 10, "test": 4}
+    metadata = yaml.safe_dump(make_card(kind, splits))
+    metadata += "configs: 7\n" * (kind == "unreadable")
+    text = f"---\nlicense: mit\n{metadata}---\n# Books\n\nA text.\n"
+    old = {f"data/{name}-00000-of-00001.parquet": content(splits[name]) for name in splits}
+    if kind == "two configs":
+        old |= {path.replace("data/", "en/"): file for path, file in old.items()}
+    repo = hub.add(REPO, {"README.md": text.encode(), **old})
+    frame = frame.assign(id=frame["id"] % 99, **({"score": 0.5} if has_other_columns else {}))
+    push(frame, split=split, overwrite=True)
+    assert len(repo.branches["main"]) == 2
+    for path, file in repo.tree().items():
+        (tmp_path / "repo" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repo" / path).write_bytes(file.data)
+    card = (tmp_path / "repo/README.md").read_text()
+    assert "license: mit" in card
+    assert card.endswith("---\n# Books\n\nA text.\n")
+    if kind == "unreadable":
+        assert card == text
+        return
+    name = "de" if kind == "two configs" else "default"
+    found = datasets.load_dataset(f"{tmp_path}/repo", name, cache_dir=f"{tmp_path}/cache")
+    assert found[split].to_pandas()[list(frame)].equals(frame)
+    counts = {"train": 10, "test": 4} if kind.startswith("info") and not has_other_columns else {}
+    assert {s: found[s].num_rows for s in counts if s != split}.items() <= counts.items()
+    if kind == "info of labels" and not has_other_columns:
+        assert found[split].features["id"].names[:2] == ["n0", "n1"]
 
 
 def test_the_files_of_a_racing_writer_stay(hub, push, frame):

@@ -17,7 +17,7 @@ from gpuclassify.jobs.input.readers import FileReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.stores.store import UnreadableInputError
-from tests.hub_server import Answer, HttpServer, RefusalError, ranged_answer
+from tests.hub_server import CUTS, Answer, HttpServer, RefusalError, cut_to, ranged_answer
 
 SECRET = "Signature=c0ffee"
 ROWS = pd.DataFrame({"id": range(2_000), "text": [f"text {n} " + "ü" * 50 for n in range(2_000)]})
@@ -91,6 +91,38 @@ def half():
     refusal = RefusalError(200)
     refusal.answer = Answer(206, b"{", {"Content-Length": 1_000, "Connection": "close"})
     raise refusal
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("has_ranges", [True, False])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_what_a_short_answer_lacks_is_asked_for_again(web, tmp_path, name, has_ranges, cut):
+    web.has_ranges = has_ranges
+    planned = job(web, name, tmp_path / "out").prepare()
+    web.fail("GET", f"/{name}", *[CUTS[cut], None, None] * 4)
+    summary = planned.run()
+    assert sorted(pd.concat(map(pd.read_parquet, summary.files))["id"]) == ROWS["id"].tolist()
+    assert not summary.left_out
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_server_may_answer_with_less_than_it_is_asked_for(web, tmp_path, name):
+    web.fail("GET", f"/{name}", *[cut_to(4_000)] * 1_000)
+    summary = job(web, name, tmp_path / "out").run()
+    assert sorted(pd.concat(map(pd.read_parquet, summary.files))["id"]) == ROWS["id"].tolist()
+    assert not summary.left_out
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_file_that_stays_cut_is_no_row_in_quarantine(web, tmp_path, name, has_ranges):
+    web.has_ranges = has_ranges
+    planned = job(web, name, tmp_path / "out").prepare()
+    cut = CUTS["nothing" if has_ranges else "half"]
+    web.fail("GET", f"/{name}", *[None] * has_ranges, *[cut] * 100)
+    with pytest.raises(OSError, match=rf"{web.url}/{name}.*of the file's [\d,]+ bytes"):
+        planned.run()
+    assert not (tmp_path / "out/_SUCCESS").exists()
 
 
 FAULTS = [

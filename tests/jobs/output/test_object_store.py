@@ -1,6 +1,8 @@
 """An S3 store as input and output; what it answers is moto's, and the oracle is boto3."""
 
 import functools
+import gzip
+import hashlib
 import json
 import logging
 
@@ -22,7 +24,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import UnreadableInputError, UnsupportedStorageError
-from tests.hub_server import Answer, RefusalError
+from tests.hub_server import CUTS, Answer, RefusalError, cut_to
 
 
 def job(place, stage=faults.double, **options):
@@ -78,6 +80,25 @@ def test_a_finished_job_changes_nothing_and_another_removes_its_own_alone(bucket
     assert parts == {path.removeprefix("s3://") for path in summary.files}
     assert not parts & set(first)
     assert {path.rpartition("/")[2] for path in found} >= {"notes.txt", "mine.json"}
+
+
+@pytest.mark.parametrize("cut", [*CUTS, "all capped"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+def test_what_a_short_answer_lacks_is_asked_for_again(store, bucket, monkeypatch, cut, kind):
+    monkeypatch.setattr("gpuclassify.hub.calls.FIRST_WAIT_SECONDS", 0.01)
+    place = f"s3://{store.bucket}/short-{cut}-{kind}".replace(" ", "-")
+    rows = pd.DataFrame({"id": range(2_000), "text": [f"text {n} " * 9 for n in range(2_000)]})
+    content = rows.to_json(orient="records", lines=True).encode()
+    content = gzip.compress(content) if kind == "jsonl.gz" else content
+    bucket.pipe(f"{place}/a.{kind}", rows.to_parquet() if kind == "parquet" else content)
+    ddf = read_files([f"{place}/a.{kind}"], part_bytes=20_000)
+    capped = cut_to(3_000, **{"x-amz-checksum-crc32": None})
+    outcomes = [capped] * 999 if cut == "all capped" else [CUTS[cut], None] * 4
+    stored = hashlib.sha256(bucket.cat(f"{place}/a.{kind}")).hexdigest()
+    store.fail("GET", f"{place[5:]}/a.{kind}", *outcomes)
+    assert sorted(ddf.compute()["id"]) == [*range(2_000)]
+    store.fail("GET", f"{place[5:]}/a.{kind}", *outcomes)
+    assert open_store(place).digest(f"a.{kind}") == stored
 
 
 def test_formats_ranges_and_quarantine(store, bucket, tmp_path):
