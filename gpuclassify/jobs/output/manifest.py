@@ -27,6 +27,7 @@ from gpuclassify.jobs.output.records import (
     FUNCTION,
     JOB,
     KEY_DIGITS,
+    MALFORMED,
     METADATA,
     QUARANTINE,
     RECORDS,
@@ -49,7 +50,7 @@ from gpuclassify.jobs.output.records import (
     unsealed,
 )
 from gpuclassify.settings.checks import check_choice
-from gpuclassify.stores.names import file_format
+from gpuclassify.stores.names import JSONL, PARQUET, file_format
 from gpuclassify.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -505,17 +506,28 @@ def read_job(directory: Store) -> dict[str, Any]:
             f"{directory} is no output of a job: name the directory that a job wrote to"
         ) from None
     job = unsealed(content)
-    if (
-        job is None
-        or key_in(part_name(0, 1, str(job["key"]), ".")) != job["key"]
-        or not 0 <= job["parts"] <= MOST_PARTS  # whose names are all made
-    ):
+    if job is None or not _is_description(job):
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote: start over, which "
             "removes the parts that are there (restart=True), or write to another "
             "directory"
         )
     return job
+
+
+def _is_description(job: dict[str, Any]) -> bool:
+    """Tell whether names of files can be made of a job's key, parts and output."""
+    try:
+        output, parts = job["identity"]["output"], job["parts"]
+        encoding = Encoding(output["format"], output["compression"])
+        return (
+            key_in(part_name(0, 1, job["key"], encoding.suffix)) == job["key"]
+            and encoding.file_format in (PARQUET, JSONL)
+            and isinstance(parts, int)
+            and 0 <= parts <= MOST_PARTS  # whose names are all made
+        )
+    except (StopIteration, *MALFORMED):  # the first, for an unknown compression
+        return False
 
 
 def _versions() -> dict[str, str]:
