@@ -233,7 +233,7 @@ def open_index(store: Store) -> ItemIndex:
     ValueError
         It is of another version, not as it was written, or its arrays contradict each other.
     """
-    return _opened(store, store.read(ABOUT))
+    return _opened(store, store.read(ABOUT), store.stamp())
 
 
 def about_index(folder: Store) -> dict[str, Any]:
@@ -251,11 +251,8 @@ def is_sound(folder: Store) -> bool:
 
 
 def _parse_about(folder: Store, content: bytes) -> dict[str, Any]:
-    try:
-        about = unsealed(content)
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict):
+    about = unsealed(content)
+    if about is None:
         raise _unsound(folder, f"{ABOUT} is not as it was written")
     version = about.get("format"), about.get("unicode")
     if version != (FORMAT, UNICODE):
@@ -288,8 +285,8 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _opened(store: Store, content: bytes) -> ItemIndex:
-    """Open the index with this ``index.json``; a process checks it once."""
+def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
+    """Open the index with this ``index.json``; a process checks it once, until it is replaced."""
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()

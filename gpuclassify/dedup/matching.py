@@ -19,6 +19,7 @@ from gpuclassify.settings.checks import check_choice
 # A text's sketch is this number of its smallest hashes. If two texts share 80% of their n-grams,
 # all 16 hashes differ with a probability of about 10^-11.
 _SKETCH_HASHES = 16
+_LAST_CODE_POINT = np.uint64(0x10FFFF)
 _OWNERS = 4  # documents recorded for a hash: text that more of them share is boilerplate
 _WORD, _GAP, _ALONE = range(3)
 # Blocks of what is written without spaces: each character is a token.
@@ -161,7 +162,7 @@ def _long_character(text, at):
     code &= np.uint64(0x7F >> size)
     for byte in text[at + 1 : at + size]:
         code = code << np.uint64(6) | np.uint64(byte & 0x3F)
-    return code, at + size
+    return min(code, _LAST_CODE_POINT), at + size  # bytes that are no UTF-8 would give more
 
 
 @njit(nogil=True, cache=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.frames import Frame, LazyFrame  # needed at run time: type hints are evaluated
 from gpuclassify.hub.saving import CONFIG, finish_saving, saving
-from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.models.checkpoint import CheckpointError, read_checkpoint
 from gpuclassify.models.head_network import (
     Backbone,
     HeadNetwork,
@@ -323,7 +323,7 @@ class TrainedHead:
                 f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
             )
         identity = hub.resolve(folder)
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = _read_record(folder)
         described = Backbone(**record["backbone"])
         if record["settings"]["kind"] == "pooler":
             described = replace(described, model=str(folder), revision=None)
@@ -366,6 +366,27 @@ class TrainedHead:
             f"Head(kind={settings['kind']!r}, task={settings['task']!r}, "
             f"labels={list(self.labels)}, backbone={self.embedder.options.model!r})"
         )
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Read what a head was trained on; CheckpointError if a setting is none that `save` writes."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        backbone, reading, settings = record["backbone"], record["reading"], record["settings"]
+        names = {each.name for each in fields(Backbone)}
+        if not (
+            isinstance(backbone["model"], str)
+            and names >= backbone.keys()
+            and {*_READING} >= reading.keys()
+            and settings["task"] in TASKS
+            and settings["kind"] in ACTIVATIONS
+        ):
+            raise ValueError("it has settings that no head has")
+        return record
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:
+        raise CheckpointError(
+            f"{folder / RECORD} is not what Head.save() wrote: {err}. Copy the directory again"
+        ) from err
 
 
 Head = TrainedHead  # its public name, which documentation and pickles show

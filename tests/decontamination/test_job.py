@@ -20,7 +20,9 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.commands.cli import main
-from gpuclassify.jobs.output.records import JobChangedError
+from gpuclassify.jobs.output.records import JobChangedError, sealed, unsealed
+from gpuclassify.jobs.report.report import write_report
+from gpuclassify.stores.opening import open_store
 
 HOSTILE = "<script>alert('x')</script> & 'quoted' one two three four five six seven eight nine"
 
@@ -117,6 +119,26 @@ def test_a_finished_job_is_left_and_a_broken_index_is_built_again(corpus, tmp_pa
     before = (index / "index.json").stat().st_mtime_ns
     job().run()
     assert (index / "index.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sources": []},
+        {"sources": {"a.jsonl": []}},
+        {"sources": {"a.jsonl": {"items": "many", "distinct": 1, "too_short": 1}}},
+        {"sources": {"a.jsonl": {"items": float("inf"), "distinct": 1, "too_short": 1}}},
+        {"boilerplate": "<script>"},
+        {"boilerplate": {"in ignore=": {"ngrams": None, "such_as": 3}}},
+    ],
+)
+def test_a_report_leaves_out_counts_of_an_index_that_are_none(corpus, tmp_path, change):
+    job().run()
+    path = tmp_path / "out/_decontamination/index/index.json"
+    about = unsealed(path.read_bytes()) | change
+    path.write_bytes(sealed(about))
+    contamination = write_report(open_store(str(tmp_path / "out")))["contamination"]
+    assert (contamination["documents"], contamination["boilerplate"]) == (6, {})
 
 
 @pytest.mark.parametrize("change", ["items", "settings", "sample"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuclassify.dedup.matching import match_groups, ngram_sets
+from gpuclassify.dedup.matching import character, match_groups, ngram_sets
 from tests.dedup.known import ngrams_of
 
 # Of these categories, and but for one mark, the blocks that count and the scripts are the same.
@@ -20,6 +20,15 @@ CHARACTERS = st.characters(
 
 def sets_of(texts, n=3):
     return ngram_sets(pa.array(texts, pa.large_string()), n)
+
+
+@pytest.mark.parametrize("lead", range(0xC0, 0x100))
+def test_bytes_that_are_no_utf8_become_no_character_beyond_unicode(lead):
+    """Tables of characters are read without a check of bounds."""
+    for rest in (b"", b"\xbf", b"\xbf\xbf\xbf", b"\xff\xff\xff"):
+        data = np.frombuffer(bytes([lead]) + rest, np.uint8)
+        code, _ = character(data, 0)
+        assert 0 <= code <= 0x10FFFF
 
 
 def hashes_of(sets):

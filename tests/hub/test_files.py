@@ -1,6 +1,8 @@
 """Files of a model, read one by one or downloaded, always at the pinned commit."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,22 @@ def test_a_download_takes_no_pickles_and_then_no_requests(server, cache):
     assert hub.read_json(identity, "missing.json", cache_dir=cache) is None
     assert "pytorch_model.bin" in hub.list_files(identity, cache_dir=cache)
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../../escaped.json", "/escaped.json", "a/../../escaped.json"]
+)
+def test_names_in_the_hubs_answers_lead_to_no_file_outside_of_the_cache(
+    server, cache, tmp_path, name
+):
+    server.add(NAME, {**checkpoint(), name: b'{"escaped": 1}'})
+    identity = hub.resolve(NAME, cache_dir=cache)
+    with contextlib.suppress(ValueError, OSError):
+        hub.download(identity, cache_dir=cache)
+    with contextlib.suppress(ValueError, OSError):
+        hub.read_json(identity, name, cache_dir=cache)
+    outside = [path for path in tmp_path.rglob("*escaped*") if cache not in path.parents]
+    assert outside == [] and not Path("/escaped.json").exists()
 
 
 def test_a_busy_hub_is_asked_again(server, cache):

@@ -25,6 +25,7 @@ from gpuclassify import (
     Head,
     HeadClassifier,
 )
+from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.training import fitting
 from gpuclassify.training.annotations import AnnotatedColumns, read_annotations
 from gpuclassify.training.fitting import PENALTIES, RECIPES, Examples, Fit
@@ -469,6 +470,49 @@ def test_a_directory_of_another_model_is_left_alone(fit, annotated, tiny, tmp_pa
             head.save(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"Head\.save"):
         Head.load(tmp_path)
+
+
+def nest(record):
+    for _ in range(10):
+        record["backbone"] = [record["backbone"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["reading"].update(cache_dir="/etc"),
+        lambda record: record["reading"].update(token="hf_x"),
+        lambda record: record["reading"].update(model="other"),
+        lambda record: record["backbone"].update(cache_dir="/etc"),
+        lambda record: record["backbone"].update(model=["/etc"]),
+        lambda record: record["backbone"].pop("model"),
+        lambda record: record["settings"].update(kind="pickle"),
+        lambda record: record["settings"].update(task="../x"),
+        lambda record: record["settings"].update(task=["classes"]),
+        lambda record: record.pop("reading"),
+        lambda record: record.update(reading="max_chars"),
+        nest,
+    ],
+)
+def test_a_record_with_settings_that_no_head_has_is_refused(fit, tmp_path, change):
+    folder = fit().save(tmp_path / "head")
+    record = json.loads((folder / RECORD).read_text())
+    change(record)
+    (folder / RECORD).write_text(json.dumps(record))
+    with pytest.raises(
+        CheckpointError, match=r"head/training\.json is not what Head\.save\(\) wrote"
+    ):
+        Head.load(folder)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"\xff", b"[" * 100_000, b"", b"1" * 5000])
+def test_a_record_that_cannot_be_read_is_named(fit, tmp_path, content):
+    folder = fit().save(tmp_path / "head")
+    (folder / RECORD).write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"head/training\.json is not what Head\.save\(\) wrote"
+    ):
+        Head.load(folder)
 
 
 # The same data.

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from gpuclassify.frames import import_cudf, inside, is_text, plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed, changed_schema, union
-from gpuclassify.jobs.output.records import JOB
+from gpuclassify.jobs.output.records import JOB, MALFORMED
 from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
 from gpuclassify.stores.names import redacted
@@ -204,8 +204,9 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
     for root in roots:
         store = open_store(root, storage_options)
         if store.is_writable:
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                types |= json.loads(store.read(JOB))["folders"]
+            with contextlib.suppress(FileNotFoundError, *MALFORMED):
+                declared = json.loads(store.read(JOB))["folders"]
+                types |= {name: kind for name, kind in declared.items() if named_type(name, kind)}
     return types
 
 

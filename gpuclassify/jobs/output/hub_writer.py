@@ -28,6 +28,7 @@ from gpuclassify.hub.calls import (
     is_busy,
     retried,
 )
+from gpuclassify.hub.identity import is_commit
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
 from gpuclassify.jobs.output.records import METADATA, parse_record, sealed, unsealed
@@ -225,7 +226,8 @@ class HubWriter(FileWriter):
     def _commit_of(self, digests: dict[str, str]) -> str | None:
         """Return the commit that was made of the files with these digests, or None."""
         noted = self._noted()
-        return noted["commit"] if noted.get("files") == digests else None
+        commit = str(noted.get("commit"))
+        return commit if noted.get("files") == digests and is_commit(commit) else None
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"

@@ -29,6 +29,7 @@ from gpuclassify.jobs.output.records import (
     FUNCTION,
     JOB,
     KEY_DIGITS,
+    MALFORMED,
     METADATA,
     QUARANTINE,
     RECORDS,
@@ -543,7 +544,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
             and output["compression"] in (None, *_COMPRESSIONS)
             and isinstance(output.get("partition_by", ""), str)
         )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
     return job if is_sound else None
 

@@ -37,6 +37,8 @@ _HEAD_BYTES = 64  # of job.json, which begins with the key
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
 WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
 QUARANTINE = "_quarantine"
+# What reading a value of a JSON file may raise, if the file is not what a job writes.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 LEDGER = "summary.json"  # in the folder of a job's steps: which are done, and what was counted
 
 
@@ -151,9 +153,16 @@ def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """Return the values that were sealed, or None if they are not as they were written."""
+    """Return the values that were sealed, or None if they are not as they were written.
+
+    Others can seal values, too: callers check types before they use one.
+    """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
-    return json.loads(body) if content.strip() == _with_digest(body) else None
+    if content.strip() == _with_digest(body):
+        with contextlib.suppress(*MALFORMED):
+            values = json.loads(body)
+            return values if isinstance(values, dict) else None
+    return None
 
 
 def _with_digest(content: bytes) -> bytes:
@@ -172,7 +181,7 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 def _unsealed_as_before(content: bytes) -> dict[str, Any] | None:
     """Return the values of a ledger of the first form, whose digest is of its sorted values."""
-    with contextlib.suppress(ValueError, AttributeError, KeyError):
+    with contextlib.suppress(*MALFORMED):
         values = json.loads(content)
         digest = values.pop("sha256")
         return values if digest == _sha256(json.dumps(values, sort_keys=True).encode()) else None
@@ -185,12 +194,12 @@ def parse_record(content: bytes) -> Record | None:
     A machine that lost power may leave files without content. A record of an earlier version lacks
     what was not counted then.
     """
-    known = {each.name for each in fields(Record)}
-    try:
-        values = unsealed(content)
-        return values and Record(**{n: value for n, value in values.items() if n in known})
-    except (ValueError, TypeError, AttributeError, RecursionError):  # anybody may have written it
+    values, known = unsealed(content), {field.name for field in fields(Record)}
+    if values is None:
         return None
+    with contextlib.suppress(*MALFORMED):  # anybody may have written it
+        return Record(**{name: value for name, value in values.items() if name in known})
+    return None
 
 
 def _sha256(content: bytes) -> str:

@@ -16,7 +16,7 @@ from jinja2 import Template
 from markupsafe import Markup, escape
 
 from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
-from gpuclassify.jobs.output.records import read_ledger
+from gpuclassify.jobs.output.records import MALFORMED, read_ledger, unsealed
 from gpuclassify.jobs.report.summary import (
     BIN_WIDTH,
     LENGTH_EDGES,
@@ -211,10 +211,8 @@ def _contamination(
     if found is None:
         return None
     settings: Mapping[str, Any] = next((v for k, v in identity.items() if "Decontam" in k), {})
-    about: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        about = json.loads(directory.read(CONTAMINATION_INDEX))
-    counts, sources = found["contamination"], about.get("sources", {})
+    about = _index_counts(directory)
+    counts, sources = found["contamination"], about["sources"]
     bins = {name: np.zeros(21, int) for name in ("", *sources, *counts["shares"])}
     for name, shares in counts["shares"].items():
         bins[name][[*map(int, shares)]] = [*shares.values()]
@@ -235,9 +233,28 @@ def _contamination(
         "benchmarks": benchmarks,
         "falls": falls,
         "settings": {n: settings.get(n) for n in ("ngram", "min_words", "threshold", "max_items")},
-        "boilerplate": about.get("boilerplate", {}),
-        "digest": about.get("digest"),
+        "boilerplate": about["boilerplate"],
+        "digest": about["digest"],
     }
+
+
+def _index_counts(directory: Store) -> dict[str, Any]:
+    """Read the counts of items and boilerplate in the index of an output, empty if it has none."""
+    try:
+        about = unsealed(directory.read(CONTAMINATION_INDEX)) or {}
+        return {
+            "sources": {
+                name: {key: int(counts[key]) for key in ("items", "distinct", "too_short")}
+                for name, counts in about["sources"].items()
+            },
+            "boilerplate": {
+                reason: {"ngrams": int(found["ngrams"]), "such_as": [*map(str, found["such_as"])]}
+                for reason, found in about["boilerplate"].items()
+            },
+            "digest": str(about["digest"]),
+        }
+    except (FileNotFoundError, *MALFORMED):
+        return {"sources": {}, "boilerplate": {}, "digest": None}
 
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:

@@ -22,6 +22,7 @@ from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.records import sealed
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
 from tests.hub_server import File, RefusalError
@@ -123,6 +124,11 @@ def test_a_finished_job_asks_for_nothing_and_restart_looks_again(hub, push, fram
     note.write_bytes(content.replace(first.commit_url.rpartition("/")[2].encode(), b"0" * 40))
     assert push().commit_url == first.commit_url  # a note that is edited does not count
     assert note.read_bytes() == content
+    for commit in ("../../evil", None, ["a"], "\x1b]0;x"):  # nor does one that names no commit
+        noted = json.loads(content)
+        del noted["sha256"]
+        note.write_bytes(sealed(noted | {"commit": commit}))
+        assert push().commit_url == first.commit_url
     (tmp_path / "out/_SUCCESS").unlink()
     push()
     assert_pushed_once(hub, frame)

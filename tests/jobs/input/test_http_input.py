@@ -1,5 +1,6 @@
 """Files of a web server: with ranges and without, that fail, and that change; and no secret."""
 
+import contextlib
 import gzip
 import json
 import logging
@@ -74,6 +75,28 @@ def test_files_are_read_with_ranges_and_without(web, tmp_path, name, has_ranges)
     is_cut = name == "a.parquet" or (has_ranges and name == "a.jsonl")
     assert (len(summary.files) > 5) == is_cut
     assert job(web, name, tmp_path / "out").run().resumed_parts == len(summary.files)
+
+
+def test_a_page_leads_to_no_other_host_and_to_no_file_of_this_machine(web, tmp_path):
+    (tmp_path / "secret.jsonl").write_text('{"id": 0, "text": "secret"}\n')
+    with WebServer() as other:
+        other.files["/b.jsonl"] = other.files["/dir/b.jsonl"] = web.files["/a.jsonl"]
+        links = [
+            "a.jsonl",
+            f"{other.url}/b.jsonl",
+            f"{other.url}/dir/b.jsonl",
+            f"//{other.url.partition('//')[2]}/b.jsonl",
+            f"file://{tmp_path}/secret.jsonl",
+            f"{web.url}/dir/@{other.url.partition('//')[2]}/b.jsonl",
+        ]
+        page = "".join(f'<a href="{link}">x</a>' for link in links)
+        web.files["/dir/"] = web.files["/dir"] = page.encode()
+        web.files["/dir/a.jsonl"] = web.files["/a.jsonl"]
+        web.headers |= {"Content-Type": "text/html"}
+        reader = FileReader([f"{web.url}/dir/"], storage_options={"headers": {"X-Key": "secret"}})
+        with contextlib.suppress(UnreadableInputError, OSError):
+            reader.find_parts("whole")
+        assert web.requests and other.requests == []
 
 
 def test_files_of_no_byte_and_of_one(web):

@@ -1,5 +1,6 @@
 """What lies in an output decides about nothing outside of it: no name leads out, by no link."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -149,6 +150,73 @@ def test_a_description_of_impossible_parts_is_damaged(outputs, parts):
     for look in (manifest_of, write_report):
         with pytest.raises(ValueError, match=r"job\.json is damaged"):
             look(open_store(str(out)))
+
+
+DESCRIPTIONS = {
+    "format is a path": lambda job: job["identity"]["output"].update(format="../../x"),
+    "format is another": lambda job: job["identity"]["output"].update(format="exe"),
+    "compression is none": lambda job: job["identity"]["output"].update(
+        format="jsonl", compression="../x"
+    ),
+    "no format": lambda job: job["identity"]["output"].pop("format"),
+    "output is text": lambda job: job["identity"].update(output="parquet"),
+    "no identity": lambda job: job.pop("identity"),
+    "no key": lambda job: job.pop("key"),
+    "key is a number": lambda job: job.update(key=12345678),
+    "parts are text": lambda job: job.update(parts="2"),
+    "parts are a fraction": lambda job: job.update(parts=1.5),
+    "parts are without end": lambda job: job.update(parts=float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_a_description_of_which_no_names_can_be_made_is_damaged(outputs, name):
+    rewrite(outputs / "out/_gpuclassify/job.json", DESCRIPTIONS[name])
+    for look in (manifest_of, write_report):
+        with pytest.raises(ValueError, match=r"out/_gpuclassify/job\.json is damaged"):
+            look(open_store(f"{outputs}/out"))
+
+
+SEALED = {
+    "deep": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000,
+    "a list": b"[1",
+    "a huge number": b'{"a": 1' + b"0" * 5000,
+    "no JSON": b"{",
+}
+
+
+@pytest.mark.parametrize("name", SEALED)
+@pytest.mark.parametrize("file", ["job.json", "records"])
+def test_sealed_content_that_is_no_object_is_damaged(outputs, name, file):
+    path = outputs / "out/_gpuclassify" / file
+    path = sorted(path.iterdir())[0] if path.is_dir() else path
+    body = SEALED[name] + (b"]" if name == "a list" else b"}")
+    digest = hashlib.sha256(body).hexdigest().encode()
+    path.write_bytes(b'%s, "sha256": "%s"}' % (body[:-1], digest))
+    if file == "job.json":
+        with pytest.raises(ValueError, match=r"out/_gpuclassify/job\.json is damaged"):
+            manifest_of(open_store(f"{outputs}/out"))
+    else:
+        recorded = manifest_of(open_store(f"{outputs}/out")).records()
+        assert list(recorded.values()).count(None) == 1
+
+
+def test_a_record_without_its_fields_is_damaged(outputs):
+    record = sorted((outputs / "out/_gpuclassify/records").iterdir())[0]
+    rewrite(record, lambda values: values.pop("digest"))
+    recorded = manifest_of(open_store(f"{outputs}/out")).records()
+    assert list(recorded.values()).count(None) == 1
+
+
+@pytest.mark.parametrize(
+    "folders", [None, [], {"k": "../x"}, {"k": ["int64"]}, {"k": 10**400}, "k", "absent"]
+)
+def test_types_of_folders_that_are_none_are_not_taken(tmp_path, folders):
+    pd.DataFrame({"id": [1], "k": [1]}).to_parquet(tmp_path / "in", partition_cols=["k"])
+    (tmp_path / "in/_gpuclassify").mkdir()
+    content = {} if folders == "absent" else {"folders": folders}
+    (tmp_path / "in/_gpuclassify/job.json").write_bytes(sealed(content))
+    assert read_files(tmp_path / "in").compute()["k"].tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["_lang", ".lang", "__k"])
