@@ -25,6 +25,7 @@ from torch import Tensor
 from gpuclassify import hub
 from gpuclassify.frames import HostTexts, backend_of
 from gpuclassify.models.checkpoint import STATIC, Checkpoint
+from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import (
     TextTokenizer,
@@ -99,10 +100,8 @@ def check_tokenizer(options: ModelOptions, checkpoint: Checkpoint, changes_texts
     description = hub.read_text(home, "tokenizer.json", cache_dir=options.cache_dir)
     if description is None:
         return
-    from tokenizers import Tokenizer
-
     try:
-        read_rules(Tokenizer.from_str(description))
+        read_rules(load_backend(description, f"tokenizer.json of {home}"))
     except NotEligibleError as err:
         raise refused(options, err) from err
 
