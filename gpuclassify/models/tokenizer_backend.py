@@ -25,8 +25,10 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
 
     try:
         with panics_as_errors():
-            is_file = isinstance(source, Path)
-            backend = Tokenizer.from_file(str(source)) if is_file else Tokenizer.from_str(source)
+            if isinstance(source, Path):
+                backend = Tokenizer.from_file(str(source))
+            else:
+                backend = Tokenizer.from_str(source)
             backend.no_truncation()
             backend.no_padding()  # to a length that may not fit into memory
             special = max(map(backend.num_special_tokens_to_add, (False, True)))
