@@ -75,8 +75,12 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
     try:
         with building_lock, quiet_transformers(), panics_as_errors():
             if FILE in present:
-                return _of_file(directory, settings)
-            return _as_transformers_4(directory, models, settings)
+                tokenizer = _of_file(directory, settings)
+            else:
+                tokenizer = _as_transformers_4(directory, models, settings)
+            if not tokenizer.model_max_length >= 0:  # a TypeError if it is no number
+                raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
+            return tokenizer
     except Exception as err:  # whatever classes of transformers and the libraries below raise
         raise CheckpointError(
             f"no tokenizer of {owner} loads from its files {present}, because of "

@@ -386,6 +386,15 @@ def test_a_configuration_that_is_refused_is_named(write):
         read_tokenizer("acme/model", directory)
 
 
+@pytest.mark.parametrize("length", ["-5", "NaN", '"512"', "[]", "9" * 5_000, "[" * 50_000])
+def test_a_length_that_is_no_number_of_tokens_is_refused(write, length):
+    file = write("tokenizer.json", model_max_length="<length>") / "tokenizer_config.json"
+    file.write_text(file.read_text().replace('"<length>"', length))
+
+    with pytest.raises(CheckpointError, match="no tokenizer of acme/model loads from its files"):
+        read_tokenizer("acme/model", file.parent)
+
+
 @pytest.mark.parametrize("missing", ["sentencepiece", "protobuf"])
 def test_the_libraries_for_sentencepiece_models_are_named_where_they_are_missing(
     write, missing, monkeypatch
