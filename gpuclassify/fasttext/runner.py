@@ -25,6 +25,7 @@ from gpuclassify.mapping.label_heads import LabelHead, label_array
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
+from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
 from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.run_context import RunStats, advance
 
@@ -148,11 +149,7 @@ class TokenWords:
     """
 
     def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = load_backend(path, path)
         ids = range(max(self._tokenizer.get_vocab().values()) + 1)
         words = self._tokenizer.decode_batch(
             [[token_id] for token_id in ids], skip_special_tokens=False
@@ -160,6 +157,7 @@ class TokenWords:
         escapes = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
         self._words = [word.translate(escapes) for word in words]
 
+    @panics_as_errors()
     def __call__(self, texts: list[str]) -> list[str]:
         """Return the line of each text."""
         plain = [self._plain(text) for text in texts]

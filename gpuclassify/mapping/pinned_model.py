@@ -18,7 +18,6 @@ from gpuclassify.models.checkpoint import (
     OWN_MODULE,
     STATIC,
     Checkpoint,
-    CheckpointError,
     OwnModule,
     check_ids,
     checking_values,
@@ -28,6 +27,7 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.sentence_transformers import as_cross_encoder
 from gpuclassify.models.tensors import check_headers, known_shapes
+from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:
@@ -202,13 +202,7 @@ class PinnedModel:
         file = Path(home.name, "tokenizer.json")
         is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # their ids are checked later
         if home.is_directory and not is_late and exists(file):
-            from tokenizers import Tokenizer
-
-            try:
-                backend = Tokenizer.from_file(str(file))
-            except Exception as err:  # tokenizers raise errors of any type
-                raise CheckpointError(f"{file} is damaged, or no tokenizer ({err})") from err
-            check_ids(self.checkpoint, backend)
+            check_ids(self.checkpoint, load_backend(file, file))
 
     def is_readable(self) -> bool:
         """Tell whether the checkpoint can be read here; a client that gives `labels` need not.

@@ -47,6 +47,8 @@ _OFFSET_POSITIONS = {
     *("markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
     "xmod",
 }
+# Architectures without positions: recurrent layers tell tokens in their order.
+_WITHOUT_POSITIONS = {"jamba", "zamba"}
 TOKENIZER_FILES = {
     "spm.model",
     "tokenizer.json",
@@ -349,14 +351,22 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     Relative positions, without a table, have no limit; learned ones end there, and rotary ones only
     lose quality beyond.
     """
-    names = ("max_position_embeddings", "n_positions", "max_seq_len")
+    kind = sizes.get("model_type")
+    if kind == "mpt":  # its biases of attention are a table, and another length has no meaning
+        return int(sizes.get("max_seq_len", 2_048)), True
+    names = ("max_position_embeddings", "n_positions")
     limit = first_size(sizes, names if "relative_attention_num_buckets" not in sizes else names[:1])
     if limit is None or sizes.get("position_biased_input") is False:
         return None, False
-    if any(key in sizes for key in _ROTARY_KEYS):
+    if kind in _WITHOUT_POSITIONS or any(key in sizes for key in _ROTARY_KEYS):
         return int(limit), False
-    if sizes.get("model_type") in _OFFSET_POSITIONS:
+    if kind in _OFFSET_POSITIONS:
         limit -= sizes.get("pad_token_id", 1) + 1
+    if kind == "big_bird" and sizes.get("attention_type", "block_sparse") == "block_sparse":
+        # It pads texts to whole blocks, which need positions too, unless they have few blocks.
+        block = sizes.get("block_size", 64)
+        unpadded = (5 + 2 * sizes.get("num_random_blocks", 3)) * block
+        limit = max(limit // block * block, min(limit, unpadded))
     return int(limit), True
 
 

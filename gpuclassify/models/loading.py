@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import nn
 
 from gpuclassify import hub
@@ -63,6 +62,7 @@ from gpuclassify.models.tensors import (
     shapes_of,
     unused_tensors,
 )
+from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -290,7 +290,7 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
         vectors = vectors[rows]
     if "weights" in tensors:
         vectors = vectors.double() * tensors["weights"].reshape(len(vectors), 1)
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend = load_backend(folder / "tokenizer.json", folder / "tokenizer.json")
     model, tokens = json.loads(backend.to_str())["model"], backend.get_vocab()
     unknown = model.get("unk_id", tokens.get(model.get("unk_token")))
     return TokenAverage(vectors.to(dtype), unknown, int(np.median(list(map(len, tokens)))))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify.models.checkpoint import STATIC, Checkpoint, CheckpointError, check_ids
 from gpuclassify.models.loading import NO_LIMIT, building_lock, quiet_transformers
+from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -48,8 +49,8 @@ def _of_words(checkpoint: Checkpoint, file: Path) -> Any:
     """Load the tokenizer of a static model: without special tokens, cut as the file says."""
     from transformers import PreTrainedTokenizerFast
 
+    check_ids(checkpoint, load_backend(file, file))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
-    check_ids(checkpoint, tokenizer.backend_tokenizer)
     tokenizer.backend_tokenizer.post_processor = None
     most = checkpoint.sentence and checkpoint.sentence.max_tokens
     tokenizer.model_max_length = most or tokenizer.init_kwargs.get("max_length") or NO_LIMIT
@@ -72,10 +73,14 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
             f"it, are not both installed: {install('sentencepiece')}"
         )
     try:
-        with building_lock, quiet_transformers():
+        with building_lock, quiet_transformers(), panics_as_errors():
             if FILE in present:
-                return _of_file(directory, settings)
-            return _as_transformers_4(directory, models, settings)
+                tokenizer = _of_file(directory, settings)
+            else:
+                tokenizer = _as_transformers_4(directory, models, settings)
+            if not tokenizer.model_max_length >= 0:  # a TypeError if it is no number
+                raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
+            return tokenizer
     except Exception as err:  # whatever classes of transformers and the libraries below raise
         raise CheckpointError(
             f"no tokenizer of {owner} loads from its files {present}, because of "
@@ -86,9 +91,9 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
 
 def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
     """Load what the class named by a configuration declares, with the steps of the file itself."""
-    from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    backend = load_backend(directory / FILE, FILE)
     settings = settings | {"local_files_only": True}
     plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
     try:
@@ -103,7 +108,6 @@ def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
     is_of_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
     if is_of_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
         tokenizer.init_kwargs.setdefault("model_input_names", tokenizer.model_input_names)
-    backend = Tokenizer.from_file(str(directory / FILE))
     _add_declared_tokens(backend, plain)
     return _with_backend(tokenizer, backend)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuclassify.models.tokenizer_backend import panics_as_errors
 from gpuclassify.settings.options import template_pieces
 from gpuclassify.tokenizing.text_tokenizer import (
     MOST_CHARS_PER_TOKEN,
@@ -305,6 +306,7 @@ class PromptTokenizer:
                 ids = np.asarray(self._encode_as_text(row)[1].ids, dtype=np.int32)
             yield ids
 
+    @panics_as_errors()
     def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
         """Return a prompt and its encoding. Special tokens in documents are tokenized as text."""
         prompt = self.prompt.filled(self._tokenizer, row)
@@ -373,6 +375,7 @@ class PromptTokenizer:
         """Tokens of a document that always fit into a prompt."""
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
+    @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
         """Cut a document into parts that fit into a prompt, with `overlap` tokens in common."""
         encoding = self._backend.encode(document, add_special_tokens=False)

@@ -265,7 +265,8 @@ class TextTokenizer:
         sizes = np.array([list(map(len, side)) for side in sides])
         while (is_short := self._is_too_short(words, np.array(stops) == sizes)).any():
             chars *= 2
-            for side, rows in enumerate(map(np.flatnonzero, is_short)):
+            for side, is_row in enumerate(is_short):
+                rows = np.flatnonzero(is_row).tolist()
                 texts = [sides[side][row] for row in rows]
                 longer = [prefix_end(text, chars) for text in texts]
                 words[side].replace(rows, self.words(prefixes_of(texts, longer)))

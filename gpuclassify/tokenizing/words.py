@@ -26,6 +26,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.models.tokenizer_backend import panics_as_errors
+
 # Of words that are kept for a tokenizer. Those of more bytes seldom come again.
 CACHE_BYTES = 64 << 20
 LONGEST_WORD = 48
@@ -462,7 +464,9 @@ class WordCache:
         short, long = np.flatnonzero(is_new & is_short), np.flatnonzero(is_new & ~is_short)
         new = [*short.tolist(), *long.tolist()]
         words = [distinct[number] for number in new]
-        for number, row in zip(new, self._tokenize(words, len(short)), strict=True):
+        with panics_as_errors():
+            tokens = self._tokenize(words, len(short))
+        for number, row in zip(new, tokens, strict=True):
             rows[number] = row
         self._keep([number for number in missing if is_short[number]], distinct, rows)
         if self._pays:
@@ -560,6 +564,7 @@ _caches: WeakValueDictionary[tuple[str, bool], WordCache] = WeakValueDictionary(
 _caching = threading.Lock()
 
 
+@panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
     """Return the process's only cache of a ``tokenizers.Tokenizer``, or of one that equals it.
 

@@ -278,10 +278,20 @@ TABLES_BEHIND_PADDING = (
 )
 
 
-@pytest.mark.parametrize("kind", [*sorted(TABLES_BEHIND_PADDING), "bert", "bart", "nystromformer"])
-def test_texts_end_where_the_table_of_positions_does(write, kind):
-    directory = write(kind, states_length=False)
-    most = MOST_TOKENS if kind in TABLES_BEHIND_PADDING else MOST_TOKENS + 2
+@pytest.mark.parametrize(
+    ("kind", "most", "settings"),
+    [
+        *((kind, MOST_TOKENS, {}) for kind in TABLES_BEHIND_PADDING),
+        *((kind, MOST_TOKENS + 2, {}) for kind in ("bert", "bart", "nystromformer")),
+        ("big_bird", MOST_TOKENS, {}),  # in blocks of 8
+        ("big_bird", MOST_TOKENS + 2, {"attention_type": "original_full"}),
+        ("big_bird", MOST_TOKENS + 2, {"block_size": 64, "num_random_blocks": 3}),
+        ("bigbird_pegasus", MOST_TOKENS + 2, {}),
+        ("mpt", 600, {"max_seq_len": 600, "max_position_embeddings": 200}),
+    ],
+)
+def test_texts_end_where_the_table_of_positions_does(write, kind, most, settings):
+    directory = write(kind, states_length=False, **settings)
     ids = plain_tokenizer(directory)(" ".join([LONG] * 2)).input_ids
     assert len(ids) > most
 

@@ -208,9 +208,12 @@ def test_tokens_beyond_the_embedding_are_refused_at_the_call(checkpoint, tmp_pat
         call(FineWebEduClassifier(model=model))
 
 
-def test_a_damaged_tokenizer_is_refused_at_the_call(checkpoint, tmp_path):
+@pytest.mark.parametrize("change", [None, {"type": "Precompiled", "precompiled_charsmap": "AAAA"}])
+def test_a_damaged_tokenizer_is_refused_at_the_call(checkpoint, tmp_path, change):
     model = shutil.copytree(checkpoint("fineweb-edu"), tmp_path / "model")
-    (model / "tokenizer.json").write_text("{")
+    description = json.loads((model / "tokenizer.json").read_text())
+    text = json.dumps(description | {"normalizer": change}) if change else "{"
+    (model / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged, or no tokenizer"):
         call(FineWebEduClassifier(model=model))
 

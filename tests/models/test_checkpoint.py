@@ -176,7 +176,9 @@ def test_a_base_model_for_a_checkpoint_that_carries_its_sizes_is_refused(checkpo
         ),
         ({"model_type": "bloom", "seq_length": 2048}, (None, False)),
         ({"model_type": "xlnet"}, (None, False)),
-        ({"model_type": "mpt", "max_seq_len": 1024}, (1024, True)),
+        ({"model_type": "mpt", "max_seq_len": 1024, "n_positions": 300}, (1024, True)),
+        ({"model_type": "mpt"}, (2048, True)),
+        ({"model_type": "jamba", "max_position_embeddings": 514}, (514, False)),
         *(
             ({"model_type": kind, "max_position_embeddings": 514, "pad_token_id": 1}, (512, True))
             for kind in ("esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "xmod", "mpnet")

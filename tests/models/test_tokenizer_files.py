@@ -1,15 +1,21 @@
 """A model's tokens are those of its own file, whatever class its configuration names."""
 
+import base64
 import importlib.util
 import json
+import struct
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertTokenizer, PreTrainedTokenizerFast, XLNetTokenizer
 
+from gpuclassify.fasttext.runner import TokenWords
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.questions.prompt_tokens import Prompt, PromptTokenizer
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from tests.replicas.tokenizers import published_files
 
@@ -300,12 +306,93 @@ def test_a_tokenizer_that_does_not_load_says_why(tmp_path, files, words):
         read_tokenizer("acme/model", tmp_path)
 
 
+SPECIAL = {"SpecialToken": {"id": "[X]", "type_id": 0}}
+TEMPLATE = {"type": "TemplateProcessing", "single": [SPECIAL], "pair": [], "special_tokens": {}}
+BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+HOSTILE = [
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"post_processor": TEMPLATE},
+    {
+        "post_processor": {
+            **TEMPLATE,
+            "single": [SPECIAL] * 10_000,
+            "special_tokens": {"[X]": {"id": "[X]", "ids": [1] * 9_999, "tokens": ["x"] * 9_999}},
+        }
+    },
+    {"model": {**BPE, "continuing_subword_prefix": "#" * 9}},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda file: read_tokenizer("acme/model", file.parent),
+        lambda file: load_backend(file, "tokenizer.json"),
+        lambda file: load_backend(file.read_text(), "tokenizer.json"),
+        lambda file: TokenWords(file),
+    ],
+    ids=["directory", "file", "text", "fasttext"],
+)
+def test_a_tokenizer_that_makes_the_library_panic_is_refused(write, change, load):
+    file = write("tokenizer.json") / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
+        load(file)
+
+
+def test_padding_that_fits_into_no_memory_is_ignored(write):
+    directory = write("tokenizer.json")
+    file = directory / "tokenizer.json"
+    own = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "pad_to_multiple_of": None}
+    padding = {"strategy": {"Fixed": 2**50}, "direction": "Right", **own}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"padding": padding}))
+
+    assert ids_of(directory) == IDS["fast"]
+
+
+@pytest.mark.parametrize(("rows", "text"), [(100, "hello"), (256, "天")])
+def test_a_text_that_makes_the_library_panic_ends_with_an_error(write, rows, text):
+    file = write("tokenizer.json") / "tokenizer.json"
+    table = np.zeros(rows, dtype=np.uint32)
+    table[229:230] = 1 << 28 | 229  # what begins with this byte goes on behind the table's end
+    content = struct.pack("<I", table.nbytes) + table.tobytes() + b"\0"
+    charsmap = base64.b64encode(content).decode()
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": normalizer}))
+    whole = Prompt(("a", ""), ("text",), has_special_tokens=False)
+    ways = [
+        lambda tokenizer: TextTokenizer(tokenizer, 64)([text]),
+        lambda tokenizer: TextTokenizer(tokenizer, 64, pairing=("a", "only_second"))([text]),
+        lambda tokenizer: PromptTokenizer(tokenizer, whole, 64)([(text,)]),
+        lambda tokenizer: PromptTokenizer(tokenizer, whole, 64).encode([text]),
+        lambda tokenizer: PromptTokenizer(tokenizer, whole, 64).windows(text, 2),
+        lambda tokenizer: TokenWords(file)([text]),
+    ]
+
+    for way in ways:
+        with pytest.raises(CheckpointError, match=r"the tokenizers library fails .* out of bounds"):
+            way(read_tokenizer("acme/model", file.parent))
+
+
 def test_a_configuration_that_is_refused_is_named(write):
     directory = write("tokenizer.json")
     (directory / "tokenizer_config.json").write_text("{")
 
     with pytest.raises(CheckpointError, match="JSONDecodeError: Expecting property name"):
         read_tokenizer("acme/model", directory)
+
+
+@pytest.mark.parametrize("length", ["-5", "NaN", '"512"', "[]", "9" * 5_000, "[" * 50_000])
+def test_a_length_that_is_no_number_of_tokens_is_refused(write, length):
+    file = write("tokenizer.json", model_max_length="<length>") / "tokenizer_config.json"
+    file.write_text(file.read_text().replace('"<length>"', length))
+
+    with pytest.raises(CheckpointError, match="no tokenizer of acme/model loads from its files"):
+        read_tokenizer("acme/model", file.parent)
 
 
 @pytest.mark.parametrize("missing", ["sentencepiece", "protobuf"])
