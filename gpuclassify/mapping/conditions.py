@@ -369,10 +369,8 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
         where = ""
         if rows := max(len(value) if isinstance(value, pa.Array) else 0 for value in values):
             row = _first_failing(calculate, values, rows)
-            shown = (
-                f"{ast.unparse(part)} is {value[row] if isinstance(value, pa.Array) else value}"
-                for part, value in parts.items()
-            )
+            arrays = ((ast.unparse(n), v) for n, v in parts.items() if isinstance(v, pa.Array))
+            shown = dict.fromkeys(f"{name} is {value[row]}" for name, value in arrays)
             where = f" in row {row}, where {' and '.join(shown)}"
         raise OverflowError(
             f"where= calculates {ast.unparse(node)!r}, which is too large{where}: integers have 64 "
