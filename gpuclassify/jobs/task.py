@@ -325,7 +325,7 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
     rows.
     """
     have_moved = False
-    for name in rows.columns.intersection(mapped.columns):
+    for name in (name for name in rows.columns if name in mapped.columns):
         try:
             old, new = (backend_of(frame).list_array(frame, name) for frame in (rows, mapped))
             kind = plain_type(old.type)

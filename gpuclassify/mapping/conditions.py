@@ -362,36 +362,34 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
             return pc.cast(result, pa.decimal256(DIGITS, result.type.scale))
         return _without_nan(result)
 
-    def of_rows(start: int, stop: int) -> list[Value]:
-        rows = slice(start, stop)
-        return [v[rows] if isinstance(v, pa.Array) else v for v in parts.values()]
-
+    values = [*parts.values()]
     try:
-        return calculate(*parts.values())
+        return calculate(*values)
     except pa.ArrowInvalid as err:
-        where, first, end = (
-            "",
-            0,
-            max(len(v) if isinstance(v, pa.Array) else 0 for v in parts.values()),
-        )
-        while end - first > 1:
-            middle = (first + end) // 2
-            try:
-                calculate(*of_rows(first, middle))
-                first = middle
-            except pa.ArrowInvalid:
-                end = middle
-        if end:
-            values = zip(parts, of_rows(first, end), strict=True)
-            shown = (
-                f"{ast.unparse(part)} is {v[0] if isinstance(v, pa.Array) else v}"
-                for part, v in values
-            )
-            where = f" in row {first}, where {' and '.join(shown)}"
+        where = ""
+        if rows := max(len(value) if isinstance(value, pa.Array) else 0 for value in values):
+            row = _first_failing(calculate, values, rows)
+            arrays = ((ast.unparse(n), v) for n, v in parts.items() if isinstance(v, pa.Array))
+            shown = dict.fromkeys(f"{name} is {value[row]}" for name, value in arrays)
+            where = f" in row {row}, where {' and '.join(shown)}"
         raise OverflowError(
             f"where= calculates {ast.unparse(node)!r}, which is too large{where}: integers have 64 "
             f"bits, and decimals {DIGITS} digits. Multiply by 1.0 to calculate with fractions"
         ) from err
+
+
+def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
+    """Return the first of the rows before `end` for which a calculation fails."""
+    first = 0
+    while end - first > 1:
+        middle = (first + end) // 2
+        rows = slice(first, middle)
+        try:
+            calculate(*(value[rows] if isinstance(value, pa.Array) else value for value in values))
+            first = middle
+        except pa.ArrowInvalid:
+            end = middle
+    return first
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:

@@ -60,8 +60,9 @@ class Select(RowChoice):
         Condition in the words of ``DataFrame.query``: columns, numbers, texts, ``True`` and
         ``False``; ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``, ``is None``,
         ``is not None``, ``and``, ``or``, ``not``, ``+``, ``-``, ``*``, ``/`` and parentheses. Names
-        that are no words of Python stand in backquotes. Null is unknown, as in SQL: a row whose
-        condition is null is dropped, and counted as such. Nothing in it is run as code.
+        that are no words of Python stand in backquotes. Null is unknown, as in SQL, and NaN is
+        null: a row whose condition is null is dropped, and counted as such. Integers are exact.
+        Texts are compared with times in the zone of the column. Nothing in it is run as code.
 
     Raises
     ------
@@ -69,6 +70,8 @@ class Select(RowChoice):
         It is no condition, or names a column that the dataset does not have.
     TypeError
         It compares what cannot be compared, such as a text with a number.
+    OverflowError
+        It calculates a whole number of more than 64 bits; the message names the row.
 
     Examples
     --------

@@ -429,7 +429,7 @@ def sql_comparison(rng):
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(25), pytest.param(range(25, 1_500), marks=pytest.mark.slow)],
+    [range(25), pytest.param(range(25, 500), marks=pytest.mark.slow)],
     ids=["some", "many"],
 )
 def test_rows_are_those_of_duckdb(seeds):
