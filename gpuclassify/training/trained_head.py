@@ -16,7 +16,7 @@ from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.frames import Frame, LazyFrame  # at run time: options are read from the hints
 from gpuclassify.hub.saving import CONFIG, finish_saving, saving
-from gpuclassify.models.checkpoint import read_checkpoint
+from gpuclassify.models.checkpoint import checking_values, read_checkpoint
 from gpuclassify.models.head_network import (
     Backbone,
     HeadNetwork,
@@ -322,22 +322,24 @@ class TrainedHead:
                 f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
             )
         identity = hub.resolve(folder)
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        described = Backbone(**record["backbone"])
-        if record["settings"]["kind"] == "pooler":
-            described = replace(described, model=str(folder), revision=None)
-            task = TASKS[record["settings"]["task"]]
-            check_digest(read_checkpoint(identity), folder)
-            layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
-            network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
-        else:
-            network = load_head(read_head(identity))
-        hub.download(identity)  # unchanged while it was read
-        if isinstance(backbone, Embedder):
-            return cls(network, backbone, record)
-        if backbone is not None:
-            described = replace(described, model=os.fspath(backbone), revision=None)
-        return cls(network, Embedder(**asdict(described), **record["reading"]), record)
+        record = hub.read_json_file(folder / RECORD)
+        with checking_values(folder / RECORD):
+            described = Backbone(**record["backbone"])
+            settings, labels = record["settings"], tuple(record["labels"])
+            if settings["kind"] == "pooler":
+                described = replace(described, model=str(folder), revision=None)
+                task = TASKS[settings["task"]]
+                check_digest(read_checkpoint(identity), folder)
+                layers = tuple(read_layers(folder))
+                network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
+            else:
+                network = load_head(read_head(identity))
+            hub.download(identity)  # unchanged while it was read
+            if isinstance(backbone, Embedder):
+                return cls(network, backbone, record)
+            if backbone is not None:
+                described = replace(described, model=os.fspath(backbone), revision=None)
+            return cls(network, Embedder(**asdict(described), **record["reading"]), record)
 
     def _judge(
         self,
