@@ -98,6 +98,8 @@ class _Reader:
                 more = self.file.read(_READ_BYTES)
                 if not more:
                     self._truncated("dictionary")
+                if len(data) - start > _READ_BYTES:  # a word without an end
+                    self._corrupt("dictionary")
                 data, start = data[start:] + more, 0
                 end = data.find(b"\0")
             is_label = entry >= words

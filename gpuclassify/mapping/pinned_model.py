@@ -82,6 +82,7 @@ class PinnedModel:
                 with checking_values(self.repositories[0]):
                     checkpoint = self.read()
                     self.check(checkpoint)
+                    hash(checkpoint)  # which only strings, numbers and tuples of them have
             except (OSError, ValueError):
                 known = vars(self).get("identity")
                 if known is None or not known.is_directory or hub.resolve(known.name) == known:

@@ -207,13 +207,7 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
             return FirstTokenLevels(backbone, checkpoint.output_count)
         return FirstTokenHead(backbone, checkpoint.output_count)
     config = network_config(checkpoint.sizes, checkpoint.identity.name)
-    try:
-        return _loader_of(checkpoint).from_config(config, dtype=torch.float32)
-    except ValueError as err:
-        raise CheckpointError(
-            f"{checkpoint.identity.name} is a {checkpoint.sizes['model_type']} model, for which "
-            f"transformers has no {checkpoint.layout.replace('_', ' ')} class"
-        ) from err
+    return new_network(_loader_of(checkpoint), config, checkpoint.identity.name)
 
 
 def _loader_of(checkpoint: Checkpoint) -> Any:
@@ -231,7 +225,27 @@ def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
     """Build a transformers encoder of these sizes, of `owner`, with random float32 weights."""
     from transformers import AutoModel
 
-    return AutoModel.from_config(network_config(sizes, owner), dtype=torch.float32)
+    return new_network(AutoModel, network_config(sizes, owner), owner)
+
+
+def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
+    """Build the network of a configuration, of `owner`, by a class of transformers.
+
+    Its weights are random and float32. CheckpointError if the class knows no such network, or a
+    size has a wrong value.
+    """
+    if type(config) not in loader._model_mapping:
+        kind = loader.__name__.removeprefix("AutoModel").removeprefix("For") or "encoder"
+        raise CheckpointError(
+            f"{owner} is a {config.model_type} model, for which transformers has no {kind} class"
+        )
+    try:
+        return loader.from_config(config, dtype=torch.float32)
+    except Exception as err:  # whatever transformers and torch raise for such sizes
+        raise CheckpointError(
+            f"transformers builds no network by config.json of {owner} "
+            f"({type(err).__name__}: {err}): take the file from whoever made the model"
+        ) from err
 
 
 def network_config(sizes: dict[str, Any], owner: str) -> Any:
@@ -240,12 +254,18 @@ def network_config(sizes: dict[str, Any], owner: str) -> Any:
 
     try:
         config_type = CONFIG_MAPPING[sizes["model_type"]]
-    except KeyError as err:
+    except (KeyError, TypeError) as err:
         raise CheckpointError(
             f"{owner} has model_type {sizes.get('model_type')!r}, which this "
             "version of transformers does not know: upgrade transformers, or convert the model"
         ) from err
-    return config_type.from_dict(sizes)
+    try:
+        return config_type.from_dict(sizes)
+    except Exception as err:  # whatever its checks of types raise
+        raise CheckpointError(
+            f"config.json of {owner} is none of a {sizes['model_type']} model ({err}): take the "
+            "file from whoever made the model"
+        ) from err
 
 
 def _load_strictly(
@@ -283,12 +303,18 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
     vectors = tensors["embeddings"]
     if "mapping" in tensors:
         rows = tensors["mapping"].long()
-        if rows.ndim != 1 or len(rows) == 0 or rows.min() < 0 or rows.max() >= len(vectors):
+        if rows.min() < 0 or rows.max() >= len(vectors):
             raise CheckpointError(
-                f"the mapping in {folder} has rows beyond those of the {len(vectors):,} embeddings"
+                f"the mapping of tokens to rows has numbers from {rows.min()} to {rows.max()}, and "
+                f"the embeddings have {len(vectors):,} rows: save the model in {folder} again"
             )
         vectors = vectors[rows]
     if "weights" in tensors:
+        if len(tensors["weights"]) != len(vectors):
+            raise CheckpointError(
+                f"the weights are of {len(tensors['weights']):,} tokens, and the embeddings of "
+                f"{len(vectors):,}: save the model in {folder} again"
+            )
         vectors = vectors.double() * tensors["weights"].reshape(len(vectors), 1)
     backend = load_backend(folder / "tokenizer.json", folder / "tokenizer.json")
     model, tokens = json.loads(backend.to_str())["model"], backend.get_vocab()
@@ -329,7 +355,7 @@ def pretrained(
     owner: str,
     directory: Path,
     dtype: torch.dtype,
-    config: PretrainedConfig | None,
+    config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
 ) -> Any:
     """Load the model `owner` by transformers, if all tensors are there that are `needed`.
@@ -342,7 +368,7 @@ def pretrained(
             "its own, and pass that as model= with base_model=, or to PromptClassifier as adapter="
         )
     with torch.device("meta"):
-        network = loader.from_config(config)
+        network = new_network(loader, config, owner)
     module, report = type(network).from_pretrained(
         None,
         config=network.config,

@@ -178,8 +178,8 @@ def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None)
 
     base, adapter = checkpoint.base, checkpoint.adapter
     shapes = hub.read_tensor_shapes(base, cache_dir=cache_dir)
+    network = decoder_without_memory(checkpoint.sizes, base.name)
     expected = decoder_shapes(checkpoint.sizes)
-    network = decoder_without_memory(checkpoint.sizes)
     passed_over = network._keys_to_ignore_on_load_unexpected or ()
     unused = unused_tensors(shapes.keys() - expected.keys())
     wrong = {name for name in unused if not any(re.search(one, name) for one in passed_over)}
@@ -199,18 +199,12 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
     return shapes
 
 
-def decoder_without_memory(sizes: Mapping[str, Any]) -> Any:
+def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
     """Build the decoder of a ``config.json`` on the meta device; CheckpointError if none exists."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from gpuclassify.models.loading import network_config
+    from gpuclassify.models.loading import network_config, new_network
 
-    model_type = sizes.get("model_type")
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(network_config(dict(sizes), "it"))
-    except (ValueError, TypeError) as err:
-        raise CheckpointError(
-            f"transformers makes no decoder of a config.json with model_type {model_type!r}: {err}"
-        ) from err
+    with torch.device("meta"):
+        return new_network(AutoModelForCausalLM, network_config(dict(sizes), owner), owner)

@@ -16,7 +16,7 @@ from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
 from gpuclassify.frames import Frame, LazyFrame  # needed at run time: type hints are evaluated
 from gpuclassify.hub.saving import CONFIG, finish_saving, saving
-from gpuclassify.models.checkpoint import CheckpointError, read_checkpoint
+from gpuclassify.models.checkpoint import CheckpointError, checking_values, read_checkpoint
 from gpuclassify.models.head_network import (
     Backbone,
     HeadNetwork,
@@ -323,22 +323,25 @@ class TrainedHead:
                 f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
             )
         identity = hub.resolve(folder)
-        record = _read_record(folder)
-        described = Backbone(**record["backbone"])
-        if record["settings"]["kind"] == "pooler":
-            described = replace(described, model=str(folder), revision=None)
-            task = TASKS[record["settings"]["task"]]
-            check_digest(read_checkpoint(identity), folder)
-            layers, labels = tuple(read_layers(folder)), tuple(record["labels"])
-            network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
-        else:
-            network = load_head(read_head(identity))
-        hub.download(identity)  # unchanged while it was read
-        if isinstance(backbone, Embedder):
-            return cls(network, backbone, record)
-        if backbone is not None:
-            described = replace(described, model=os.fspath(backbone), revision=None)
-        return cls(network, Embedder(**asdict(described), **record["reading"]), record)
+        record = hub.read_json_file(folder / RECORD)
+        with checking_values(folder / RECORD):
+            _check_record(record, folder / RECORD)
+            described = Backbone(**record["backbone"])
+            settings, labels = record["settings"], tuple(record["labels"])
+            if settings["kind"] == "pooler":
+                described = replace(described, model=str(folder), revision=None)
+                task = TASKS[settings["task"]]
+                check_digest(read_checkpoint(identity), folder)
+                layers = tuple(read_layers(folder))
+                network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
+            else:
+                network = load_head(read_head(identity))
+            hub.download(identity)  # unchanged while it was read
+            if isinstance(backbone, Embedder):
+                return cls(network, backbone, record)
+            if backbone is not None:
+                described = replace(described, model=os.fspath(backbone), revision=None)
+            return cls(network, Embedder(**asdict(described), **record["reading"]), record)
 
     def _judge(
         self,
@@ -368,25 +371,20 @@ class TrainedHead:
         )
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    """Read what a head was trained on; CheckpointError if a setting is none that `save` writes."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        backbone, reading, settings = record["backbone"], record["reading"], record["settings"]
-        names = {each.name for each in fields(Backbone)}
-        if not (
-            isinstance(backbone["model"], str)
-            and names >= backbone.keys()
-            and {*_READING} >= reading.keys()
-            and settings["task"] in TASKS
-            and settings["kind"] in ACTIVATIONS
-        ):
-            raise ValueError("it has settings that no head has")
-        return record
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:
+def _check_record(record: Mapping[str, Any], file: Path) -> None:
+    """Raise CheckpointError if a record has settings that `save` does not write."""
+    backbone, settings = record["backbone"], record["settings"]
+    if not (
+        isinstance(backbone["model"], str)
+        and backbone.keys() <= {field.name for field in fields(Backbone)}
+        and record["reading"].keys() <= {*_READING}
+        and settings["task"] in TASKS
+        and settings["kind"] in ACTIVATIONS
+    ):
         raise CheckpointError(
-            f"{folder / RECORD} is not what Head.save() wrote: {err}. Copy the directory again"
-        ) from err
+            f"{file} is not what Head.save() wrote: it has settings that no head has. Copy the "
+            "directory again"
+        )
 
 
 Head = TrainedHead  # its public name, which documentation and pickles show

@@ -57,6 +57,7 @@ def changed(data, start, *numbers):
         (lambda data: changed(data, 40, 999), "matrix that no classifier"),
         (lambda data: changed(data, 64, 5), "dictionary that no classifier"),
         (lambda data: changed(data, 64, 2**31 - 1, 2**31 - 4, 3), "dictionary"),
+        (lambda data: data[:92] + b"a" * 2**26, "dictionary that no classifier"),
         (lambda data: data + b"\0", "1 bytes more than its header announces"),
         (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
         (lambda data: b"a text file, and a long one\n" * 99, "is no fastText model"),

@@ -499,9 +499,7 @@ def test_a_record_with_settings_that_no_head_has_is_refused(fit, tmp_path, chang
     record = json.loads((folder / RECORD).read_text())
     change(record)
     (folder / RECORD).write_text(json.dumps(record))
-    with pytest.raises(
-        CheckpointError, match=r"head/training\.json is not what Head\.save\(\) wrote"
-    ):
+    with pytest.raises(CheckpointError, match=r"head/training\.json"):
         Head.load(folder)
 
 
@@ -509,9 +507,7 @@ def test_a_record_with_settings_that_no_head_has_is_refused(fit, tmp_path, chang
 def test_a_record_that_cannot_be_read_is_named(fit, tmp_path, content):
     folder = fit().save(tmp_path / "head")
     (folder / RECORD).write_bytes(content)
-    with pytest.raises(
-        CheckpointError, match=r"head/training\.json is not what Head\.save\(\) wrote"
-    ):
+    with pytest.raises(CheckpointError, match=r"head/training\.json"):
         Head.load(folder)
 
 
