@@ -34,11 +34,13 @@ def name_of_options(what: str, options: Mapping[str, Any]) -> str:
 
     Several clients may share the workers of a cluster, which know all of their secrets by name.
     """
-    return f"{what} {_digest(options)}" if options else what
+    return f"{what} {_digest(repr(options))}" if options else what
 
 
-def _digest(secret: object) -> str:
-    return hashlib.sha256(repr(secret).encode()).hexdigest()[:8]
+@functools.cache
+def _digest(secret: str) -> str:
+    # Slow, because names are in logs, and a short password could be found by trying many.
+    return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"gpuclassify", 100_000).hex()[:8]
 
 
 def recall(name: str, default: object = None) -> Any:
