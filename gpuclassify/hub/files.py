@@ -39,7 +39,6 @@ from gpuclassify.hub.identity import (
 )
 from gpuclassify.hub.saving import WEIGHTS as WEIGHTS
 from gpuclassify.settings.paths import exists, is_directory, is_file
-from gpuclassify.workers.secrets import token_for
 
 Result = TypeVar("Result")
 
@@ -71,7 +70,7 @@ def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list
     from huggingface_hub import HfApi
 
     name, revision = identity.name, identity.revision
-    list_all = functools.partial(HfApi().list_repo_files, revision=revision, token=token_for(name))
+    list_all = functools.partial(HfApi().list_repo_files, revision=revision, token=identity.token)
     return sorted(ask_model(name, revision, lambda: list_all(name)))
 
 
@@ -189,7 +188,7 @@ def download(
         name,
         revision=revision,
         cache_dir=cache_folder(cache_dir),
-        token=token_for(name),
+        token=identity.token,
         allow_patterns=list(LOADABLE_PATTERNS),
         ignore_patterns=[*PICKLE_PATTERNS, *([] if has_weights else ["*.safetensors"])],
     )
@@ -296,7 +295,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
     def read_header() -> Any:
         try:
             return HfApi().parse_safetensors_file_metadata(
-                name, filename, revision=revision, token=token_for(name)
+                name, filename, revision=revision, token=identity.token
             )
         except SafetensorsParsingError:
             return None
@@ -389,7 +388,7 @@ def read_file(
     from huggingface_hub import HfFileSystem
 
     name, revision = identity.name, identity.revision
-    files = HfFileSystem(token=token_for(name), skip_instance_cache=True)
+    files = HfFileSystem(token=identity.token, skip_instance_cache=True)
 
     def read_ranges() -> Result:
         place = f"{name}/{filename}"
@@ -467,7 +466,7 @@ def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | N
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     def fetch() -> Path | None:
-        folder, token = cache_folder(cache_dir), token_for(name)
+        folder, token = cache_folder(cache_dir), identity.token
         try:
             path = hf_hub_download(name, filename, revision=revision, cache_dir=folder, token=token)
         except RemoteEntryNotFoundError:

@@ -8,14 +8,14 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuclassify.hub.calls import HubUnreachableError, ModelNotFoundError, ask_model
 from gpuclassify.hub.saving import finish_saving, refuse_unfinished
 from gpuclassify.settings.checks import HubName, warn_once
 from gpuclassify.settings.paths import Location, exists, is_directory, is_file
-from gpuclassify.workers.secrets import token_for
+from gpuclassify.workers.secrets import token_for, token_name
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,13 @@ class Identity:
     name: str  # on the Hub, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
     is_directory: bool
+    # Of the token in use, so that workers of several users take that of the right one.
+    token_name: str = field(default="", compare=False, repr=False)
+
+    @property
+    def token(self) -> str | None:
+        """Token that this process has for the model, or None."""
+        return token_for(self.token_name or self.name)
 
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
@@ -69,8 +76,10 @@ def resolve(
     _check_repo_name(name)
     revision = revision or "main"
     if is_commit(revision.lower()):
-        return Identity(name, revision.lower(), is_directory=False)
-    return Identity(name, _commit_of(name, revision, cache_dir), is_directory=False)
+        commit = revision.lower()
+    else:
+        commit = _commit_of(name, revision, cache_dir)
+    return Identity(name, commit, is_directory=False, token_name=token_name(name))
 
 
 def _settle(folder: Path) -> bool:

@@ -15,7 +15,13 @@ from gpuclassify.hub.calls import DatasetMissingError, ask, retried
 from gpuclassify.hub.identity import is_commit
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.store import LINE_BYTES, READ_TRIES, CutShortError, Entry, Store
-from gpuclassify.workers.secrets import remember_token, share_tokens_with_workers, token_for
+from gpuclassify.workers.secrets import (
+    TokenName,
+    remember_token,
+    share_tokens_with_workers,
+    token_for,
+    token_name,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfUri
@@ -38,13 +44,13 @@ def hub_uri(url: str) -> HfUri | None:
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
-    """Keep the Hub token in this process's memory and return the other storage options."""
+    """Keep the Hub token in this process's memory; return storage options with its name instead."""
     token, names = storage_options.get("token"), _token_names(urls)
     if not names or not isinstance(token, str):
         return dict(storage_options)
     for name in names:
         remember_token(name, token)
-    return {name: value for name, value in storage_options.items() if name != "token"}
+    return storage_options | {"token": token_name(min(names))}
 
 
 def share_tokens(urls: Iterable[str]) -> None:
@@ -66,6 +72,13 @@ class BucketStore(Store):
 
     is_flat = True
     is_writable = False
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """Storage options with the token that they name."""
+        name = self._given_options.get("token")
+        token = {"token": token_for(name)} if isinstance(name, TokenName) else {}
+        return super().storage_options | token
 
     @classmethod
     def check_output(cls, url: str) -> None:
@@ -97,8 +110,8 @@ class HubStore(BucketStore):
     @property
     def storage_options(self) -> dict[str, Any]:
         """Storage options with the token kept for the repository, if one was."""
-        token = token_for(_token_name(self.uri))
-        return super().storage_options | ({} if token is None else {"token": token})
+        options, token = super().storage_options, token_for(_token_name(self.uri))
+        return options if token is None or options.get("token") else options | {"token": token}
 
     def pin(self, commits: dict[Any, str]) -> HubStore:
         """Return the store at the commit that its revision stands for now.

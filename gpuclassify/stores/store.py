@@ -38,7 +38,7 @@ from fsspec.utils import glob_translate
 from gpuclassify.hub.calls import retried
 from gpuclassify.settings.checks import nearest
 from gpuclassify.stores.names import URL, compression, redacted, without_query
-from gpuclassify.workers.secrets import recall
+from gpuclassify.workers.secrets import TokenName, recall
 
 Result = TypeVar("Result")
 AnyStore = TypeVar("AnyStore", bound="Store")
@@ -202,10 +202,14 @@ class Store:
         return self.url
 
     @property
+    def _given_options(self) -> Mapping[str, Any]:
+        return recall(self.options_name, {}) if self.options is None else self.options
+
+    @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec."""
-        options = recall(self.options_name, {}) if self.options is None else self.options
-        return dict(options)
+        """Storage options for fsspec; names of the Hub's tokens are none of another store's."""
+        options = self._given_options.items()
+        return {name: value for name, value in options if not isinstance(value, TokenName)}
 
     @functools.cached_property
     def _opened(self) -> tuple[Any, str]:

@@ -6,12 +6,13 @@ Nothing else holds a secret: what is pickled, logged or written knows only the n
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _secrets: dict[str, Any] = {}
@@ -26,6 +27,20 @@ def remember(name: str, value: object) -> None:
     It is a token, or storage options for fsspec, which may hold keys of an object store.
     """
     _secrets[name] = value
+
+
+def name_of_options(what: str, options: Mapping[str, Any]) -> str:
+    """Return a name for storage options, itself no secret, which differs between users' options.
+
+    Several clients may share the workers of a cluster, which know all of their secrets by name.
+    """
+    return f"{what} {_digest(repr(options))}" if options else what
+
+
+@functools.cache
+def _digest(secret: str) -> str:
+    # Slow, because names are in logs, and a short password could be found by trying many.
+    return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"gpuclassify", 100_000).hex()[:8]
 
 
 def recall(name: str, default: object = None) -> Any:
@@ -80,16 +95,33 @@ def remember_token(name: str, token: str) -> None:
             "characters in it; copy it again from https://huggingface.co/settings/tokens"
         )
     remember(f"token of {name}", token)
+    remember(f"token of {token_name(name)}", token)
+
+
+class TokenName(str):
+    """Name of one user's token for a repository, which takes its place in storage options."""
+
+    __slots__ = ()
+
+
+def token_name(name: str) -> TokenName:
+    """Return the name, for `token_for`, of the token that this process has for a repository."""
+    token = recall(f"token of {name}")
+    return TokenName(name if token is None else f"{name} {_digest(token)}")
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login."""
-    return recall(f"token of {name}")
+    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login.
+
+    The name is that of the repository, or one of `token_name`.
+    """
+    return recall(f"token of {name}", recall(f"token of {name.partition(' ')[0]}"))
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
     """Share the tokens of repositories with workers; see `share_with_workers`."""
-    share_with_workers(f"token of {name}" for name in names)
+    names = [*names]
+    share_with_workers(f"token of {name}" for name in {*names, *map(token_name, names)})
 
 
 @functools.cache

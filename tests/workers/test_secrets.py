@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import multiprocessing
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,6 +14,11 @@ import pytest
 from distributed import Client, Worker
 
 from gpuclassify import hub
+from gpuclassify.jobs.input.readers import JsonlReader
+from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.writers import JsonlWriter
+from gpuclassify.stores.hub import share_tokens
+from gpuclassify.stores.opening import open_store
 from gpuclassify.workers import secrets
 from tests.processes import local_client, wait_until
 
@@ -66,10 +73,10 @@ def test_sharing_is_idempotent_and_works_within_one_process(monkeypatch, caplog)
         )
         for _ in range(3):
             hub.share_tokens_with_workers([NAME])
-        assert len(registered) == 1
-        assert client.run(worker_plugins) == {
-            address: [f"<SecretPlugin token of {NAME}>"] for address in client.nthreads()
-        }
+        names = {f"token of {NAME}", f"token of {secrets.token_name(NAME)}"}
+        assert len(registered) == len(names) == 2
+        for plugins in client.run(worker_plugins).values():
+            assert set(plugins) == {f"<SecretPlugin {name}>" for name in names}
         monkeypatch.setattr(secrets, "_secrets", {})
         assert hub.token_for(NAME) is None
 
@@ -120,6 +127,48 @@ def test_workers_of_a_scheduler_that_is_started_again_get_the_secrets():
         for process in processes:
             process.kill()
             process.wait()
+
+
+URL, OUT = f"hf://datasets/{NAME}/rows.jsonl", "s3://documents/out"
+
+
+def share_what_a_job_needs(token, key):
+    """Share one user's secrets, and return the parts of a job that travel to workers."""
+    writer = JsonlWriter(OUT, storage_options={"key": key})
+    reader = JsonlReader(URL, storage_options={"token": token})
+    hub.remember_token(NAME, token)
+    target = HubWriter(NAME, staging="out", token=token).target
+    hub.share_tokens_with_workers([NAME])
+    share_tokens([URL])
+    secrets.share_with_workers([writer.directory.options_name])
+    return hub.resolve(NAME, "0" * 40), target, writer.directory, reader.storage_options
+
+
+def seen_by_a_task(identity, target, directory, options):
+    tokens = [identity.token, target.api().token, open_store(URL, options).storage_options["token"]]
+    return [*tokens, directory.storage_options["key"]]
+
+
+def share_as_another_user(address):
+    with Client(address):
+        share_what_a_job_needs(OTHER_TOKEN, "other key")
+
+
+def test_users_of_one_cluster_keep_their_own_secrets_for_the_same_names():
+    with local_client(processes=True) as client:
+        job = share_what_a_job_needs(TOKEN, "my key")
+        assert client.submit(seen_by_a_task, *job, pure=False).result() == [TOKEN] * 3 + ["my key"]
+        address = client.scheduler.address
+        other = multiprocessing.get_context("spawn").Process(
+            target=share_as_another_user, args=[address]
+        )
+        other.start()
+        other.join(120)
+        assert other.exitcode == 0
+        assert OTHER_TOKEN in client.run(lambda: [*secrets._secrets.values()]).popitem()[1]
+        assert client.submit(seen_by_a_task, *job, pure=False).result() == [TOKEN] * 3 + ["my key"]
+        assert TOKEN not in repr(job) + repr(pickle.dumps(job))
+        assert "my key" not in repr(job) + repr(pickle.dumps(job))
 
 
 def test_an_asynchronous_client_is_told_the_cure():

@@ -40,7 +40,7 @@ from gpuclassify.stores.hub import share_tokens
 from gpuclassify.stores.names import file_format, redacted
 from gpuclassify.stores.opening import open_store
 from gpuclassify.stores.store import FILES_AT_A_TIME, Store, UnreadableInputError
-from gpuclassify.workers.secrets import recall
+from gpuclassify.workers.secrets import name_of_options, recall
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -68,7 +68,7 @@ class FileSource:
     @property
     def options_name(self) -> str:
         """Name of the storage options, itself no secret."""
-        return f"input {self.reader}"
+        return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property
     def count(self) -> int:

@@ -10,7 +10,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ from gpuclassify.workers.secrets import (
     share_tokens_with_workers,
     share_with_workers,
     token_for,
+    token_name,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class HubWriter(FileWriter):
             private=private,
             overwrite=overwrite,
             message=commit_message,
+            token_name=token_name(f"datasets/{repo}"),
         )
 
     def __repr__(self) -> str:
@@ -257,6 +259,7 @@ class Target:
     private: bool | None = None
     overwrite: bool = False
     message: str | None = None
+    token_name: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:
@@ -272,7 +275,7 @@ class Target:
         """Return the client library's `HfApi`, with the token that this process knows."""
         from huggingface_hub import HfApi
 
-        return HfApi(endpoint=self.endpoint, token=token_for(f"datasets/{self.repo}"))
+        return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
         """Return the branch's last commit."""
@@ -378,7 +381,7 @@ class Target:
         except DatasetMissingError:
             return  # a branch that will be created
         except DatasetAccessError as err:
-            token = token_for(f"datasets/{self.repo}") or get_token()
+            token = token_for(self.token_name) or get_token()
             if err.status != 404 or token is None:
                 raise
             return  # a repository that will be created

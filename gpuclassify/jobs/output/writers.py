@@ -17,7 +17,7 @@ from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.stores.opening import open_store, store_type
 from gpuclassify.stores.store import FILES_AT_A_TIME, Store, new_mark
-from gpuclassify.workers.secrets import remember
+from gpuclassify.workers.secrets import name_of_options, remember
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -99,7 +99,7 @@ class FileWriter:
     @property
     def directory(self) -> Store:
         """Directory of the output; workers open it by the storage options shared with them."""
-        name = f"output {redacted(self.path)}"
+        name = name_of_options(f"output {redacted(self.path)}", self.storage_options)
         remember(name, self.storage_options)
         return open_store(self.path, self.storage_options, name)
 

@@ -22,6 +22,7 @@ from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.manifest import MANIFEST
 from gpuclassify.jobs.output.records import sealed
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
@@ -380,6 +381,17 @@ def test_parts_without_rows_are_left_out_but_columns_stay(hub, push, frame, tmp_
     assert rows(repo)["id"].tolist() == list(range(250, 600))
     push(lazy[lazy.id < 0], path="nothing", staging=str(tmp_path / "nothing"))
     assert list(rows(repo, "nothing").columns) == ["id", "text"]
+
+
+def test_a_list_of_parts_that_is_cut_is_not_taken_for_the_whole(hub, push, tmp_path):
+    push()
+    path = tmp_path / "out" / MANIFEST
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    writer = HubWriter(REPO, staging=str(tmp_path / "out"), token=TOKEN, endpoint=hub.url)
+    with pytest.raises(ValueError, match=r"lists 4 of the job's 6 parts: run the same job again"):
+        writer.upload(None, restart=True)
+    push()
+    assert len(hub.repos[REPO].branches["main"]) == 2
 
 
 def test_what_git_keeps_itself_travels_inside_of_the_commit(hub, push, frame):
