@@ -187,8 +187,8 @@ def parse_record(content: bytes) -> Record | None:
     """
     known = {each.name for each in fields(Record)}
     try:
-        values = unsealed(content)
-        return values and Record(**{n: value for n, value in values.items() if n in known})
+        values = unsealed(content) or {}
+        return Record(**{name: value for name, value in values.items() if name in known})
     except (ValueError, TypeError, AttributeError, RecursionError):  # anybody may have written it
         return None
 
