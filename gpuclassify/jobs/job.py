@@ -16,7 +16,7 @@ import pyarrow as pa
 from gpuclassify.frames import is_text
 from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
 from gpuclassify.jobs.input.jsonl import json_columns
-from gpuclassify.jobs.input.notes import FILE
+from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.jobs.input.parts import InputSchema
 from gpuclassify.jobs.input.sources import FileSource, Source
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
@@ -415,6 +415,11 @@ def _read_beside(source: FileSource, chain: Chain, on_error: str) -> InputSchema
     if on_error == "raise" and chain.is_row_wise:
         names = [name for name in schema.arrow.names if name in chain.read_fields]
         schema = schema.projected(names or schema.file_fields[:1])
+    if taken := [name for name in (FILE, PLACE) if name in schema.arrow.names]:
+        raise ValueError(
+            f"the input has columns {taken}, which annotations have themselves: name the columns "
+            "to read without these (fields=), or rename them"
+        )
     return replace(schema, storage_options={}, has_places=True)
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.jobs.execution import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
-from gpuclassify.jobs.input.notes import PLACE, Notes
+from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sample import random_keys, rows_at
@@ -288,7 +288,10 @@ def _of_part(
     notes, found = Notes(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table = read_table(piece, schema, notes=notes)[0]
-        places, frame = table[PLACE].to_numpy(), schemas.to_pandas(table.drop_columns([PLACE]))
+        places, frame = (
+            table[ROW_PLACE].to_numpy(),
+            schemas.to_pandas(table.drop_columns([ROW_PLACE])),
+        )
         of_place = draw.id_field is None
         keys = random_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
         found.append(draw.candidates(frame, keys, number, places))

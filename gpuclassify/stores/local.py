@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from gpuclassify.settings.paths import exists
 from gpuclassify.stores.store import Entry, Store
 
 # What link() raises on file systems without hard links.
@@ -182,7 +183,12 @@ class LocalStore(Store):
                 os.link(private, path)
             except FileExistsError:
                 # An answer of NFS that was lost and asked for again looks like somebody else's.
-                return private.stat().st_nlink > 1
+                return exists(private) and private.stat().st_nlink > 1
+            except FileNotFoundError:
+                if exists(private):
+                    raise
+                # Another run of the job has finished, and removed what attempts had left.
+                return self.create(name, data, scratch, is_lasting=is_lasting)
             return True
         except OSError as err:
             err.filename = path  # a full disk does not say of what

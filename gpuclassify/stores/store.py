@@ -755,11 +755,14 @@ class Store:
 
     def _try_creating(self, scratch: str) -> None:
         # Where files belong: some file systems, as BeeGFS and AFS, link only within one folder.
-        name = f".probe.{new_mark()}"
+        mark = new_mark()
+        name = f".probe.{mark}"
+        _being_written.add(mark)  # else another job of this process would sweep it away
         try:
             with self.explained():
                 is_created = [self.create(name, content, scratch) for content in (b"1", b"2")]
         finally:
+            _being_written.discard(mark)
             with contextlib.suppress(OSError):
                 self.remove(name)
         if is_created != [True, False]:

@@ -15,6 +15,7 @@ from gpuclassify import DomainClassifier, QualityClassifier, Select
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
+from gpuclassify.jobs.input.sample import sample_rows
 from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -101,6 +102,12 @@ def rewrite(crawl, out, *stages, on_error="raise", **reading):
     )
     job.run(report=lambda *_: None)
     return in_order(read_files(str(out)).compute())
+
+
+def rewrite_rows(crawl, out, *stages, **reading):
+    job = Pipeline([FileReader(str(crawl), **reading), *stages, ParquetWriter(str(out))])
+    job.run(report=lambda *_: None)
+    return read_files(str(out)).compute()
 
 
 def in_order(frame):
@@ -478,6 +485,31 @@ def test_two_filters_need_names_for_their_decisions(crawl, tmp_path):
         annotate(crawl(), tmp_path / "notes", *stages)
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("name", ["_file", "_place", "_left_out"])
+@pytest.mark.parametrize("value", ["x", 7])
+def test_columns_of_an_input_may_have_the_names_of_a_set(tmp_path, kind, name, value):
+    root, notes = tmp_path / "crawl", tmp_path / "notes"
+    root.mkdir()
+    frame = pd.DataFrame({name: [value, None, value], "text": ["a", "bb", ""]})
+    if kind == "parquet":
+        frame.to_parquet(root / "a.parquet")
+    else:
+        frame.to_json(root / "a.jsonl", orient="records", lines=True)
+    if name != "_left_out":
+        with pytest.raises(ValueError, match=rf"the input has columns \['{name}'\].*fields="):
+            annotate(root, notes, with_length)
+    annotate(root, notes, with_length, fields=["text"])
+    found = read_files(str(root), annotations=str(notes), part_bytes=20).compute()
+    assert found[name].dropna().tolist() == [value, value] and found[name].isna().tolist()[1]
+    assert found["length"].tolist() == [1, 2, 0]
+    chosen = Select(f"`{name}` is None or length == 1")
+    rows = rewrite_rows(root, tmp_path / "out", chosen, annotations=str(notes))
+    assert sorted(rows["text"]) == ["a", "bb"]
+    shown = sample_rows(FileReader(str(root), annotations=str(notes)), 2, seed=1)
+    assert len(shown) == 2 and {*shown["text"]} < {"a", "bb", ""}
+
+
 # New files only.
 
 
@@ -538,6 +570,21 @@ def test_a_file_that_is_as_before_again_has_its_rows_once(crawl, tmp_path):
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert len(frame) == len(read_files(str(root), annotations=str(notes))[["length"]]) == 71
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("sizes", ["2", "21", "2121", "22122", "0202"])
+def test_a_file_may_return_to_earlier_states(tmp_path, kind, sizes):
+    """Two jobs then have one key: settings and input are the same."""
+    path, notes = tmp_path / f"crawl/a.{kind}", tmp_path / "notes"
+    write_file(tmp_path / f"crawl/b.{kind}", [{"id": -1, "text": "other"}])
+    for size in map(int, sizes):
+        write_file(path, [{"id": row, "text": "x" * row} for row in range(size)])
+        os.utime(path, ns=(10**18 + size, 10**18 + size))
+        annotate(tmp_path / "crawl", notes, with_length, redo_changed=True)
+        frame = read_files(str(tmp_path / "crawl"), annotations=str(notes))
+        assert frame.compute()["length"].tolist() == [*range(size), 5]
+        assert frame[["length"]].compute()["length"].tolist() == [*range(size), 5]
 
 
 def test_files_that_are_gone_are_named_and_kept(crawl, tmp_path, caplog):

@@ -36,6 +36,7 @@ from gpuclassify.jobs.input.notes import (
     naming_damage,
 )
 from gpuclassify.jobs.input.parts import InputParts, Part
+from gpuclassify.jobs.input.schema import without_values
 from gpuclassify.jobs.output.manifest import SUCCESS, manifest_of, read_job
 from gpuclassify.jobs.output.records import JOB, Record, key_in
 from gpuclassify.mapping.stage_counts import LABEL
@@ -189,22 +190,28 @@ class AnnotationSet:
     def _with_columns_of(self, name: str) -> pa.Schema:
         """Return the columns with types that also hold the values of one more file of the set."""
         with self.folder(name).reading() as file:
-            held = changed_schema(pq.read_schema(file), restored)
-        if missing := {FILE, PLACE, LEFT_OUT} - {*held.names}:
+            metadata = pq.read_metadata(file)
+        stored = metadata.schema.to_arrow_schema()
+        if missing := {FILE, PLACE, LEFT_OUT} - {*stored.names}:
             raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+        held = changed_schema(stored, restored)
         new = pa.schema([each for each in held if each.name not in (FILE, PLACE, LEFT_OUT)])
-        if self.columns.names and self.columns.names != new.names:
+        if self.columns.names not in ([], new.names):
             raise ValueError(f"it has columns {new.names}, and other files {self.columns.names}")
         joined = []
         for one, other in zip(self.columns or new, new, strict=True):
             try:
-                joined.append(one.with_type(type_of_both(one.type, other.type)))
+                one = one.with_type(type_of_both(one.type, other.type))
             except pa.ArrowException as err:
-                raise AnnotationError(
-                    f"{one.name!r} is {other.type} in {self.shown}/{name}, and {one.type} in files "
-                    "before it: remove this folder, and annotate its files again with a stage that "
-                    f"casts the column, such as astype() (accept_changed_code=True): {err}"
-                ) from err
+                kind = without_values(stored, metadata, [one.name]).field(one.name).type
+                if not pa.types.is_null(kind):  # else it is text for lack of any value
+                    raise AnnotationError(
+                        f"{one.name!r} is {other.type} in {self.shown}/{name}, and {one.type} in "
+                        "files before it: remove this folder, and annotate its files again with a "
+                        "stage that casts the column, such as by astype() "
+                        f"(accept_changed_code=True): {err}"
+                    ) from err
+            joined.append(one)
         return pa.schema(joined)
 
     def check(self, states: Mapping[str, str], takes_in: Any, is_complete: bool) -> bool:
@@ -271,7 +278,7 @@ def later_folders(store: Store) -> list[str]:
     A folder in which no job has begun is left out: a run that is killed early may leave one.
     """
     names = sorted(name for name in store.folders() if LATER.fullmatch(name))
-    return [name for name in names if store.has(f"{name}/{JOB}") or store.part_infos(name)]
+    return [n for n in names if store.has(f"{n}/{JOB}") or any(map(key_in, store.sizes(n)))]
 
 
 def job_folders(store: Store) -> list[Store]:

@@ -26,6 +26,7 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(FileNotFoundError, pa.ArrowException),
 )
+ROW_PLACE = "\0place"  # column of tables while they are read; columns of files may be named `PLACE`
 ANNOTATED = "annotated"  # in a record's source: rows, and first and last place, by file
 
 

@@ -35,7 +35,7 @@ from gpuclassify.jobs.input.jsonl import (
     parse_good,
     read_range,
 )
-from gpuclassify.jobs.input.notes import PLACE, AnnotationColumns, NotedRows, Notes
+from gpuclassify.jobs.input.notes import ROW_PLACE, AnnotationColumns, NotedRows, Notes
 from gpuclassify.jobs.input.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.input.schema import (
     common_schema,
@@ -149,7 +149,7 @@ class InputSchema:
     replaces: bool = False  # whether halves of surrogate pairs become U+FFFD
     most_bytes: int = MOST_LINE_BYTES  # of a line
     path_field: str | None = None  # that tells the file of each row
-    has_places: bool = False  # whether tables have the column `PLACE` behind all others
+    has_places: bool = False  # whether tables have the column `ROW_PLACE` behind all others
     annotations: tuple[AnnotationColumns, ...] = ()  # columns of `arrow` that no file holds
     # What named the files, for those who must not write there.
     paths: tuple[str, ...] = field(default=(), repr=False)
@@ -237,7 +237,7 @@ class Lines:
             ]
             places = places + long.skipped * (places >= long.offset)
         if schema.has_places:
-            table = table.append_column(PLACE, pa.array(places))
+            table = table.append_column(ROW_PLACE, pa.array(places))
         if not self.part.share or not self.part.share[0]:  # else the first share tells of them
             bad += self.long
         return table, sorted(bad, key=lambda line: line.offset)
@@ -288,14 +288,14 @@ def read_table(
     places, read = None if part.problem else notes.places(part), schema.of_files()
     if read.arrow.names or places is None:
         if not read.arrow.names:  # a column that is in no file still tells of its rows
-            read = replace(read, arrow=pa.schema([(PLACE * 2, pa.string())]), is_projected=True)
+            read = replace(read, arrow=pa.schema([(ROW_PLACE * 2, pa.string())]), is_projected=True)
         table, problems, share = _read_file(part, replace(read, has_places=True), on_error, limit)
-        places = table[PLACE].to_numpy()
+        places = table[ROW_PLACE].to_numpy()
     else:
-        table, problems, share = pa.table({PLACE: places}), [], 1.0
+        table, problems, share = pa.table({ROW_PLACE: places}), [], 1.0
     for name, column in notes.columns(part, places):
         table = table.append_column(name, column)
-    return table.select([*schema.arrow.names, *[PLACE] * schema.has_places]), problems, share
+    return table.select([*schema.arrow.names, *[ROW_PLACE] * schema.has_places]), problems, share
 
 
 def _read_file(
@@ -323,10 +323,10 @@ def _read_file(
     except BrokenContentError as err:
         table, problems = schema.without_path.empty_table(), [Problem(FILE, str(part), str(err))]
         if schema.has_places:
-            table = table.append_column(PLACE, pa.array([], pa.int64()))
+            table = table.append_column(ROW_PLACE, pa.array([], pa.int64()))
     if schema.path_field in schema.arrow.names:
         paths = pa.array([redacted(part.path)] * len(table), pa.string())
-        names = [*schema.arrow.names, *[PLACE] * schema.has_places]
+        names = [*schema.arrow.names, *[ROW_PLACE] * schema.has_places]
         table = table.append_column(schema.path_field, paths).select(names)
     if problems and on_error != "quarantine":
         raise unreadable(part, problems[0], on_error)
@@ -363,16 +363,16 @@ def read_chosen(
         placed = replace(schema, has_places=True)
         table, problems, share = read_table(part, placed, on_error, notes=notes)
         chosen = table.filter(pa.array(choice.choose(table)))
-        return chosen.drop_columns([PLACE]), problems, share
+        return chosen.drop_columns([ROW_PLACE]), problems, share
     known = replace(schema.projected(names), has_places=True)
     known, _, share = read_table(part, known, on_error, notes=notes)
-    places = known[PLACE].to_numpy()[choice.choose(known)]
+    places = known[ROW_PLACE].to_numpy()[choice.choose(known)]
     tables, problems = [schema.arrow.empty_table()], []
     for piece in _pieces_with(part, places, schema.storage_options) if len(places) else ():
         read = replace(schema, has_places=True)
         table, bad, _ = read_table(piece, read, on_error, notes=notes)
-        taken = pa.array(np.isin(table[PLACE].to_numpy(), places))
-        tables.append(table.filter(taken).drop_columns([PLACE]))
+        taken = pa.array(np.isin(table[ROW_PLACE].to_numpy(), places))
+        tables.append(table.filter(taken).drop_columns([ROW_PLACE]))
         problems += bad
     return pa.concat_tables(tables), problems, share
 
@@ -475,7 +475,7 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
         table = fitted(table, known)
         table = with_folder_values(table, schema.folder_fields, part.path)
     if schema.has_places:
-        table = table.append_column(PLACE, pa.array(np.arange(first, first + len(table))))
+        table = table.append_column(ROW_PLACE, pa.array(np.arange(first, first + len(table))))
 
     def check(start: int, stop: int) -> pa.Table:
         rows = table.slice(start, stop - start)

@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.jobs.input.notes import PLACE, Notes
+from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -176,7 +176,7 @@ def sample_rows(
     for number, piece in enumerate(pieces):
         table, _, _ = read_table(piece, known)
         chosen = select.chosen(table) if select else np.ones(len(table), dtype=bool)
-        places = table[PLACE].to_numpy()[chosen]
+        places = table[ROW_PLACE].to_numpy()[chosen]
         keys = random_keys(f"{seed} {names[piece.path]}", places)
         least = np.argsort(keys, kind="stable")[:rows]
         numbers = [number] * len(least)
@@ -206,7 +206,7 @@ class Drawn:
 
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return which rows are at them, bool (rows,)."""
-        return np.isin(columns[PLACE].to_numpy(), self.places)
+        return np.isin(columns[ROW_PLACE].to_numpy(), self.places)
 
 
 def random_keys(seed: str, places: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from gpuclassify.jobs.input.files import (
     with_linked,
 )
 from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
-from gpuclassify.jobs.input.notes import PLACE, Notes
+from gpuclassify.jobs.input.notes import PLACE, ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -254,8 +254,10 @@ def as_source(
     `FileReader.find_parts` does, or if nothing is in the files.
     """
     if isinstance(reader, FileReader):
-        lent = tuple(field for field in PLACES if lends_places and field.name in needed)
-        source = FileSource(reader, reader.find_parts(on_error, needed), lent)
+        plan = reader.find_parts(on_error, needed)
+        asked = {*needed} - {*plan.schema.arrow.names}
+        lent = tuple(field for field in PLACES if lends_places and field.name in asked)
+        source = FileSource(reader, plan, lent)
         if not len(source.input.schema.arrow):
             raise UnreadableInputError(
                 "the input has neither rows nor columns: its files are empty, or hold no line of "
@@ -316,7 +318,9 @@ def read_pieces(
                 table, problems, share = read_table(piece, schema, on_error, notes=notes)
         if schema.has_places and file is not None:
             name = redacted(file.real)
-            table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
+            table = table.rename_columns(
+                [PLACE if column == ROW_PLACE else column for column in table.column_names]
+            ).append_column(FILE_FIELD, pa.repeat(name, len(table)))
             problems = [replace(p, file=name) if p.place is not None else p for p in problems]
         return table, problems, share
 

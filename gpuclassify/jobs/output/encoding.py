@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from gpuclassify.frames import Frame, is_text, plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed, stored
-from gpuclassify.jobs.input.notes import FILE, PLACE
+from gpuclassify.jobs.input.notes import FILE, LEFT_OUT, PLACE
 from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.options import NON_FINITE, NULLS
@@ -74,7 +74,9 @@ class Encoding:
         """Encode the table as the content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
-            layout = ANNOTATION_LAYOUT if PLACE in table.column_names else {}
+            is_set = table.column_names[:3] == [FILE, PLACE, LEFT_OUT]
+            is_set = is_set and table.schema.field(PLACE).type == pa.int64()  # not a user's column
+            layout = ANNOTATION_LAYOUT if is_set else {}
             pq.write_table(changed(table, stored), sink, compression=self.compression, **layout)
         elif self.compression is None:
             self._write_json_lines(table, sink)

@@ -117,3 +117,50 @@ def test_values_of_other_kinds_are_refused_with_their_column(tmp_path, kinds):
         with pytest.raises(UnreadableInputError, match=r"do not fit together: x is "):
             read()
     assert len(read_files(folder, fields=["text"]).compute()) == sum(len(rows) for rows, _ in kinds)
+
+
+def write_empty(path, columns, has_group):
+    """Write a Parquet file without rows, with or without a row group."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema(columns)
+    with pq.ParquetWriter(path, schema) as writer:
+        if has_group:
+            writer.write_table(schema.empty_table())
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [(["a"], TEXT), ([1, 2], NUMBER), ([A_PAGE], PAGE)], ids=str
+)
+@pytest.mark.parametrize(
+    "other", [pa.float64(), pa.null(), TEXT, URL, pa.list_(TEXT), CODES, None], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "has_group"), [("0", True), ("2", True), ("0", False), ("folder=x/0", True)]
+)
+def test_a_file_without_rows_fits_any_other(tmp_path, values, kind, other, name, has_group):
+    table = pa.table({"column": pa.array(values, kind), "text": ["t"] * len(values)})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in/1.parquet")
+    alone = read_files(str(tmp_path / "in")).compute()
+    columns = {"column": other} if other is not None else {"more": NUMBER, "folder": NUMBER}
+    write_empty(tmp_path / f"in/{name}.parquet", columns, has_group)
+    both = read_files(str(tmp_path / "in")).compute()
+    pd.testing.assert_frame_equal(both[[*alone.columns]], alone)
+    assert len(first_rows([str(tmp_path / "in")], 5)) == len(values)
+
+    def adds(frame):
+        return frame.assign(new=frame["text"] + "!")
+
+    Pipeline([FileReader(str(tmp_path / "in")), adds, ParquetWriter(str(tmp_path / "out"))]).run()
+    written = pq.read_table(tmp_path / "out", partitioning=None)
+    assert written["new"].to_pylist() == ["t!"] * len(values)
+    assert written["column"].to_pylist() == values
+
+
+def test_files_without_rows_alone_keep_their_types(tmp_path):
+    for number, kind in enumerate((NUMBER, pa.int32(), TEXT)):
+        columns = {"column": kind if number < 2 else NUMBER, "text": TEXT}
+        write_empty(tmp_path / f"{number}.parquet", columns, has_group=number % 2 == 0)
+    frame = read_files(str(tmp_path)).compute()
+    assert [*frame.columns] == ["column", "text"] and frame.empty
+    assert frame.dtypes["column"] == pd.Int64Dtype()
