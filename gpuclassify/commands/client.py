@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from gpuclassify.workers.nvml import survey_gpus
 if TYPE_CHECKING:
     from distributed import Client
 
+    from gpuclassify.jobs.input.sources import Source
     from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.report.progress import JobProgress
+    from gpuclassify.mapping.text_mapper import TextMapper
 
 MOST_INPUT_BYTES = 64 << 20  # of files that are classified without a cluster
 ROW_BYTES = 20  # of memory for each byte of a file, which may be compressed
@@ -31,7 +33,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
             client = None
             progress.waiting("Checking parts that are done")
             if job.needs_workers():
-                if runs_here(job, cluster):
+                if runs_here(job.source, job.spec.chain.text_mappers(), cluster):
                     progress.waiting("Loading the model")
                     load_here(job)
                 else:
@@ -47,7 +49,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
             return job.run(client, job.shown_by(progress))
 
 
-def runs_here(job: Job, cluster: Mapping[str, Any]) -> bool:
+def runs_here(source: Source, mappers: Iterable[TextMapper], cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the whole job in this process, which is faster than to start a worker.
 
     That holds for a single small part, if the user names no cluster, there is no GPU, and memory is
@@ -59,11 +61,11 @@ def runs_here(job: Job, cluster: Mapping[str, Any]) -> bool:
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
     if not is_open or cluster["workers"] is not None or survey_gpus().has_gpu:
         return False
-    if not isinstance(job.source, FileSource) or job.source.count > 1:
+    if not isinstance(source, FileSource) or source.count > 1:
         return False
-    input_bytes = sum(file.size_bytes or 0 for file in job.source.input.files)
+    input_bytes = sum(file.size_bytes or 0 for file in source.input.files)
     needed = ROW_BYTES * input_bytes
-    for mapper in job.spec.chain.text_mappers():
+    for mapper in mappers:
         weights = mapper.model.weights_bytes(np.dtype(np.float32))
         if not (weights or mapper.model.is_readable()):
             return False

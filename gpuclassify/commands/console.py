@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gpuclassify.pages import visible
+from gpuclassify.pages import visible, visible_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.console import Console
     from rich.text import Text
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 ARGUMENT = re.compile(
     r"\w\((?:[^()]|\([^()]*\))*\)"
     r"|(?<![\w.])([a-z]\w*)="
-    r"(?:(True|False)\b|\"([\w-]+)\"|\{\"(\w+)\": \"(\w+)\"\}|(?=[^\s.:;,)\[{])()|(?![\[{]))"
+    r"(?:(True|False)\b|\"([\w-]+)\"|\{[\"']([^\"']+)[\"']: [\"'](\w+)[\"']\}"
+    r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
+LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
 OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # of options and arguments
 FAILED, LEFT_OUT = 1, 3
 MOST_LABELS = 30  # of a column that a table shows
@@ -67,7 +70,10 @@ def wrong_call_exits() -> Iterator[None]:
 
 def with_options(message: str, command: click.Command) -> str:
     """Return the message with the command's options in place of the library's arguments."""
+    from gpuclassify.commands.settings import JobSettings, setting_names
+
     options = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    settings = setting_names(JobSettings)
 
     def replace(argument: re.Match[str]) -> str:
         name, flag, word, key, value, begun = argument.groups()
@@ -80,7 +86,12 @@ def with_options(message: str, command: click.Command) -> str:
         shown = f"{key}={value}" if key else word
         return max(names, key=len) + (f" {shown}" if shown else " " * (begun is not None))
 
-    return ARGUMENT.sub(replace, message)
+    def drop(argument: re.Match[str]) -> str:
+        name = OTHER_NAMES.get(argument[1], argument[1])
+        return "" if name in settings and name not in options else argument[0]
+
+    # What the command lacks, such as " (redo_changed=True)" of another one.
+    return ARGUMENT.sub(replace, LACKED.sub(drop, message))
 
 
 @contextlib.contextmanager
@@ -182,6 +193,14 @@ def quiet_dask() -> None:
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print text for people, in the stream's encoding, as ``click.echo`` does."""
     click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
+
+
+def echo_rows(table: pa.Table) -> None:
+    """Print the rows of a table as JSON lines."""
+    from gpuclassify.jobs.output.encoding import Encoding
+
+    lines = Encoding("jsonl", None).encode(table).decode()
+    click.echo(visible_json(lines), nl=False)
 
 
 def open_console(stderr: bool = False) -> Console:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuclassify.commands.classify import run_job
-from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.client import open_client, runs_here
+from gpuclassify.commands.console import (
+    open_console,
+    print_summary,
+    quiet_dask,
+    start_progress,
+    wrong_call_exits,
+)
 from gpuclassify.commands.options import (
     JobCommand,
     file_options,
@@ -18,6 +26,12 @@ from gpuclassify.commands.options import (
     split_paths,
 )
 from gpuclassify.commands.settings import JobSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpuclassify.jobs.report.summary import JobSummary
+    from gpuclassify.scores.mix import Mix, MixSettings
 
 ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
@@ -70,30 +84,63 @@ def mix(
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
-    from gpuclassify.hub.saving import replace_file
-    from gpuclassify.jobs.input.sources import as_source
-    from gpuclassify.jobs.pipeline import Pipeline
-    from gpuclassify.scores.mix import Mix
-    from gpuclassify.scores.mix_copies import MixCopies
+    from gpuclassify.jobs.pipeline import OPTIONS
+    from gpuclassify.scores.job import MIX, PlanMix
+    from gpuclassify.scores.mix import Mix, MixSettings
+    from gpuclassify.scores.saved import write_file
 
     quiet_dask()
-    with wrong_call_exits(), open_console(stderr=True).status("Counting tokens"):
+    with wrong_call_exits():
         values = {**settings_from_options(options), **split_paths(paths, options)}
         settings = JobSettings(**values, annotate=True)
         planned = {name: options[name] for name in PLAN if options[name] not in (None, ())}
-        columns = [*planned["by"], planned.get("token_field", "tokens")]
-        rows = as_source(settings.reader(columns), "raise").frame("raise", "pandas")
-        found = Mix.plan(rows, **planned, weights=_entries(weights) if weights else None)
-        copies = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
-        stage = MixCopies(found, **copies)
-        reader = settings.reader([*found.by, *filter(None, [stage.id_field])])
+        mixture = MixSettings(**planned, weights=_entries(weights) if weights else None)
+    if is_plan:
+        found = _planned(settings, mixture)
         if page:
-            replace_file(Path(page), found.html().encode())
-    if not options["as_json"]:
-        open_console().print(str(found), highlight=False, markup=False, soft_wrap=True)
-    if not is_plan:
-        pipeline = Pipeline([reader, stage, settings.writer()])
-        run_job(context, lambda: pipeline, dataclasses.asdict(settings), options)
+            write_file(page, found.html().encode())
+        if options["as_json"]:
+            click.echo(found.as_json())
+        else:
+            _print(found, open_console())
+        return
+
+    def make() -> PlanMix:
+        names = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
+        columns = [*mixture.read_fields, *filter(None, [options["id_field"]])]
+        others = {name: getattr(settings, name) for name in OPTIONS}
+        stages = [settings.reader(columns), settings.writer()]
+        return PlanMix(stages, mixture, page=page, **names, **others)
+
+    def show(summary: JobSummary, console: Console) -> None:
+        _print(Mix.load(f"{summary.output}/{MIX}"), console)
+        print_summary(summary, console)
+
+    run_job(context, make, vars(settings), options, show)
+
+
+def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
+    """Count tokens on the cluster that a job would run on, and plan the mix; writes nothing."""
+    from gpuclassify.jobs.execution import compute_tasks
+    from gpuclassify.jobs.input.sources import as_source
+
+    cluster = vars(settings)
+    with start_progress("Looking for the input's parts") as progress:
+        with wrong_call_exits():
+            reader = settings.reader(mixture.read_fields)
+            source = as_source(reader, settings.on_error)
+            mixture.check(source.meta)
+            client = None
+            if not runs_here(source, (), cluster):
+                client = open_client(cluster, progress, source.count)
+        progress.waiting("Counting tokens")
+        with client or contextlib.nullcontext(), wrong_call_exits():
+            frame = source.frame(settings.on_error, settings.backend)
+            return mixture.find(frame, functools.partial(compute_tasks, client))
+
+
+def _print(mix: Mix, console: Console) -> None:
+    console.print(str(mix), highlight=False, markup=False, soft_wrap=True)
 
 
 def _entries(path: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
 
@@ -30,6 +30,9 @@ from gpuclassify.settings.checks import kinds_of
 from gpuclassify.settings.options import ClassifierOptions
 from gpuclassify.settings.signatures import explanations
 
+if TYPE_CHECKING:
+    from gpuclassify.jobs.input.readers import FileReader
+
 DUPLICATES, TRAINING, BUCKETS = "Duplicates", "Training", "Buckets"
 TEST_ITEMS = "Test items"
 GROUPS = (
@@ -42,6 +45,7 @@ _WORDS = f"{__name__}.words"
 PATHS, LABELS, NUMBER, LABELLED = "NAME=PATH", "[HEAD=]LABEL", "[HEAD=]NUMBER", "[LABEL=]NUMBER"
 TEXTS, TEMPLATE = "TEXT,TEXT", "TEMPLATE"
 PROMPT_FILE = "prompt_file"
+READING = ("fields", "types", "surrogates", "annotations", "annotations_complete")
 
 
 class Argument(NamedTuple):
@@ -255,6 +259,27 @@ def setting_options(*groups: str) -> list[GroupedOption]:
         for setting in fields(JobSettings)
         if (group := setting.metadata["group"]) in groups
     ]
+
+
+def reading_options() -> list[GroupedOption]:
+    """Make the options for how a command that is no job reads its input files."""
+    words = "Read only these columns and those that other options name; repeatable. Default: all."
+    return [
+        option_of(JobSettings, "fields", FILES, metavar="COLUMN", help=words),
+        *(option for option in setting_options(FILES) if option.name in READING[1:]),
+    ]
+
+
+def reader_from_options(
+    inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
+) -> FileReader:
+    """Make the reader of files; takes the `reading_options` out of `options`.
+
+    Columns that are `needed` are read whichever columns the options name.
+    """
+    values = settings_from_options({name: options.pop(name, None) for name in READING})
+    settings = JobSettings(input=[*inputs], **values)
+    return settings.reader(settings.fields and [*settings.fields, *filter(None, needed)])
 
 
 def annotate_option() -> GroupedOption:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
+from gpuclassify.commands.console import echo_rows, open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import LocalCommand, job_options, read_settings
 from gpuclassify.pages import visible
 
@@ -44,7 +44,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     echo 'Stocks rose on Friday.' | gpuclassify preview - --classifier domain
     """
     from gpuclassify.jobs.input.readers import first_rows
-    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+    from gpuclassify.jobs.output.encoding import arrow_table
     from gpuclassify.jobs.stages import as_chain
 
     quiet_dask()
@@ -73,7 +73,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
                 frame = first_rows(settings.input, most, fields)
             table = arrow_table(chain(frame), keep_index=False)
     if as_json:
-        click.echo(Encoding("jsonl", None).encode(table), nl=False)
+        echo_rows(table)
     else:
         _print_prompts(mappers, frame)
         _print_table(table, chain, mappers, settings.fields or (), len(frame))

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
-from gpuclassify.commands.options import JobCommand, options_of, setting_options, split_paths
-from gpuclassify.commands.settings import FILES
+from gpuclassify.commands.options import (
+    JobCommand,
+    options_of,
+    reader_from_options,
+    reading_options,
+    split_paths,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = (".jsonl", ".json")  # lines, or one array
-
-
-def _annotations() -> list[click.Option]:
-    return [option for option in setting_options(FILES) if option.name == "annotations"]
 
 
 def _sample_options() -> list[click.Option]:
@@ -38,7 +39,7 @@ def _sample_options() -> list[click.Option]:
         },
     }
     names = ("n", "by", "width", "id_field", "weight_field", "seed")
-    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), *_annotations()]
+    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), *reading_options()]
 
 
 @click.command(cls=JobCommand, options=_sample_options)
@@ -51,7 +52,6 @@ def _sample_options() -> list[click.Option]:
 @click.option("--overwrite", is_flag=True, help="Replace the file OUTPUT.")
 def sample(
     paths: tuple[str, ...],
-    annotations: list[str] | None,
     near: str | None,
     overwrite: bool,
     **options: Any,
@@ -69,7 +69,6 @@ def sample(
 
     Exit codes: 0 done, 1 failed, 2 wrong call.
     """
-    from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.scores.sampling import sample as draw
     from gpuclassify.settings.paths import exists
 
@@ -83,7 +82,8 @@ def sample(
             raise FileExistsError(f"{path} is there already: name another file, or --overwrite it")
         column, score = _near(near)
         options["by"] = options["by"] or None
-        reader = FileReader(files["input"], annotations=annotations or ())
+        needed = [*(options["by"] or ()), column, options["id_field"]]
+        reader = reader_from_options(files["input"], options, needed)
         frame = draw(reader, near=column, score=score, **options)
         _write(frame, path)
     weight = frame[options["weight_field"]].sum()
@@ -128,7 +128,7 @@ def _agreement_options() -> list[click.Option]:
     names = ("between", "by", "weight", "text_field")
     return [
         *options_of(compare, "Options", *names, has_defaults=True, **columns),
-        *_annotations(),
+        *reading_options(),
     ]
 
 
@@ -138,7 +138,6 @@ def _agreement_options() -> list[click.Option]:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def agreement(
     inputs: tuple[str, ...],
-    annotations: list[str] | None,
     page: str | None,
     as_json: bool,
     **options: Any,
@@ -154,12 +153,14 @@ def agreement(
 
     Exit codes: 0 done, 1 failed, 2 wrong call.
     """
-    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.jobs.input.readers import frame_of
     from gpuclassify.scores.agreement import agreement as compare
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):
-        result = compare(read_files(inputs, annotations=annotations or ()), **options)
+        needed = [*options["between"], options["by"], options["weight"]]
+        reader = reader_from_options(inputs, options, needed)
+        result = compare(frame_of(reader), **options)
         if page:
             result.save(page)
     if as_json:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from gpuclassify.commands.console import open_console, wrong_call_exits
+from gpuclassify.commands.console import echo_rows, open_console, wrong_call_exits
+from gpuclassify.commands.options import JobCommand, reader_from_options, reading_options
 from gpuclassify.pages import visible
 
 TEXT_CHARS = 300  # of a text that is shown
 
 
-@click.command()
+def _options() -> list[click.Option]:
+    return [option for option in reading_options() if option.name != "annotations"]
+
+
+@click.command(cls=JobCommand, options=_options)
 @click.argument("sets", nargs=-1, required=True, metavar="ANNOTATIONS...")
 @click.option(
     "--input",
@@ -49,6 +56,7 @@ def show(
     seed: int,
     text_field: str,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Print random texts with their ANNOTATIONS; writes nothing, and starts no cluster.
 
@@ -59,20 +67,20 @@ def show(
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
         --where "quality_pred == 'Low'"
     """
-    from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.input.sample import sample_rows
-    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+    from gpuclassify.jobs.output.encoding import arrow_table
     from gpuclassify.mapping.select import Select
 
     with wrong_call_exits(), open_console(stderr=True).status("Reading annotations"):
-        reader = FileReader(inputs, annotations=sets)
         select = Select(where) if where else None
+        needed = [text_field, *(select.read_fields if select else ())]
+        reader = reader_from_options(inputs, {**options, "annotations": sets}, needed)
         if select is not None:
             select.check(reader.find_parts().schema.meta())
         frame = sample_rows(reader, limit, seed, select)
     table = arrow_table(frame, keep_index=False)
     if as_json:
-        click.echo(Encoding("jsonl", None).encode(table), nl=False)
+        echo_rows(table)
         return
     for row in table.to_pylist():
         text = row.pop(text_field, None)

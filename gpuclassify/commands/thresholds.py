@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from gpuclassify.commands.console import open_console, quiet_dask, wrong_call_exits
-from gpuclassify.commands.options import JobCommand, options_of, setting_options
-from gpuclassify.commands.settings import FILES
+from gpuclassify.commands.options import (
+    JobCommand,
+    options_of,
+    reader_from_options,
+    reading_options,
+)
 
-COLUMNS, READ = ("score", "label", "by", "weight"), ("annotations", "annotations_complete")
+COLUMNS = ("score", "label", "by", "weight")
 TARGETS = ("precision", "recall", "keep_share")
 OTHERS = ("positive", "cautious", "min_labels", "small_groups", "calibration")
 
@@ -33,7 +36,7 @@ def _options() -> list[click.Option]:
     return [
         *options_of(fit, "Options", *COLUMNS[:2], has_defaults=True, **attributes),
         *options_of(fit, "Options", *COLUMNS[2:], *TARGETS, *OTHERS, **attributes),
-        *(option for option in setting_options(FILES) if option.name in READ),
+        *reading_options()[1:],
     ]
 
 
@@ -56,8 +59,8 @@ def thresholds(
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
-    from gpuclassify.hub.saving import replace_file
-    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.jobs.input.readers import frame_of
+    from gpuclassify.scores.saved import write_file
     from gpuclassify.scores.thresholds import Thresholds
 
     quiet_dask()
@@ -66,12 +69,11 @@ def thresholds(
         settings["positive"] = [*map(_value, options["positive"])] or None
         settings = {name: value for name, value in settings.items() if value is not None}
         columns = {settings[name] for name in COLUMNS if name in settings}
-        notes: dict[str, Any] = {name: options[name] for name in READ if options[name] is not None}
-        labelled = read_files(inputs, fields=sorted(columns), **notes)
+        labelled = frame_of(reader_from_options(inputs, {**options, "fields": sorted(columns)}))
         found = Thresholds.fit(labelled, **settings)
         found.save(output)
         if page:
-            replace_file(Path(page), found.html().encode())
+            write_file(page, found.html().encode())
     if as_json:
         click.echo(found.as_json())
         return

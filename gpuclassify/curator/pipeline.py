@@ -34,6 +34,8 @@ from gpuclassify.settings.options import ModelOptions
 if TYPE_CHECKING:
     from torch import nn
 
+    from gpuclassify.stores.store import Store
+
 WorkerMetadata = Any  # which scripts import for annotations
 
 
@@ -155,18 +157,25 @@ class ParquetReader(_OfFiles, readers.ParquetReader):
 
 class _OfOutput(_OfFiles):
     family = "writer"
+    directory: Store
 
     def __init__(self, *path: Any, mode: str = "ignore", **arguments: Any) -> None:
-        check_choice("mode", mode, ("ignore", "overwrite"))
+        check_choice("mode", mode, ("ignore", "overwrite", "error"))
         super().__init__(*path, **arguments)
         self.mode = mode
+        if mode == "error" and self.directory.has(""):
+            raise FileExistsError(
+                f'{self.directory} exists, and mode="error" refuses it: name another directory, or '
+                'pass mode="ignore" to continue its job or mode="overwrite" to start over'
+            )
 
 
 class JsonlWriter(_OfOutput, writers.JsonlWriter):
     """Counterpart of `gpuclassify.JsonlWriter` with either arguments or Curator's.
 
-    These are ``path``, ``write_kwargs={"storage_options": ...}`` and ``mode``, whose "overwrite"
-    starts over in every run and removes the output of earlier jobs.
+    These are ``path``, ``write_kwargs={"storage_options": ...}`` and ``mode``: "ignore" continues a
+    job, "overwrite" starts over in every run and removes the output of earlier jobs, and "error"
+    raises FileExistsError if the directory exists.
     """
 
 

@@ -105,7 +105,13 @@ class Pipeline(JobDeclaration[JobSummary]):
             return annotate_job(reader, writer, options, make)
         return self._job_of(reader, writer, options)
 
-    def _job_of(self, reader: object, writer: FileWriter, options: RunOptions) -> Job:
+    def _job_of(
+        self,
+        reader: object,
+        writer: FileWriter,
+        options: RunOptions,
+        identity: dict[str, dict[str, Any]] | None = None,
+    ) -> Job:
         middle = self.stages[1:-1]
         if writer.annotates:
             middle = with_decisions(as_chain(middle).mappers)
@@ -114,7 +120,8 @@ class Pipeline(JobDeclaration[JobSummary]):
         chain = self._chain(source, middle)
         chain.prepare()
         code = f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}"
-        return make_job(source, chain, writer, options, code=code, **self._options())
+        settings = {"identity": identity, "code": code, **self._options()}
+        return make_job(source, chain, writer, options, **settings)
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in OPTIONS}

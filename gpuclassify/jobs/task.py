@@ -290,8 +290,9 @@ def _map_rows(
             mapped = spec.chain.map_frame(rows, spec.meta_dtypes)
             if spec.annotations is not None:
                 mapped = _beside(rows, mapped, spec.schema.names)
-            table = conform(arrow_table(mapped, spec.keep_index), spec.schema)
-            check_values(table, spec.encoding.partition_by)
+            folders = spec.encoding.partition_by
+            table = conform(arrow_table(mapped, spec.keep_index), spec.schema, folders)
+            check_values(table, folders)
         add_counts(done.counts, stages.counts)  # now that nothing has failed
         add_examples(done.examples, stages.examples)
         return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 import unicodedata
@@ -50,6 +51,15 @@ def visible(text: str, kept: str = "\n\t") -> str:
         return text
     stays = {char for char in set(text) if char.isprintable() or unicodedata.category(char) == "Zs"}
     return "".join(char if char in stays or char in kept else repr(char)[1:-1] for char in text)
+
+
+def visible_json(text: str) -> str:
+    """Escape the same characters in lines of JSON, whose values stay the same."""
+
+    def escape(char: str) -> str:
+        return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"
+
+    return "".join(c if c.isprintable() or c in " \n" else escape(c) for c in text)
 
 
 # Signs of CommonMark, and of GitHub's and the Hub's extensions: links without brackets, mentions,

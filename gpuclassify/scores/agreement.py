@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
-from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, page_template, text_columns, visible
 from gpuclassify.scores.quantiles import ALL, ScoreColumns
+from gpuclassify.scores.saved import write_file
 from gpuclassify.settings.checks import label_tuple, with_plain_values
 from gpuclassify.training.evaluation import Figures, intervals, require_libraries
 from gpuclassify.training.tasks import grades_of
@@ -62,7 +62,7 @@ class Agreement:
     confusion: dict[tuple[str, str], pd.DataFrame]
     differing: pd.DataFrame
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = ("", "between", "rows", "value", "95% interval")
         least = "at least " * (len(self.differing) == MOST_DIFFERING)
         count = f"{least}{len(self.differing):,} of {self.rows:,} rows differ"
@@ -108,7 +108,7 @@ class Agreement:
         rows = _records(self.differing.head(MOST_SHOWN))
         shown = [{k: "–" if v is None else str(v)[:TEXT_CHARS] for k, v in r.items()} for r in rows]
         page = template.render(agreement=self, lines=[*self.lines()], tables=tables, rows=shown)
-        replace_file(Path(path), page.encode("utf-8", "replace"))
+        write_file(path, page.encode("utf-8", "replace"))
 
 
 @with_plain_values

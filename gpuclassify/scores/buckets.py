@@ -66,15 +66,12 @@ class ScoreEdges(Saved):
 
     what: ClassVar[str] = "edges of buckets"
 
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> ScoreEdges:
-        """Return the edges; ValueError unless groups have ascending ones, one less than n."""
-        made = cls(**values)
-        numbers = [row for groups in made.edges.values() for row in groups.values()]
-        rows = np.array(numbers, np.float64)
-        if rows.shape != (len(numbers), made.n - 1) or not (np.sort(rows) == rows).all():
-            raise ValueError(f"{made.n} buckets have {made.n - 1} ascending edges in each group")
-        return made
+    def check_saved(self) -> None:
+        """Raise ValueError unless groups have ascending edges, one less than n."""
+        check_buckets(self.n)
+        rows = [row for groups in self.edges.values() for row in groups.values()]
+        if any(len(row) != self.n - 1 or sorted(row) != [*row] for row in rows):
+            raise ValueError(f"{self.n} buckets have {self.n - 1} ascending edges in each group")
 
 
 @with_plain_values

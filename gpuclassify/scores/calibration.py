@@ -68,6 +68,23 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
     return {"slope": slope, "intercept": float(model.intercept_[0]) - slope * middle}
 
 
+def check_calibration(calibration: dict[str, Any]) -> None:
+    """Raise ValueError unless these are values that `fit_calibration` gives."""
+    lists = [values for values in calibration.values() if isinstance(values, list)]
+    is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
+    is_isotonic = (
+        {*calibration} == {"scores", "probabilities"}
+        and len(lists) == 2
+        and len(lists[0]) == len(lists[1]) > 0
+        and sorted(calibration["scores"]) == calibration["scores"]
+    )
+    if not (is_isotonic or is_sigmoid):
+        raise ValueError(
+            "a calibration has a slope and an intercept, or ascending scores and as many "
+            "probabilities"
+        )
+
+
 def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
     """Return the probabilities of scores, float64 (rows,); NaN of NaN."""
     scores = scores.astype(np.float64)

@@ -15,12 +15,12 @@ import pandas as pd
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
-from gpuclassify.hub.saving import replace_file
 from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, page_template, text_table
+from gpuclassify.scores.saved import write_file
 from gpuclassify.settings.checks import check_count
 from gpuclassify.spans.spans import Spans, as_texts
 
@@ -79,7 +79,7 @@ class Comparison:
         """Ratio of the second setting's speed to the first one's."""
         return self.rows_per_second[1] / self.rows_per_second[0]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return text_table(self._lines())
 
     def _repr_html_(self) -> str:
@@ -108,7 +108,7 @@ class Comparison:
             high=float(ends.max()),
             moved=self.moved.head(MOST_MOVED).to_dict("records"),
         )
-        replace_file(Path(path), page.encode("utf-8", "replace"))
+        write_file(path, page.encode("utf-8", "replace"))
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         for place, name, speed in zip("ab", self.names, self.rows_per_second, strict=True):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import dask
 import numpy as np
 
 from gpuclassify.frames import Frame, LazyFrame
-from gpuclassify.jobs.execution import as_dask
+from gpuclassify.jobs.execution import as_dask, reduce_tree
 from gpuclassify.pages import short_number, text_columns
 from gpuclassify.scores.quantiles import (
+    MOST_WEIGHT,
+    Compute,
     ScoreColumns,
     cells_of,
+    compute_here,
     group_key,
     refuse_many,
     require_columns,
@@ -27,8 +30,10 @@ from gpuclassify.settings.checks import check_count, check_number, label_tuple, 
 logger = logging.getLogger(__name__)
 
 WEIGHT = "weight"  # in an entry of the weights
+MOST_EPOCHS = 1_000
 _COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
 _BAR = 24  # characters
+Counts = Mapping[str, tuple[int, int]]  # rows and tokens by cell
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Mix(Saved):
         max_epochs: float = 4,
         token_field: str = "tokens",
         seed: int = 0,
-    ) -> Self:
+    ) -> Mix:
         """Count the tokens of each cell in one pass, and find how often it is repeated.
 
         Parameters
@@ -106,7 +111,7 @@ class Mix(Saved):
             values have this share of the sum of all weights; each as many of its tokens as it has.
             A cell is of one entry at most, and of none is left out. Default: all cells as they are.
         max_epochs : float
-            How often a row is repeated at most.
+            Maximum number of copies of a row, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
         seed : int
@@ -132,32 +137,25 @@ class Mix(Saved):
         ... )  # doctest: +SKIP
         >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
         """
-        names = [*dict.fromkeys(label_tuple("by", by, keep_order=True) or ())]
-        for name, number in (("tokens", tokens), ("max_epochs", max_epochs)):
-            check_number(name, number)
-            if not 0 < number < np.inf:
-                raise ValueError(f"{name}={number!r} must be above 0, and finite")
-        check_count("seed", seed, 0)
-        if not names:
-            raise ValueError("by=None: name the columns whose values are a cell")
-        counts = _counts(dataset, names, token_field)
-        if not sum(count for _, count in counts.values()):
-            rows = sum(count for count, _ in counts.values())
-            raise ValueError(f"{rows:,} rows have no token in {token_field!r}: count them first")
-        entries = [dict(entry) for entry in (weights if weights is not None else [{WEIGHT: 1}])]
-        cells = _planned(counts, names, _matched(entries, names, counts), float(tokens), max_epochs)
-        mix = cls(names, float(tokens), cells, float(max_epochs), seed)
-        if mix.missing:
-            logger.warning("%s", mix.notes()[-1])
-        return mix
+        return MixSettings(by, tokens, weights, max_epochs, token_field, seed).find(dataset)
 
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> Self:
-        """Return the mix of JSON values."""
-        cells = {name: MixCell(**each) for name, each in values.pop("cells").items()}
-        for each in cells.values():
-            check_number("epochs", each.epochs)
-        return cls(cells=cells, **values)
+    def check_saved(self) -> None:
+        """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
+        MixSettings(self.by, self.tokens, None, self.max_epochs, seed=self.seed)
+        for name, each in self.cells.items():
+            values = json.loads(name)
+            if not isinstance(values, list) or len(values) != len(self.by):
+                raise ValueError(f"the cell {name!r} has no value for each of {self.by}")
+            numbers = (each.rows, each.tokens, each.asked, each.missing)
+            if not all(0 <= number < np.inf for number in numbers):
+                raise ValueError(f"the cell {name!r} has {numbers}: they are 0 or more, and finite")
+            if not 0 <= each.epochs <= self.max_epochs:
+                raise ValueError(
+                    f"the cell {name!r} has {each.epochs} epochs: they are from 0 to "
+                    f"max_epochs={self.max_epochs:g}"
+                )
+        if not any(each.tokens for each in self.cells.values()):
+            raise ValueError("no cell has tokens")
 
     @property
     def missing(self) -> float:
@@ -204,40 +202,99 @@ class Mix(Saved):
         return "\n".join([*text_columns(lines), *self.notes()])
 
 
-def _counts(
-    dataset: Frame | LazyFrame, by: list[str], token_field: str
-) -> dict[str, tuple[int, int]]:
-    """Count the rows and tokens of each cell."""
-    frame = as_dask(dataset)
-    require_columns(frame._meta, [*by, token_field])
-    columns = ScoreColumns((), weight=token_field)
-    columns.check(frame._meta)
-    cells_of(frame._meta.iloc[:0], by)
-    part = dask.delayed(_part_counts, pure=True)
-    wanted = frame[[*dict.fromkeys([*by, token_field])]]
+@dataclass(frozen=True)
+class MixSettings:
+    """Arguments of `Mix.plan`, checked before anything is counted."""
+
+    by: str | Sequence[str]
+    tokens: float
+    weights: Sequence[Mapping[str, Any]] | None = None
+    max_epochs: float = 4
+    token_field: str = "tokens"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("by=None: name the columns whose values are a cell")
+        for name in ("tokens", "max_epochs"):
+            number = getattr(self, name)
+            check_number(name, number)
+            if not 0 < number < np.inf:
+                raise ValueError(f"{name}={number!r} must be above 0, and finite")
+        if self.max_epochs > MOST_EPOCHS:
+            raise ValueError(f"max_epochs={self.max_epochs!r} must be at most {MOST_EPOCHS:,}")
+        check_count("seed", self.seed, 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns whose values are a cell."""
+        return [*dict.fromkeys(label_tuple("by", self.by, keep_order=True) or ())]
+
+    @property
+    def read_fields(self) -> list[str]:
+        """Columns that are read to count tokens."""
+        return [*dict.fromkeys([*self.names, self.token_field])]
+
+    def mix_of(self, cells: Mapping[str, MixCell]) -> Mix:
+        """Return the mix with these cells."""
+        return Mix(self.names, float(self.tokens), cells, float(self.max_epochs), self.seed)
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless a frame, which may be empty, has columns of cells and of tokens."""
+        require_columns(frame, self.read_fields)
+        ScoreColumns((), weight=self.token_field).check(frame)
+        cells_of(frame.iloc[:0], self.names)
+
+    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
+        """Count the tokens of each cell, and plan the mix; `compute` runs delayed tasks."""
+        frame = as_dask(dataset)
+        self.check(frame._meta)
+        count = dask.delayed(_part_counts, pure=True)
+        columns = ScoreColumns((), weight=self.token_field)
+        parts = frame[self.read_fields].to_delayed()
+        (sums,) = compute([reduce_tree(_added, [count(p, self.names, columns) for p in parts])])
+        counts = {cell: sums[cell] for cell in sorted(sums)}
+        if not sum(tokens for _, tokens in counts.values()):
+            rows = sum(rows for rows, _ in counts.values())
+            raise ValueError(
+                f"{rows:,} rows have no token in {self.token_field!r}: count them first"
+            )
+        entries = [
+            dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
+        ]
+        matched = _matched(entries, self.names, counts)
+        mix = self.mix_of(_planned(counts, matched, float(self.tokens), self.max_epochs))
+        if mix.missing:
+            logger.warning("%s", mix.notes()[-1])
+        return mix
+
+
+def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
+    """Count the rows and tokens of each cell in one partition."""
+    codes, cells = cells_of(frame, by)
+    refuse_many(cells)
+    weights = columns.weights(frame)
+    if weights.sum(dtype=np.float64) > MOST_WEIGHT:
+        raise ValueError(f"{columns.weight!r} adds up to more than 2**62 tokens: correct it")
+    tokens = np.zeros(len(cells), np.int64)
+    np.add.at(tokens, codes, weights)
+    rows = np.bincount(codes, minlength=len(cells))
+    return dict(zip(cells, zip(rows.tolist(), tokens.tolist(), strict=True), strict=True))
+
+
+def _added(parts: Iterable[Counts]) -> Counts:
+    """Add the counts of several partitions; ValueError for too many cells."""
     sums: dict[str, tuple[int, int]] = {}
-    for counts in dask.compute(*(part(each, by, columns) for each in wanted.to_delayed())):
+    for counts in parts:
         for cell, (rows, tokens) in counts.items():
             known = sums.get(cell, (0, 0))
             sums[cell] = (known[0] + rows, known[1] + tokens)
     refuse_many(sums)
-    return {cell: sums[cell] for cell in sorted(sums)}
-
-
-def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> dict[str, tuple[int, int]]:
-    codes, cells = cells_of(frame, by)
-    refuse_many(cells)
-    tokens = np.zeros(len(cells), np.int64)
-    np.add.at(tokens, codes, columns.weights(frame))
-    rows = np.bincount(codes, minlength=len(cells))
-    return {
-        cell: (int(count), int(total))
-        for cell, count, total in zip(cells, rows, tokens, strict=True)
-    }
+    return sums
 
 
 def _matched(
-    entries: list[dict[str, Any]], by: list[str], counts: Mapping[str, Any]
+    entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
     """Return each entry's weight and cells; ValueError unless each cell is of one at most."""
     owners: dict[str, dict[str, Any]] = {}
@@ -268,8 +325,7 @@ def _matched(
 
 
 def _planned(
-    counts: Mapping[str, tuple[int, int]],
-    by: list[str],
+    counts: Counts,
     matched: list[tuple[float, list[str]]],
     tokens: float,
     max_epochs: float,

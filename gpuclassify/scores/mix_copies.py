@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from dask.utils import format_bytes
 
-from gpuclassify.frames import Frame, backend_of, to_pandas
+from gpuclassify.frames import Frame, backend_of, name_row, to_pandas
 from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.jobs.input.sample import random_keys
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.mapping.stage_counts import COUNT
-from gpuclassify.scores.mix import Mix
+from gpuclassify.pages import visible
+from gpuclassify.scores.mix import MOST_EPOCHS, Mix
 from gpuclassify.scores.quantiles import ScoreColumns, cells_of, require_columns
 from gpuclassify.scores.sampling import id_keys, uniform
 from gpuclassify.settings.checks import check_flag, check_text
+from gpuclassify.workers.machine import free_memory
 
 
 class MixCopies(RowWiseMap):
@@ -62,10 +65,16 @@ class MixCopies(RowWiseMap):
         self.overwrite = overwrite
 
     def __repr__(self) -> str:
-        return f"MixCopies(<mix by {', '.join(self.mix.by)}>, id_field={self.id_field!r})"
+        by = visible(", ".join(self.mix.by), "")
+        return f"MixCopies(<mix by {by}>, id_field={self.id_field!r})"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return ("MixCopies", *self.describe().values(), self.overwrite)
+
+    def with_mix(self, mix: Mix) -> MixCopies:
+        """Return a mapper with the same columns and another mix."""
+        names: dict[str, Any] = {"id_field": self.id_field, "copies_field": self.copies_field}
+        return MixCopies(mix, overwrite=self.overwrite, **names)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -122,7 +131,10 @@ class MixCopies(RowWiseMap):
 
 @dataclass(frozen=True)
 class RepeatRows(PartitionMap):
-    """Mapper that repeats each row as often as a column of whole numbers says; null is never.
+    """Mapper that repeats each row as many times as a column of whole numbers says.
+
+    Null counts as 0. A number above 1,000 is refused, as are more copies of a partition's rows than
+    memory can hold.
 
     Parameters
     ----------
@@ -167,11 +179,26 @@ class RepeatRows(PartitionMap):
         return frame.iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Repeat the rows of a plain frame."""
+        """Repeat the rows of a plain frame; see the class for the errors."""
         column = to_pandas(frame[[self.copies_field]])[self.copies_field]
         copies = column.to_numpy(dtype=np.int64, na_value=0)
-        if (copies < 0).any():
-            raise ValueError(f"column {self.copies_field!r} has {copies.min()}: no row is so often")
+        if (is_wrong := (copies < 0) | (copies > MOST_EPOCHS)).any():
+            row = int(is_wrong.argmax())
+            raise ValueError(
+                f"copies must be from 0 to {MOST_EPOCHS:,}; found {copies[row]} in column "
+                f"{self.copies_field!r} of {name_row(frame, row)}"
+            )
+        self._check_memory(frame, int(copies.sum()))
         backend = backend_of(frame)
         rows = np.repeat(np.arange(len(frame)), copies)
         return backend.with_views(backend.without_views(frame).iloc[rows], frame)
+
+    def _check_memory(self, frame: Any, rows: int) -> None:
+        """Raise MemoryError if so many rows like those of the frame need more than is free."""
+        needed, free = int(frame.memory_usage().sum()) * rows // max(1, len(frame)), free_memory()
+        if needed > free:
+            raise MemoryError(
+                f"the {rows:,} copies of {len(frame):,} rows need {format_bytes(needed)}, and "
+                f"{format_bytes(free)} of memory is free: read smaller parts (part_bytes=), or "
+                "plan fewer repeats (max_epochs=)"
+            )

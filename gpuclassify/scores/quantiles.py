@@ -53,7 +53,8 @@ class ScoreColumns:
     def needed(self) -> tuple[str, ...]:
         """All columns that are read."""
         weight = self.text_field if self.weight == BYTES else self.weight
-        return tuple(dict.fromkeys(filter(None, [*self.names, weight, self.by])))
+        names = [*self.names, weight, self.by]
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
         """Raise unless the frame, which may be empty, has these columns, of these kinds."""

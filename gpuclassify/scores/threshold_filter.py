@@ -13,10 +13,12 @@ from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.select import RowChoice
+from gpuclassify.pages import visible
 from gpuclassify.scores.calibration import calibrated
 from gpuclassify.scores.quantiles import ScoreColumns
 from gpuclassify.scores.thresholds import Thresholds
 from gpuclassify.settings.checks import check_flag, check_text
+from gpuclassify.stores.names import redacted
 from gpuclassify.workers.run_context import current_run
 
 
@@ -55,7 +57,7 @@ class ApplyThresholds(RowChoice):
     ) -> None:
         self._file = None
         if not isinstance(thresholds, Thresholds):
-            self._file, thresholds = str(thresholds), Thresholds.load(thresholds)
+            self._file, thresholds = redacted(str(thresholds)), Thresholds.load(thresholds)
         names = {"keep_field": keep_field, "probability_field": probability_field}
         for argument, name in names.items():
             if name is not None:
@@ -77,9 +79,8 @@ class ApplyThresholds(RowChoice):
     def __repr__(self) -> str:
         names = ("keep_field", "probability_field", "overwrite")
         settings = {name: getattr(self, name) for name in names if getattr(self, name)}
-        shown = (
-            f"<thresholds of {self.thresholds.score}>" if self._file is None else repr(self._file)
-        )
+        score = visible(self.thresholds.score, "")
+        shown = f"<thresholds of {score}>" if self._file is None else repr(self._file)
         return (
             f"ApplyThresholds({', '.join([shown, *(f'{k}={v!r}' for k, v in settings.items())])})"
         )

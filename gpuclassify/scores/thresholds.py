@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -13,9 +14,15 @@ import dask
 import numpy as np
 
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
-from gpuclassify.jobs.execution import as_dask
-from gpuclassify.pages import text_columns
-from gpuclassify.scores.calibration import Calibration, Labelled, fit_calibration, reliability
+from gpuclassify.jobs.execution import as_dask, reduce_tree
+from gpuclassify.pages import text_columns, visible
+from gpuclassify.scores.calibration import (
+    Calibration,
+    Labelled,
+    check_calibration,
+    fit_calibration,
+    reliability,
+)
 from gpuclassify.scores.quantiles import (
     ScoreColumns,
     group_key,
@@ -24,6 +31,7 @@ from gpuclassify.scores.quantiles import (
 )
 from gpuclassify.scores.saved import Saved
 from gpuclassify.settings.checks import (
+    check_choice,
     check_number,
     check_values,
     with_plain_values,
@@ -37,6 +45,8 @@ TARGETS = ("precision", "recall", "keep_share")
 POOLED = "all others"  # in tables
 _BLOCK = 1 << 18  # scores
 MOST_NAMED = 10  # groups, or labels, of an error
+# Unsorted rows by group, the number of rows that lack something, and some labels as text.
+PartRows = tuple[dict[str, Labelled], int, list[str]]
 _COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
             "kept")  # fmt: skip
 
@@ -72,7 +82,7 @@ class GroupThreshold:
     interval: list[float | None]
     figures: dict[str, list[float]]
     best_precision: float
-    calibration: dict[str, Any] | None = None
+    calibration: dict[str, float | list[float]] | None = None
     reliability: list[list[float]] = field(default_factory=list)
 
 
@@ -224,7 +234,7 @@ class Thresholds(Saved):
                 '(small_groups="pool")'
             )
         is_pooled = small_groups == "pool" and (few or by is not None)
-        pooled = fit(_joined(groups.values())) if is_pooled else None
+        pooled = fit(Labelled.of(*_concatenated(groups.values()))) if is_pooled else None
         fitted = {group: fit(rows) for group, rows in groups.items() if group not in few}
         every = [*fitted.values(), *([pooled] if pooled else [])]
         if all(each.threshold is None for each in every):
@@ -240,16 +250,21 @@ class Thresholds(Saved):
             left_out,
         )  # fmt: skip
 
-    @classmethod
-    def of_values(cls, values: dict[str, Any]) -> Self:
-        """Return thresholds of JSON values, as `as_dict` gives them."""
-        groups = {name: GroupThreshold(**each) for name, each in values.pop("groups").items()}
-        pooled = values.pop("pooled")
-        made = cls(groups=groups, pooled=pooled and GroupThreshold(**pooled), **values)
-        for each in made.of_groups().values():
-            if each.threshold is not None:
-                check_number("threshold", each.threshold)
-        return made
+    def check_saved(self) -> None:
+        """Raise ValueError unless groups have names and figures as `fit` gives them."""
+        check_choice("target", self.target, TARGETS)
+        for name, counts in self.few.items():
+            if _plain_group(name) is None or len(counts) != 2:
+                raise ValueError(f"{name!r} is no group with two counts")
+        for name, each in self.of_groups().items():
+            lengths = [len(each.interval), *map(len, each.figures.values())]
+            is_known = name == POOLED or _plain_group(name) is not None
+            if not is_known or lengths[0] != 2 or {*lengths[1:]} - {3}:
+                raise ValueError(f"{name!r} is no group with an interval and figures")
+            if any(len(row) != 5 for row in each.reliability):
+                raise ValueError(f"the reliability of {name!r} has no five numbers for each bin")
+            if each.calibration is not None:
+                check_calibration(each.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
         """Return the threshold of each group, and last that of all others, if there is one."""
@@ -294,7 +309,8 @@ class Thresholds(Saved):
         )
 
     def __repr__(self) -> str:
-        return "\n".join([*text_columns(self.table()), *self.notes()])
+        notes = (visible(note, "") for note in self.notes())
+        return "\n".join([*text_columns(self.table()), *notes])
 
 
 @dataclass(frozen=True)
@@ -315,16 +331,10 @@ class _LabelColumns:
         self.part(frame._meta.iloc[:0])
         part = dask.delayed(self.part, pure=True)
         wanted = frame[[*dict.fromkeys([*self.scores.needed, *names])]]
-        parts = dask.compute(*(part(each) for each in wanted.to_delayed()))
-        apart: dict[str, list[Labelled]] = {}
-        for groups, _, _ in parts:
-            for group, rows in groups.items():
-                apart.setdefault(group, []).append(rows)
-        refuse_many(apart)
-        left_out = sum(count for _, count, _ in parts)
-        labels = sorted({str(label) for _, _, some in parts for label in some})[:MOST_NAMED]
-        del parts  # so that a group's rows go once they are joined
-        groups = {group: _joined(apart.pop(group)) for group in sorted(apart)}
+        parts = [part(each) for each in wanted.to_delayed()]
+        (found,) = dask.compute(reduce_tree(_together, parts))
+        unsorted, left_out, labels = found
+        groups = {group: Labelled.of(*unsorted.pop(group)) for group in sorted(unsorted)}
         if not groups:
             raise ValueError(
                 f"none of {left_out:,} rows has a score and a label: give labelled rows"
@@ -339,7 +349,7 @@ class _LabelColumns:
             )
         return groups, left_out
 
-    def part(self, frame: Frame) -> tuple[dict[str, Labelled], int, list[Any]]:
+    def part(self, frame: Frame) -> PartRows:
         """Return the rows of each group in one partition, how many lack something, and labels."""
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
@@ -358,7 +368,8 @@ class _LabelColumns:
         rows = Labelled(scores, is_positive, weights)
         chosen = ((group, is_used & (codes == code)) for code, group in enumerate(groups))
         apart = {group: rows.take(these) for group, these in chosen if these.any()}
-        return apart, int((~is_used).sum()), column.dropna().unique()[:MOST_NAMED].tolist()
+        labels = sorted({*map(str, column.dropna().unique())})[:MOST_NAMED]
+        return apart, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
         """Raise TypeError unless labels are true and false, or 1 and 0."""
@@ -454,12 +465,23 @@ def _last(holds: np.ndarray) -> int | None:
     return len(holds) - 1 - int(holds[::-1].argmax()) if holds.any() else None
 
 
-def _joined(parts: Any) -> Labelled:
-    parts = [*parts]
-    weights = [part.weights for part in parts]
-    return Labelled.of(
-        np.concatenate([part.scores for part in parts]),
-        np.concatenate([part.is_positive for part in parts]),
+def _together(parts: Sequence[PartRows]) -> PartRows:
+    """Concatenate the rows of several partitions by group; ValueError for too many groups."""
+    apart: dict[str, list[Labelled]] = {}
+    for groups, _, _ in parts:
+        for group, rows in groups.items():
+            apart.setdefault(group, []).append(rows)
+    refuse_many(apart)
+    joined = {group: _concatenated(several) for group, several in apart.items()}
+    labels = sorted({label for _, _, some in parts for label in some})[:MOST_NAMED]
+    return joined, sum(count for _, count, _ in parts), labels
+
+
+def _concatenated(parts: Iterable[Labelled]) -> Labelled:
+    scores, is_positive, weights = zip(*parts, strict=True)
+    return Labelled(
+        np.concatenate(scores),
+        np.concatenate(is_positive),
         None if weights[0] is None else np.concatenate(weights),
     )
 
@@ -490,6 +512,14 @@ def _counts(few: Mapping[str, Sequence[int]]) -> str:
     return shown + (f" and {more:,} more groups" if more > 0 else "")
 
 
+def _plain_group(group: str) -> str | None:
+    """Return a `group_key` as text; None if it is the key of no value."""
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(group)
+        return None if isinstance(value, (list, dict)) else str(value)
+    return None
+
+
 def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.4g}"
@@ -500,7 +530,7 @@ def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
         else "–"
         for name in TARGETS
     )
-    shown = json.loads(group) if group.startswith('"') else group
+    shown = (group.startswith('"') and _plain_group(group)) or group
     ends = " to ".join(map(number, each.interval))
     counts = (f"{each.rows:,}", f"{each.positives:,}")
     return (shown, *counts, number(each.threshold), ends, *figures)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuclassify.pages import LINE_WIDTH, markdown, text_columns
+from gpuclassify.pages import LINE_WIDTH, markdown, text_columns, visible
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.options import StrPath
 from gpuclassify.training.intervals import wilson_interval
@@ -250,7 +250,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shown = text_columns([("", *_COLUMNS), *self._figures()])
-        first, *notes = (fill(line, LINE_WIDTH) for line in (f"{self.evaluated}.", *self._notes()))
+        lines = (visible(line, "") for line in (f"{self.evaluated}.", *self._notes()))
+        first, *notes = (fill(line, LINE_WIDTH) for line in lines)
         return "\n".join([first, *shown, *notes])
 
     def _repr_html_(self) -> str:

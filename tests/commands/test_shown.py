@@ -13,7 +13,19 @@ import pytest
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
 
+from gpuclassify import (
+    AnnotationWriter,
+    ApplyThresholds,
+    Mix,
+    MixCopies,
+    Pipeline,
+    ScoreBuckets,
+    Thresholds,
+    agreement,
+    score_edges,
+)
 from gpuclassify.commands.cli import Visible, main
+from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.pages import markdown, text_table, visible
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -97,6 +109,48 @@ def test_commands_print_no_controls(model, inputs, tmp_path):
         assert r"\x1b" in done.output, words
         codes.append(done.exit_code)
     assert codes == [0, 0, 0, 0, 2, 2, 2]
+
+
+def test_rows_as_json_have_escapes_and_the_same_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [text for text in CONTROLS if text != "\ud800"]  # which no file holds
+    texts += ["\x7f", "\U000e0041", "é 漢\u3000🙂"]
+    frame = pd.DataFrame({"id": range(len(texts)), "text": texts, f"n {RED}": texts})
+    frame.to_parquet("in.parquet")
+    stages = [FileReader("in.parquet"), lambda part: part.assign(label=part["text"])]
+    Pipeline([*stages, AnnotationWriter("notes")]).run(report=lambda *_: None)
+    words = ["show", "notes", "--input", "in.parquet", "-n", "99"]
+    done = CliRunner().invoke(main, [*words, "--json"])
+    assert done.exit_code == 0 and done.stdout.replace("\n", "").replace("\u3000", "").isprintable()
+    expected = frame.assign(label=texts).to_dict("records")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == expected
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0 and done.stdout.replace("\n", "").replace("\u3000", "").isprintable()
+
+
+def labelled_by(name):
+    """Labelled rows of two groups with controls in their names, and in those of columns."""
+    rows = pd.DataFrame({"score": [n / 400 for n in range(400)], "text": name})
+    rows["human"] = [n % 7 != 0 and n > 150 for n in range(400)]
+    return rows.assign(**{f"by{name}": [name, f"{name}2"] * 200, "tokens": 3})
+
+
+@pytest.mark.parametrize("name", [text for text in CONTROLS if text != "\ud800"], ids=ascii)
+def test_results_show_no_controls_of_groups_and_columns(name, tmp_path):
+    rows = labelled_by(name)
+    by = next(each for each in rows if each.startswith("by"))
+    found = Thresholds.fit(
+        rows, score="score", label="human", by=by, precision=0.6, small_groups="pool",
+        min_labels=300,
+    )  # fmt: skip
+    mix = Mix.plan(rows, by=by, tokens=5_000)
+    agreed = agreement(rows.assign(model=rows["human"]), ["human", "model"], by=by)
+    edges = score_edges(rows, "score", by=by, n=3)
+    for result in (found, mix, agreed, edges):
+        for shown in (str(result), repr(result)):
+            assert shown.replace("\n", "").isprintable(), type(result)
+    for mapper in (ApplyThresholds(found), MixCopies(mix, id_field="id"), ScoreBuckets(edges)):
+        assert repr(mapper).isprintable()
 
 
 def test_letters_that_the_terminal_lacks_end_no_command(model, inputs, tmp_path):

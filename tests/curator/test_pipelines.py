@@ -1,6 +1,7 @@
 """The scripts of 1.x run with other imports and give what our own calls give."""
 
 import operator
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +138,16 @@ def test_a_writer_begins_anew_where_it_is_told_to(run_script, tmp_path):
         assert [task.data for task in results] == [[file] for file in results.files]
     with pytest.raises(ValueError, match="mode='append'"):
         curator.JsonlWriter("out", mode="append")
+
+
+@pytest.mark.parametrize("writer", [curator.JsonlWriter, curator.ParquetWriter])
+def test_a_writer_refuses_a_directory_that_exists_where_it_is_told_to(run_script, writer):
+    run_script('"folder/*.jsonl"')
+    stages = [curator.JsonlReader(file_paths="folder"), writer("new", mode="error")]
+    assert curator.Pipeline("p", stages=stages).run().rows_out > 0
+    for path in ("new", Path("new").absolute().as_uri(), "folder"):
+        with pytest.raises(FileExistsError, match='mode="error" refuses it'):
+            writer(path, mode="error")
 
 
 @pytest.mark.parametrize(("most", "parts"), [(1, 5), (2, 3), (5, 1), (None, 5)])

@@ -261,6 +261,12 @@ def test_annotations_alone_open_no_file_of_the_input(crawl, tmp_path, opened, ki
     opened.clear()
     assert len(frame[["length"]].compute()) == len(expected)
     assert {name.parent for name in opened} == {tmp_path / "a"}
+    opened.clear()
+    reading = {"annotations": str(tmp_path / "a"), "fields": ["length"]}
+    alone = read_files(str(root), **reading).compute()["length"]
+    assert (len(alone), alone.sum()) == (len(expected), expected["length"].sum())
+    if kind != "parquet":  # whose footers tell how to cut it into parts
+        assert not [name for name in opened if name.is_relative_to(root)]
 
 
 # It refuses what would be untrue.

@@ -25,9 +25,11 @@ from gpuclassify import (
     Thresholds,
     read_files,
     sample,
+    score_edges,
 )
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.scores import mix as mix_module
 
 TOPICS = ("News", "Code", None)
 
@@ -202,6 +204,32 @@ def test_each_partition_is_read_once(read, most):
     assert set(reads) == set(range(5)) and max(reads.values()) == most
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        plan,
+        lambda ddf: Thresholds.fit(ddf, score="tokens", label="bucket", by="topic", recall=0.8),
+        lambda ddf: score_edges(ddf, "tokens", by="topic", n=4),
+    ],
+)
+def test_results_of_partitions_are_joined_by_tree(read):
+    """The client gets one result, and no task joins those of more than eight."""
+    found, most = [], []
+    frame = corpus(3_000)
+
+    def get(graph, keys, **options):
+        tasks = graph.__dask_graph__() if hasattr(graph, "__dask_graph__") else graph
+        most.append(max(len(task.dependencies) for task in tasks.values()))
+        results = dask.get(graph, keys, **options)
+        found.append(len(list(dask.core.flatten(keys))))
+        return results
+
+    with dask.config.set(scheduler=get):
+        result = read(dd.from_pandas(frame, npartitions=100))
+    assert set(found) == {1} and max(most) <= 8
+    assert result == read(frame)
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
     frame = corpus(9_000).drop(columns="id").assign(text="text")
@@ -239,10 +267,18 @@ def test_rows_are_repeated(npartitions):
     expected = frame.loc[frame.index.repeat(frame["copies"].fillna(0).astype(int))]
     pd.testing.assert_frame_equal(found, expected, check_dtype=False)
     assert len(RepeatRows()(frame.iloc[:0])) == 0
-    with pytest.raises(ValueError, match="no row is so often"):
-        RepeatRows()(frame.assign(copies=-1))
+    for wrong in (-1, 1_001, 10**9, 2**62):
+        copies = [*range(99), wrong]
+        with pytest.raises(ValueError, match=f"from 0 to 1,000; found {wrong} in .* of row 99"):
+            RepeatRows()(frame.assign(copies=copies))
     with pytest.raises(TypeError, match="copies are whole numbers"):
         RepeatRows("topic")(frame)
+
+
+def test_copies_that_no_memory_holds_are_refused_before_any_is_taken():
+    frame = pd.DataFrame({"text": ["x" * (100 << 20)], "copies": [1_000]})
+    with pytest.raises(MemoryError, match=r"the 1,000 copies of 1 rows need 97\.66 GiB, and "):
+        RepeatRows()(frame)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +293,8 @@ def test_rows_are_repeated(npartitions):
         ({}, {"weights": [*WEIGHTS, {"topic": "News", "weight": 1}]}, 'the cell .* is of'),
         ({}, {"tokens": 0}, "tokens=0 must be above 0"),
         ({}, {"max_epochs": 0}, "max_epochs=0 must be"),
+        ({}, {"max_epochs": 10**9}, "must be at most 1,000"),
+        ({"tokens": 2**61}, {}, r"adds up to more than 2\*\*62 tokens"),
         ({}, {"by": "topik"}, "Did you mean 'topic'"),
         ({}, {"token_field": "n_tokens"}, "no column 'n_tokens'"),
         ({"tokens": 0.5}, {}, "weights are whole"),
@@ -292,6 +330,59 @@ def test_a_mix_is_saved_and_its_copies_need_ids(tmp_path):
         MixCopies(mix, id_field="id", copies_field="id", overwrite=True)(frame)
     copies = mapper(frame.assign(topic="Sport"))["copies"]
     assert set(copies) == {0}  # of a cell that the mix does not know
+
+
+@pytest.fixture
+def counted_here(monkeypatch):
+    """A list that grows with each partition that this process counts; workers have copies of it."""
+    calls, count = [], mix_module._part_counts
+
+    def noting(*arguments):
+        calls.append(arguments)
+        return count(*arguments)
+
+    monkeypatch.setattr(mix_module, "_part_counts", noting)
+    return calls
+
+
+def test_the_corpus_is_counted_once_by_the_workers(counted_here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame, whole = corpus(900), tmp_path / "crawl/1.jsonl"
+    whole.parent.mkdir()
+    for number in range(3):
+        path = whole.with_name(f"{number}.jsonl")
+        frame[number::3].to_json(path, orient="records", lines=True)
+    with whole.open("a") as file:
+        file.write('{"id": \n')
+    words = ("mix", "crawl", "copies", "--by", "topic", "--by", "bucket", "--tokens", "6e4",
+             "--id-field", "id", "--on-error", "quarantine", "--workers", "1",
+             "--page", "page.html")  # fmt: skip
+
+    def run(*more):
+        done = CliRunner().invoke(main, [*words, *more])
+        assert done.exit_code == (0 if more else 3), done.output
+        return done.stdout
+
+    expected = plan(frame, tokens=60_000, weights=None)
+    counted_here.clear()
+    assert json.loads(run("--plan", "--json")) == json.loads(expected.as_json())
+    assert not Path("copies").exists()
+    assert run().startswith(str(expected))
+    kept = Path("copies/_mix/mix.json")
+    assert Mix.load(kept) == expected
+    before, first = kept.stat(), sorted(Path("copies").glob("part-*"))[0]
+    first.unlink()
+    Path("copies/_SUCCESS").unlink()
+    Path("page.html").unlink()
+    assert run().startswith(str(expected))  # and does what is missing
+    assert first.exists() and kept.stat().st_mtime_ns == before.st_mtime_ns
+    assert Path("page.html").exists()
+    assert counted_here == []
+    found = pd.concat(map(pd.read_parquet, Path("copies").glob("part-*.parquet")))
+    copies = MixCopies(expected, id_field="id")(frame)["copies"]
+    assert found["copies"].sum() == copies.sum()
+    changed = CliRunner().invoke(main, [*words, "--max-epochs", "7"])
+    assert changed.exit_code == 2 and "max_epochs" in changed.output
 
 
 def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch):

@@ -1,15 +1,19 @@
 """Messages name the library's arguments; the command line makes them its options."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import gpuclassify
+from gpuclassify import AnnotationWriter, JsonlWriter, Pipeline, read_files
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.console import with_options
+from gpuclassify.jobs.input.readers import FileReader
 
 PACKAGE = Path(gpuclassify.__file__).parent
 CONTEXT = click.Context(main)
@@ -62,6 +66,9 @@ def test_messages_name_no_options():
          "pass DomainClassifier(strict=True, model=None) again, or --model x"),
         ("f(on_error=g(1), model=2), then unknown=3", "f(on_error=g(1), model=2), then unknown=3"),
         ("a.model=x (model=", "a.model=x (--model"),
+        ("types={'a price': 'json'}", "--type a price=json"),
+        ("annotate it again (redo_changed=True), or", "annotate it again, or"),  # another command's
+        ("it has (id=3) and (strict=)", "it has (id=3) and (strict=)"),
     ],
 )  # fmt: skip
 def test_arguments_become_options(message, expected):
@@ -71,3 +78,60 @@ def test_arguments_become_options(message, expected):
 def test_a_long_message_is_read_in_no_time():
     for piece in ("f(", "(", "a=", "f(()", "a={"):
         with_options(piece * 200_000, click.Command("none"))
+
+
+ROW = {"id": 1, "text": "a", "score": 0.5, "good": True, "topic": "x", "tokens": 3}
+BROKEN = {
+    "cut": '{"id": 1, "te',
+    "surrogate": json.dumps(ROW | {"text": "\ud83d"}),
+    "mixed": json.dumps(ROW | {"score": [1]}),
+    "fields": json.dumps(ROW | {"score": {"a": 1}}),
+    "new": None,  # a file that the annotation set lacks
+}
+CALLS = {
+    "sample": ["in", "out.jsonl", "-n", "5", "--annotations", "notes"],
+    "agreement": ["in", "--between", "score", "--between", "tokens", "--annotations", "notes"],
+    "thresholds": ["in", "out.json", "--score", "score", "--label", "good", "--recall", "0.5",
+                   "--annotations", "notes"],
+    "show": ["notes", "--input", "in"],
+    "mix": ["in", "out", "--by", "text", "--by", "score", "--tokens", "5", "--plan",
+            "--annotations", "notes"],
+    "select": ["in", "out", "--annotations", "notes"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("command", CALLS)
+def test_advice_names_options_that_the_command_has(command, broken, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("in/0.jsonl").write_text(json.dumps(ROW) + "\n")
+    words = CALLS[command]
+    if broken == "new" or command == "show":
+        stages = [FileReader("in"), lambda frame: frame.assign(n=1), AnnotationWriter("notes")]
+        Pipeline(stages).run(report=lambda *_: None)
+        Path("in/1.jsonl").write_text(f"{BROKEN[broken] or json.dumps(ROW)}\n")
+        words = [*words, "--annotations-incomplete"] if broken != "new" else words
+    else:
+        with Path("in/0.jsonl").open("a") as file:
+            file.write(BROKEN[broken] + "\n")
+        words = [word for word in words if word not in ("--annotations", "notes")]
+        words += ["--where", "id > 0"] if command == "select" else []
+    done = CliRunner().invoke(main, [command, *words])
+    assert done.exit_code in (1, 2), done.output
+    params = main.get_command(CONTEXT, command).get_params(CONTEXT)
+    known = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
+    message = done.stderr.replace("-h", "").replace("--help", "")
+    assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", message)} <= known, message
+    assert not re.findall(r"\b(?:on_error|fields|types|surrogates|annotations_complete)=", message)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_frame_of_files_is_refused_without_advice_for_jobs(kind, tmp_path):
+    path = tmp_path / f"in.{kind}"
+    path.write_bytes(b'{"id": 1}\n{"id')
+    with pytest.raises(ValueError, match="Mend the file, or leave it out") as caught:
+        read_files(path)
+    assert "on_error" not in str(caught.value)
+    with pytest.raises(ValueError, match='on_error="quarantine"'):
+        Pipeline([FileReader(path), JsonlWriter(tmp_path / "out")]).prepare()

@@ -81,6 +81,7 @@ _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 # What to do about what cannot be read, by the `on_error` that raises it.
 CURES = {
     "raise": 'To go on without it: on_error="quarantine".',
+    "refuse": "Mend the file, or leave it out of the input.",
     "whole": "An earlier corpus is read whole, whatever on_error= says: mend the file, or leave "
     "it out of against=.",
 }
@@ -166,7 +167,8 @@ class InputSchema:
     @property
     def annotation_fields(self) -> list[str]:
         """Names of the columns that annotation sets hold."""
-        return [name for columns in self.annotations for name in columns.fields.values()]
+        names = (name for columns in self.annotations for name in columns.fields.values())
+        return [name for name in names if name in self.arrow.names]
 
     @property
     def without_path(self) -> pa.Schema:
@@ -271,7 +273,7 @@ def read_part(
 def read_table(
     part: Part,
     schema: InputSchema,
-    on_error: str = "raise",
+    on_error: str = "refuse",
     limit: Limit | None = None,
     notes: Notes | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
@@ -505,7 +507,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
     return changed(table.slice(0, rows), restored)
 
 
-def unreadable(part: Part, problem: Problem, on_error: str = "raise") -> BrokenInputError:
+def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
     """Return the error that names the first problem of a part, and what to do about it."""
     where = str(part)
     if problem.offset is not None:
@@ -654,6 +656,8 @@ class PartFinder:
         self._check(problems)
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         samples: list[Lines] = []
+        reads_files = self.fields is None or bool(self.fields)  # not for annotations alone
+        pieces = pieces if reads_files else []
         for sample in self._samples(pieces, most_samples, sample_bytes, most_bytes):
             if isinstance(sample, Lines):
                 samples.append(sample)
@@ -664,7 +668,7 @@ class PartFinder:
         texts = [name for name, kind in types.items() if kind == "json"]
         texts += json_columns(known or ())
         held = sampled_schema([sample.content for sample in samples], texts, known)
-        if not held.names:
+        if reads_files and not held.names:
             bad = _bad_lines(samples, InputSchema(held, {}, False))
             self._check([*bad, *problems], is_all=True)
         schema = replace(self._schema(held, types), replaces=replaces, most_bytes=most_bytes)

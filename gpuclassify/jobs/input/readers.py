@@ -152,14 +152,15 @@ class FileReader:
         shown += ["input_digest=True"] * self.input_digest
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def find_parts(self, on_error: str = "raise", needed: Collection[str] = ()) -> InputParts:
+    def find_parts(self, on_error: str = "refuse", needed: Collection[str] = ()) -> InputParts:
         """Find the files, their columns and their parts.
 
         Parameters
         ----------
-        on_error : {"raise", "quarantine", "whole"}
-            With "quarantine", files that cannot be read become parts that say so. "whole" raises
-            as well, in an earlier corpus, which no job leaves anything out of.
+        on_error : {"refuse", "raise", "quarantine", "whole"}
+            With "quarantine", files that cannot be read become parts that say so. The others raise,
+            and differ in the advice: "raise" is for jobs, which have ``on_error="quarantine"``,
+            and "whole" for an earlier corpus, of which no job leaves anything out.
         needed : collection of str
             Columns that no Parquet file may lack which another one has. Others are null there.
 
@@ -180,7 +181,7 @@ class FileReader:
         fields = [name for name in self.fields or () if name not in written]
         asked = [name for name in needed if name not in written]
         files = find_files(self.paths, options)
-        plan = self._parts_of(files, fields or None, on_error, asked)
+        plan = self._parts_of(files, None if self.fields is None else fields, on_error, asked)
         listed = {redacted(file.real) for file in files}
         complete = self.annotations_complete
         plan = with_annotations(plan, sets, listed, self.paths, options, complete)
@@ -301,8 +302,9 @@ def read_files(
     inputs, fields, part_bytes, files_per_partition, path_field
         As of `FileReader`: `inputs` are its paths, all of one format.
     annotations, annotations_complete
-        As of `FileReader`. Where columns of annotations alone are asked of the frame, no file of
-        the input is opened.
+        As of `FileReader`. Partitions of annotations alone open no file of the input. With
+        ``fields=`` that name annotations alone, finding the parts does not open JSON lines either;
+        the footers of Parquet files are read.
     storage_options : dict, optional
         For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
         frame; workers that start without one need HF_TOKEN.
@@ -317,8 +319,6 @@ def read_files(
     UnreadableInputError
         Nothing matches, formats are mixed, a file is broken, or a column is not there.
     """
-    import dask.dataframe as dd
-
     reader = FileReader(
         inputs,
         fields=fields,
@@ -329,6 +329,13 @@ def read_files(
         annotations=annotations,
         annotations_complete=annotations_complete,
     )
+    return frame_of(reader)
+
+
+def frame_of(reader: FileReader) -> dd.DataFrame:
+    """Return the lazy frame of a reader; see `read_files`."""
+    import dask.dataframe as dd
+
     plan = reader.find_parts()
     share_tokens(reader.paths)
     schema = replace(plan.schema, paths=with_linked(reader.paths, plan.files))
@@ -360,7 +367,7 @@ def first_rows(
             raise BrokenInputError(f"{redacted(file.path)} cannot be read: {err}") from err
         files.append(file)
     if file_format(files[0].path) == PARQUET:
-        held = PartFinder(files, FileReader(inputs), "raise", (), fields).parquet().schema
+        held = PartFinder(files, FileReader(inputs), "refuse", (), fields).parquet().schema
         schema = project(held.arrow, held.file_fields)
         return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
     schema = sampled_schema(read)

@@ -170,7 +170,8 @@ def sample_rows(
     source = reader.find_parts()
     schema, pieces = source.schema, [piece for part in source.parts for piece in part.pieces]
     names = {file.path: redacted(file.real) for file in source.files}
-    fields = select.read_fields if select else tuple(schema.annotation_fields[:1])
+    first = [*schema.annotation_fields, *schema.arrow.names][:1]
+    fields = select.read_fields if select else tuple(first)
     known = replace(schema.projected(fields), has_places=True)
     drawn: list[tuple[int, int, int]] = []  # random number, piece and place
     for number, piece in enumerate(pieces):
@@ -194,7 +195,7 @@ def rows_at(
 ) -> pa.Table:
     """Read the rows at some places of a piece, whose `fields` are read to find them."""
     choice = Drawn(fields, places)
-    return read_chosen(part, schema, "raise", Notes(part, schema), choice)[0]
+    return read_chosen(part, schema, "refuse", Notes(part, schema), choice)[0]
 
 
 @dataclass(frozen=True)

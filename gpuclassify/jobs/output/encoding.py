@@ -176,24 +176,43 @@ def _declaring(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
     return table.replace_schema_metadata(metadata)
 
 
-def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
     """Cast the table to the column types that all parts have, or raise TypeError.
 
-    A type that is unknown beforehand, of object columns without rows, stays as it is.
+    A type that is unknown without rows, of columns of objects or of categories that a stage makes,
+    stays as it is. Only text of such columns can name folders.
     """
     if table.column_names != schema.names:
         raise TypeError(
             f"the stages returned columns {table.column_names}, and {schema.names} for a frame "
             "without rows: they must be the same for every part"
         )
-    wanted = [
-        actual if pa.types.is_null(field.type) else field.with_nullable(True)
-        for field, actual in zip(schema, table.schema, strict=True)
-    ]
+    wanted = []
+    for field, actual in zip(schema, table.schema, strict=True):
+        is_unknown, kind = pa.types.is_null(_value_type(field.type)), _value_type(actual.type)
+        if is_unknown and field.name in partition_by:
+            if not (is_text(kind) or pa.types.is_null(kind)):
+                raise TypeError(
+                    f"partition_by={field.name!r} holds {kind}, and no known type in a frame "
+                    "without rows: give it one in the stage, such as by astype()"
+                )
+            field = field.with_type(pa.string())
+        elif is_unknown:
+            field = actual
+        wanted.append(field.with_nullable(True))
     try:
         return cast(table, pa.schema(wanted, metadata=table.schema.metadata))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
-        raise TypeError(f"a column has another type than a frame without rows has: {err}") from err
+        pairs = zip(wanted, table.schema, strict=True)
+        others = [field.name for field, actual in pairs if field.type != actual.type]
+        raise TypeError(
+            f"columns among {others} have another type than a frame without rows has: {err}. Give "
+            "the stage's new columns a type, such as by astype()"
+        ) from err
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _as_python(value: pa.Scalar) -> Any:
@@ -312,7 +331,7 @@ class UnnamedFolderError(ValueError):
 def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
     """Return the schema with the types of the values themselves for columns that name folders."""
     for number, field in enumerate(schema):
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = _value_type(field.type)
         kind = pa.string() if pa.types.is_string_view(kind) else kind
         if field.name in names:
             schema = schema.set(number, field.with_type(kind))
@@ -320,7 +339,10 @@ def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
 
 
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-    """Return the Arrow types of the columns whose values name folders; raise unless they can."""
+    """Return the Arrow types of the columns whose values name folders; raise unless they can.
+
+    A type that is unknown without rows is text; see `conform`.
+    """
     types = {}
     for name in names:
         if name not in schema.names:
@@ -329,6 +351,7 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
                 f"{nearest(name, schema.names)}"
             )
         kind = schema.field(name).type
+        kind = pa.string() if pa.types.is_null(kind) else kind
         if not any(is_kind(kind) for is_kind in _NAMES_FOLDERS):
             raise TypeError(
                 f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "

@@ -207,6 +207,45 @@ def test_categories_are_folders_by_their_values(tmp_path, kind, writer, is_arrow
     assert found.where(found.notna(), None).tolist() == PLAIN[kind]
 
 
+def as_category(frame):
+    return frame.assign(k=frame["k"].astype("category"))
+
+
+def as_objects(frame):
+    return frame.assign(k=pd.Series([*frame["k"]], dtype=object, index=frame.index))
+
+
+@pytest.mark.parametrize("writer", [ParquetWriter, JsonlWriter])
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("stage", [as_category, as_objects])
+@pytest.mark.parametrize("by", ["k", None])
+def test_stages_make_categories_that_differ_between_parts(tmp_path, kind, writer, stage, by):
+    """Without rows, neither categories nor objects tell their type."""
+    frame = pd.DataFrame({"id": range(4), "k": pd.array(PLAIN[kind])})
+    for number in range(4):
+        frame[number : number + 1].to_parquet(tmp_path / f"{number}.parquet", index=False)
+    reader = ParquetReader(f"{tmp_path}/*.parquet")
+    pipeline = Pipeline([reader, stage, writer(f"{tmp_path}/out", partition_by=by)])
+    if stage is as_objects and by and kind != "text":
+        with pytest.raises(TypeError, match=r"'k' holds .*, and no known type in a frame without"):
+            pipeline.run()
+        return
+    pipeline.run()
+    found = read_files(tmp_path / "out").compute().sort_values("id")["k"].astype(object)
+    assert found.where(found.notna(), None).tolist() == PLAIN[kind]
+
+
+def test_a_stage_that_makes_lists_of_unknown_type_is_refused_by_the_column(tmp_path):
+    pd.DataFrame({"id": range(4)}).to_parquet(tmp_path / "in.parquet")
+
+    def lists(frame):
+        return frame.assign(k=pd.Series([[n] for n in frame["id"]], dtype=object))
+
+    writer = ParquetWriter(f"{tmp_path}/out", partition_by="k")
+    with pytest.raises(TypeError, match=r"'k' holds list.*, and no known type in a frame"):
+        Pipeline([ParquetReader(f"{tmp_path}/in.parquet"), lists, writer]).run()
+
+
 def _used(column):
     return column.cat.remove_unused_categories() if hasattr(column, "cat") else column
 
