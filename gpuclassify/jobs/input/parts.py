@@ -23,12 +23,19 @@ import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
 from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
-from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed, open_parquet
+from gpuclassify.jobs.input.files import (
+    BrokenInputError,
+    InputFile,
+    check_unpacked,
+    decompressed,
+    open_parquet,
+)
 from gpuclassify.jobs.input.jsonl import (
     MOST_LINE_BYTES,
     BadLine,
     WholeLines,
     exact_integers,
+    frequent_columns,
     line_places,
     line_schemas,
     parse_good,
@@ -423,7 +430,9 @@ def read_lines(
             yield stream
 
     with opened() as file, decompressed(file, codec) as stream:
-        whole = WholeLines(stream, most_bytes, again=again)
+        whole = WholeLines(
+            stream, most_bytes, again=again, check=lambda kept: check_unpacked(kept, file.tell())
+        )
         if limit is not None:
             content, place = first_lines(io.BufferedReader(whole), limit, file.tell)
             share = place / (part.file_bytes or 1) if place else 1.0
@@ -646,7 +655,8 @@ class PartFinder:
                 problems.append(sample)
                 self._check(problems)
         texts = [name for name, kind in types.items() if kind == "json"]
-        held = sampled_schema([sample.content for sample in samples], texts)
+        kept = types if self.fields is None else None
+        held = sampled_schema([sample.content for sample in samples], texts, kept)
         if not held.names:
             bad = _bad_lines(samples, InputSchema(held, {}, False))
             self._check([*bad, *problems], is_all=True)
@@ -697,7 +707,7 @@ class PartFinder:
         """
         last, steps = len(pieces) - 1, max(1, most - 1)
         spread = [round(step * last / steps) for step in range(most)] if pieces else []
-        count = 0
+        count = total_bytes = 0
         for number in dict.fromkeys([*spread, *range(len(pieces))]):  # all others in case of blanks
             piece = pieces[number]
             limit = Limit(line_bytes=sample_bytes) if piece.length is None else None
@@ -714,7 +724,8 @@ class PartFinder:
             if lines.content.strip():
                 yield lines
                 count += 1
-            if count == most:
+                total_bytes += len(lines.content)
+            if count == most or total_bytes > MOST_LINE_BYTES:  # of lines that are very long
                 return
 
     @property
@@ -801,13 +812,19 @@ class PartFinder:
             raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
 
 
-def sampled_schema(samples: Sequence[bytes], texts: Collection[str] = ()) -> pa.Schema:
-    """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON."""
+def sampled_schema(
+    samples: Sequence[bytes], texts: Collection[str] = (), kept: Collection[str] | None = None
+) -> pa.Schema:
+    """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON.
+
+    Unless `kept` is None, see `frequent_columns`.
+    """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
         for schema, count in line_schemas(sample, texts).items():
             counts[json_schema(schema)] += count
-    return without_maps(exact_integers(common_schema(counts), samples))
+    schema = without_maps(exact_integers(common_schema(counts), samples))
+    return schema if kept is None else frequent_columns(schema, samples, kept)
 
 
 def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[Part, Problem]]:
