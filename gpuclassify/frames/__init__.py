@@ -25,6 +25,7 @@ The array of a field may also be a DictionaryArray of its type: both backends lo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -169,16 +170,31 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values without codes and views, at any depth; JSON's is text."""
+    """Return the type of the same values without codes, views and extensions, at any depth.
+
+    An extension type becomes its storage, JSON text.
+    """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
-    if isinstance(kind, pa.JsonType):
+    if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.string() if is_text(kind) else pa.binary()
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, plain_type(field.type)) for field in kind.fields])
     return inside(kind, plain_type)
+
+
+def cast_views(values: Any, kind: pa.DataType) -> Any:
+    """Cast an Arrow array to the same type with or without views and dictionaries.
+
+    Arrow 26 makes lists with invalid offsets of views of lists, and casts neither lists to views of
+    them nor dictionaries of views.
+    """
+    if "list_view" not in str(values.type):
+        with contextlib.suppress(pa.ArrowNotImplementedError):
+            return values.cast(kind)
+    return pa.chunked_array([pa.array(values.to_pylist(), kind)])
 
 
 def inside(kind: pa.DataType, change: Change) -> pa.DataType:

@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_object_dtype
 
-from gpuclassify.frames import is_text, name_row, plain_type, unpack_digests
+from gpuclassify.frames import cast_views, is_text, name_row, plain_type, unpack_digests
 
 MOST_NUMBERS = None  # in a column of lists: chunks of an Arrow array together hold any number
 # Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
-_VIEW = re.compile(r"(string|binary)_view\b.*\[pyarrow\]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -127,29 +126,35 @@ def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
 
 
 def without_views(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with plain strings for views, which few functions of pandas take."""
-    plain = frame.copy(deep=False)
-    for name, kind in _views(frame):
-        plain[name] = _as_arrow(frame[name], plain_type(kind))
-    return plain
+    """Return the frame with plain types for views of Arrow, which few functions of pandas take."""
+    return _converted(frame, {name: _without_views(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame of `without_views` with views as `frame` has them."""
-    for name, kind in _views(frame):
-        if name in plain.columns:
-            plain = plain.assign(**{name: _as_arrow(plain[name], kind)})
-    return plain
+    views = _views(frame)
+    return _converted(plain, {name: views[name] for name in plain.columns if name in views})
 
 
-def _views(frame: pd.DataFrame) -> list[tuple[Any, Any]]:
-    """Return the columns that hold views, at any nesting, and their types."""
+def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
+    """Return the types of the columns that hold views, at any nesting."""
     dtypes = frame.dtypes.items()
-    return [(name, dtype.pyarrow_dtype) for name, dtype in dtypes if _VIEW.search(str(dtype))]
+    kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
+    return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    return plain_type(kind) if "_view" in str(kind) else kind
+
+
+def _converted(frame: pd.DataFrame, kinds: Mapping[Any, pa.DataType]) -> pd.DataFrame:
+    """Return the frame with columns of these Arrow types."""
+    columns = {name: _as_arrow(frame[name], kind) for name, kind in kinds.items()}
+    return frame.assign(**columns) if columns else frame
 
 
 def _as_arrow(series: pd.Series, kind: pa.DataType) -> Any:
-    return pd.arrays.ArrowExtensionArray(pa.array(series.array, from_pandas=True).cast(kind))
+    return pd.arrays.ArrowExtensionArray(cast_views(pa.array(series.array, from_pandas=True), kind))
 
 
 def _holds_text(dtype: Any) -> bool:

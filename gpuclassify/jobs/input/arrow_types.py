@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from gpuclassify.frames import Change, inside, is_text, plain_type
+from gpuclassify.frames import Change, cast_views, inside, is_text, plain_type
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 NO_FIELDS = pa.struct([])
@@ -16,10 +16,12 @@ STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 def stored(kind: pa.DataType) -> pa.DataType:
     """Return the type that a Parquet file has for `kind`.
 
-    JSON becomes text, as some readers may refuse JSON.
+    JSON becomes text, as some readers may refuse JSON. pyarrow writes no dictionary of views.
     """
     if isinstance(kind, pa.JsonType):
         return kind.storage_type
+    if pa.types.is_dictionary(kind) and "_view" in str(kind):
+        return plain_type(kind)
     return STORED_NO_FIELDS if kind == NO_FIELDS else inside(kind, stored)
 
 
@@ -91,6 +93,8 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         column = column.cast(column.type.storage_type)
     if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), kind)])
+    if "_view" in str(column.type) and not is_text(column.type):
+        return cast_views(column, kind)
     try:
         return column.cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import glob
 import gzip
@@ -25,11 +26,24 @@ from gpuclassify.stores.names import (
     redacted,
 )
 from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import FILES_AT_A_TIME, Entry, Store, UnreadableInputError
+from gpuclassify.stores.store import (
+    FILES_AT_A_TIME,
+    BrokenContentError,
+    Entry,
+    Store,
+    UnreadableInputError,
+)
 
 Options = Mapping[str, Any]
 
 DIGESTED_BYTES = 1 << 20
+# What unpacks to more than this, and to so many times its stored bytes, is made to fill memory:
+# documents are compressed to a tenth, and no memory has to be taken to find out.
+UNPACKED_BYTES, MOST_UNPACKED = 256 << 20, 200
+_UNPACKED, _STORED = 2, 3  # numbers of the sizes in Parquet's PageHeader
+# Types of Thrift's compact protocol, and the bytes of those that have a fixed size.
+_INT32, _INTEGERS, _BINARY, _STRUCT = 5, (4, 5, 6), 8, 12
+_FIXED_BYTES = {1: 0, 2: 0, 3: 1, 7: 8}
 _SHA256 = "sha256:"
 # Digests that this process has taken, by path and stamp: a file may be of many parts.
 _digests: dict[tuple[str, str], str] = {}
@@ -202,12 +216,115 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
             yield stream
 
 
+def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
+    """Raise BrokenContentError if so few stored bytes would unpack to so many."""
+    if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
+        raise BrokenContentError(
+            f"{stored_bytes:,} stored bytes unpack to more than {UNPACKED_BYTES >> 20} MiB, over "
+            f"{MOST_UNPACKED} times as many: if you trust the file, write it with less "
+            "compression, or none"
+        )
+
+
 def open_parquet(file: BinaryIO) -> pq.ParquetFile:
     """Open a Parquet file whose pages are compared with their checksums, where it has some.
 
-    That costs no time that can be measured. pyarrow and Spark write checksums on request.
+    That costs no time that can be measured. pyarrow and Spark write checksums on request. Reading
+    raises BrokenContentError before pages are unpacked that `check_unpacked` refuses.
     """
-    return pq.ParquetFile(file, page_checksum_verification=True)
+    metadata = pq.read_metadata(file)
+    source = pa.PythonFile(_CheckedPages(file, metadata), mode="r")
+    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+
+
+class _CheckedPages:
+    """Open Parquet file that checks the headers of pages as pyarrow reads column chunks.
+
+    pyarrow allocates the size that a page's header states, whatever the footer says. It reads each
+    column chunk at once, as `pq.ParquetFile` has `pre_buffer=True`.
+    """
+
+    def __init__(self, file: BinaryIO, metadata: pq.FileMetaData) -> None:
+        self._file = file
+        self._unpacked_bytes = self._stored_bytes = 0
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        chunks = (group.column(n) for group in groups for n in range(metadata.num_columns))
+        self._ends = dict(map(_extent, chunks))
+        self._starts = sorted(self._ends)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes; raise BrokenContentError if pages among them unpack to too many."""
+        start = self._file.tell()
+        content = self._file.read(size)
+        first = bisect.bisect_left(self._starts, start)
+        last = bisect.bisect_left(self._starts, start + len(content))
+        for chunk in self._starts[first:last]:
+            at, end = chunk - start, min(self._ends[chunk] - start, len(content))
+            with contextlib.suppress(IndexError, RecursionError):  # pyarrow refuses such headers
+                while at < end:
+                    sizes, at = _page_header(content, at)
+                    stored = max(0, sizes.get(_STORED, 0))
+                    self._unpacked_bytes += max(0, sizes.get(_UNPACKED, 0))
+                    self._stored_bytes += stored
+                    check_unpacked(self._unpacked_bytes, self._stored_bytes)
+                    at += stored
+        return content
+
+
+def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return where the pages of a column chunk begin and end in the file."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+        start = chunk.dictionary_page_offset
+    return start, start + chunk.total_compressed_size
+
+
+def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
+    """Return the int32 fields of a page's header by number, and the offset of its end.
+
+    The header is a struct in Thrift's compact protocol, which wraps large numbers as here. Raises
+    IndexError if it is cut off.
+    """
+    numbers: dict[int, int] = {}
+    field = 0
+    while head := content[at]:
+        at += 1
+        if head >> 4:
+            field += head >> 4
+        else:
+            field, at = _zigzag(content, at)
+        field, kind = field & 0xFFFF, head & 15
+        if kind in _INTEGERS:
+            value, at = _zigzag(content, at)
+            if kind == _INT32:
+                numbers[field] = value
+        elif kind == _STRUCT:
+            at = _page_header(content, at)[1]
+        elif kind == _BINARY:
+            size, at = _varint(content, at)
+            at += size
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
+        else:
+            raise BrokenContentError("the header of a page has a field that Parquet does not have")
+    return numbers, at + 1
+
+
+def _zigzag(content: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(content, at)
+    return (value & 0xFFFFFFFF) >> 1 ^ -(value & 1), at
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """Return the unsigned number at an offset, and the offset of its end."""
+    value = shift = 0
+    while (byte := content[at]) & 128:
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | byte << shift, at + 1
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:

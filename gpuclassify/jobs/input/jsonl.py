@@ -25,14 +25,18 @@ from gpuclassify.stores.store import UnreadableInputError
 Opener = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 logger = logging.getLogger(__name__)
 
-# What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect.
-MOST_BYTES_AT_ONCE = 64 << 20
+# What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect, and
+# takes less memory where lines are blank or short.
+MOST_BYTES_AT_ONCE = 16 << 20
 # A parser without a limit overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
+MOST_VALUES = 4_000_000  # in a line: pyarrow and Python take some 100 bytes for each
 # Levels of a column, a list two, as readers of Parquet count and bear them; pickles some 50 more.
 DEEPEST_COLUMN = 99
 MOST_LINE_BYTES = 256 << 20
 PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # at a time, where an end is looked for
+# Of more columns than these, one in fewer than one line of so many is not taken from samples.
+MOST_COLUMNS, FEW_LINES = 500, 100
 MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
 ONE_A_LINE = (
     "the line is no JSON object: a file of JSON lines holds one object a line, which "
@@ -58,6 +62,7 @@ _HALF = re.compile(
     rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2}\\u[dD])[c-fC-F])"
 )
+_STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*)"?([ \t\r]*:)?')  # and whether it is a name
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
@@ -111,13 +116,20 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 class WholeLines(io.RawIOBase):
     """Lines of a stream, without those that are too `long`, up to where its file is `cut` off.
 
-    `again` opens the stream anew: what was there when a call fails is read byte by byte.
+    `again` opens the stream anew: what was there when a call fails is read byte by byte. `check`
+    gets the bytes of lines so far, without those too long, and may raise before there are more.
     """
 
     def __init__(
-        self, stream: BinaryIO, most: int, offset: int = 0, again: Opener = io.BytesIO
+        self,
+        stream: BinaryIO,
+        most: int,
+        offset: int = 0,
+        again: Opener = io.BytesIO,
+        check: Callable[[int], None] = lambda kept_bytes: None,
     ) -> None:
         self._stream, self._again, self._most = stream, again, most
+        self._check, self._kept_bytes = check, 0
         self._offset, self._read_bytes, self._has_ended = offset, 0, False
         self._line: list[bytes] = []  # whose end is still to come
         self._line_bytes = 0
@@ -162,6 +174,8 @@ class WholeLines(io.RawIOBase):
         whole = b"".join([*(self._line if is_whole else ()), chunk[end:last]])
         self._offset += self._line_bytes + last - end
         self._line, self._line_bytes = [chunk[last:]], len(chunk) - last
+        self._kept_bytes += len(whole)
+        self._check(self._kept_bytes)
         return whole
 
     def _chunk(self) -> bytes:
@@ -224,7 +238,10 @@ def _parse(
         read_options=arrow_json.ReadOptions(block_size=len(content) + 1),
         parse_options=arrow_json.ParseOptions(
             explicit_schema=schema,
-            unexpected_field_behavior="ignore" if is_projected else "infer",
+            # With "infer", every row would have the fields of each line, known or not.
+            unexpected_field_behavior=(
+                "ignore" if is_projected else "error" if schema and rows > 1 else "infer"
+            ),
         ),
     )
     if len(table) != rows:
@@ -247,22 +264,30 @@ def parse_good(
     """Parse the lines at `offset` of a file; return a table of the good ones, and the bad ones."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
+    for begin, lines in _blocks(content):
+        for result in _isolated(lines, offset + begin, schema, is_projected, replaces):
+            (bad if isinstance(result, BadLine) else tables).append(result)
+    return pa.concat_tables(tables), bad
+
+
+def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield runs of lines, of which few are Python objects at a time, and where each run begins."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
-        lines = io.BytesIO(content[begin:end]).readlines()
-        for result in _isolated(lines, offset + begin, schema, is_projected, replaces):
-            (bad if isinstance(result, BadLine) else tables).append(result)
+        yield begin, io.BytesIO(content[begin:end]).readlines()
         begin = end
-    return pa.concat_tables(tables), bad
 
 
 def line_places(content: bytes, offset: int) -> np.ndarray:
     """Return where in the file lines begin that are not blank, int64 (rows,); see `parse_good`."""
-    lines = io.BytesIO(content).readlines()
-    starts = itertools.accumulate(map(len, lines), initial=offset)
-    pairs = zip(starts, lines, strict=False)  # the last start is the end
-    return np.array([start for start, line in pairs if line.strip(_BLANKS)], dtype=np.int64)
+    places = [np.zeros(0, dtype=np.int64)]
+    for begin, lines in _blocks(content):
+        ends = offset + begin + np.cumsum([*map(len, lines)])
+        starts = np.array([0, *ends[:-1]])
+        starts[0] = offset + begin
+        places.append(starts[[bool(line.strip(_BLANKS)) for line in lines]])
+    return np.concatenate(places)
 
 
 def _isolated(
@@ -320,9 +345,15 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
     lines = io.BytesIO(content).readlines()
     for place, line in enumerate(lines if texts else ()):
         with contextlib.suppress(*BROKEN_LINES):
+            _check_line(line)
             lines[place] = _edited(line, texts, ())
     counts: Counter[pa.Schema] = Counter()
     try:
+        if len(lines) * content.count(b":") > MOST_VALUES and (
+            len(lines) * len({found[1] for found in _STRING.finditer(content) if found[2]})
+            > MOST_VALUES
+        ):
+            raise BadLineError("a table of these lines would hold little but nulls")
         table = parse(lines, None, replaces=True)
         counts[table.schema] += len(table)
     except BROKEN_LINES:
@@ -330,6 +361,25 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
             with contextlib.suppress(*BROKEN_LINES):
                 counts[parse([line], None, replaces=True).schema] += 1
     return counts
+
+
+def frequent_columns(
+    schema: pa.Schema, samples: Sequence[bytes], kept: Collection[str]
+) -> pa.Schema:
+    """Return the schema without columns that few lines have, if there are very many columns.
+
+    Every row would have all of them. Lines that have others are refused by their number.
+    """
+    if len(schema) <= MOST_COLUMNS:
+        return schema
+    lines, counts = 0, Counter(kept)
+    for line in itertools.chain.from_iterable(map(bytes.splitlines, samples)):
+        with contextlib.suppress(*BROKEN_LINES):
+            if _check_line(line):
+                counts.update(json.loads(line).keys())
+                lines += 1
+    names = [name for name in schema.names if name in kept or counts[name] * FEW_LINES >= lines]
+    return pa.schema([schema.field(name) for name in names])
 
 
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
@@ -343,6 +393,7 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     records = []
     for line in itertools.chain.from_iterable(content.split(b"\n") for content in samples):
         with contextlib.suppress(*BROKEN_LINES):
+            _check_line(line)
             records.append(json.loads(line))
     exact = _exact(pa.struct(schema), records, "column")
     return pa.schema([f.with_type(new.type) for f, new in zip(schema, exact, strict=True)])
@@ -393,6 +444,7 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
     if line.strip(_BLANKS) == b"{":
         return ONE_A_LINE
     with contextlib.suppress(*BROKEN_LINES):
+        _check_line(line)
         if _HALF.search(_edited(line, json_columns(schema), schema.names)):
             return HALF_OF_A_PAIR
     text = str(err).removesuffix(" in row 0")
@@ -422,14 +474,29 @@ def _check_line(line: bytes) -> bool:
     text = line.strip(_BLANKS)
     if text and text[:1] != b"{":
         raise BadLineError(ONE_A_LINE)
-    if text.count(b"[") + text.count(b"{") > DEEPEST_NESTING:
-        # Without escapes, every other piece between quotes is outside of strings.
-        pieces = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        brackets = np.frombuffer(b"".join(pieces[::2]), dtype=np.uint8)
-        steps = np.isin(brackets, _OPENING).astype(np.int64) - np.isin(brackets, _CLOSING)
-        if steps.cumsum().max(initial=0) > DEEPEST_NESTING:
-            raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
+    brackets = text.count(b"[") + text.count(b"{")
+    if brackets > DEEPEST_NESTING or text.count(b",") > MOST_VALUES:
+        _check_structure(text)
     return bool(text)
+
+
+def _check_structure(text: bytes) -> None:
+    """Raise BadLineError for a line of JSON that is nested too deep, or holds too many values."""
+    # Without escapes, every other quote begins a string.
+    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    level = values = quotes = 0
+    for start in range(0, len(text), CHUNK_BYTES):
+        piece = np.frombuffer(text[start : start + CHUNK_BYTES], dtype=np.uint8)
+        before = quotes + np.cumsum(piece == ord('"'))
+        marks = piece[before % 2 == 0]
+        steps = np.isin(marks, _OPENING).view(np.int8) - np.isin(marks, _CLOSING)
+        levels = level + np.cumsum(steps)
+        values += np.count_nonzero(marks == ord(","))
+        if levels.max(initial=0) > DEEPEST_NESTING:
+            raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
+        if values > MOST_VALUES:
+            raise BadLineError(f"the line holds more than {MOST_VALUES:,} values")
+        level, quotes = [*levels[-1:], level][0], before[-1]
 
 
 def _check_depth(schema: pa.Schema) -> None:
@@ -468,7 +535,11 @@ def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
         if not pa.types.is_null(field.type) and known.get(field.name) != field.type
     ]
     if late:
+        more = f" and {len(late) - MOST_NAMED:,} more" if len(late) > MOST_NAMED else ""
         raise BadLineError(
-            f"{', '.join(late)} has fields that are not in the samples of the files, from which "
-            "columns are read: name the columns to keep (fields=), which leaves out others"
+            f"{', '.join(late[:MOST_NAMED])}{more}: fields that are not in the samples of the "
+            f"files, from which columns are read, or of more than {MOST_COLUMNS} columns in fewer "
+            f"than one line of {FEW_LINES}: name the columns to keep (fields=), which leaves out "
+            "others; if names of fields are data, keep them in one column of JSON "
+            '(types={"meta": "json"})'
         )

@@ -23,12 +23,19 @@ import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
 from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
-from gpuclassify.jobs.input.files import BrokenInputError, InputFile, decompressed, open_parquet
+from gpuclassify.jobs.input.files import (
+    BrokenInputError,
+    InputFile,
+    check_unpacked,
+    decompressed,
+    open_parquet,
+)
 from gpuclassify.jobs.input.jsonl import (
     MOST_LINE_BYTES,
     BadLine,
     WholeLines,
     exact_integers,
+    frequent_columns,
     json_columns,
     line_places,
     line_schemas,
@@ -428,7 +435,9 @@ def read_lines(
             yield stream
 
     with opened() as file, decompressed(file, codec) as stream:
-        whole = WholeLines(stream, most_bytes, again=again)
+        whole = WholeLines(
+            stream, most_bytes, again=again, check=lambda kept: check_unpacked(kept, file.tell())
+        )
         if limit is not None:
             content, place = first_lines(io.BufferedReader(whole), limit, file.tell)
             share = place / (part.file_bytes or 1) if place else 1.0
@@ -667,7 +676,8 @@ class PartFinder:
         known = self.reader.known
         texts = [name for name, kind in types.items() if kind == "json"]
         texts += json_columns(known or ())
-        held = sampled_schema([sample.content for sample in samples], texts, known)
+        kept = types if self.fields is None else None
+        held = sampled_schema([sample.content for sample in samples], texts, known, kept)
         if reads_files and not held.names:
             bad = _bad_lines(samples, InputSchema(held, {}, False))
             self._check([*bad, *problems], is_all=True)
@@ -718,7 +728,7 @@ class PartFinder:
         """
         last, steps = len(pieces) - 1, max(1, most - 1)
         spread = [round(step * last / steps) for step in range(most)] if pieces else []
-        count = 0
+        count = total_bytes = 0
         for number in dict.fromkeys([*spread, *range(len(pieces))]):  # all others in case of blanks
             piece = pieces[number]
             limit = Limit(line_bytes=sample_bytes) if piece.length is None else None
@@ -735,7 +745,8 @@ class PartFinder:
             if lines.content.strip():
                 yield lines
                 count += 1
-            if count == most:
+                total_bytes += len(lines.content)
+            if count == most or total_bytes > MOST_LINE_BYTES:  # of lines that are very long
                 return
 
     @property
@@ -823,17 +834,23 @@ class PartFinder:
 
 
 def sampled_schema(
-    samples: Sequence[bytes], texts: Collection[str] = (), known: pa.Schema | None = None
+    samples: Sequence[bytes],
+    texts: Collection[str] = (),
+    known: pa.Schema | None = None,
+    kept: Collection[str] | None = None,
 ) -> pa.Schema:
     """Infer the columns of all lines of JSON from samples; columns `texts` hold any JSON.
 
-    `known` are columns that there are in any case; see `common_schema`.
+    `known` has columns that exist in any case; see `common_schema`. With `kept`, columns that few
+    lines have are left out, except those in `kept`; see `frequent_columns`.
     """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
         for schema, count in line_schemas(sample, texts).items():
             counts[json_schema(schema)] += count
     own = exact_integers(merged_schema(counts), samples)
+    if kept is not None:
+        own = frequent_columns(own, samples, kept)
     return without_maps(common_schema({own: 1}, known))
 
 

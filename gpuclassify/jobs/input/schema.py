@@ -281,7 +281,10 @@ def to_frame(table: pa.Table, backend: str) -> Any:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    return pa.json_() if isinstance(kind, pa.JsonType) else plain_type(kind)
+    """Return the type of a column in frames; pandas has extension types, but not in others."""
+    if isinstance(kind, pa.JsonType):
+        return pa.json_()
+    return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:
