@@ -287,7 +287,7 @@ def test_sentencepiece_models_keep_their_normalisation(write):
     ("files", "words"),
     [
         ({"tokenizer.json": b"{}"}, r"tokenizer of acme/model loads from .*because of \w+: .*"),
-        ({"tokenizer.json": b"[", "spm.model": b""}, r"because of \w+: .*(EOF|Expecting)"),
+        ({"tokenizer.json": b"[", "spm.model": b""}, r"because of \w+: tokenizer\.json is damaged"),
         ({"spm.model": b"none"}, r"because of \w+: .*([Pp]ars|not|Extra)"),
         ({"vocab.json": b"[1]", "merges.txt": b""}, r"because of \w+: "),
         ({}, r"none of \[.*.*\] is there"),
