@@ -185,7 +185,8 @@ def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> di
     for field in ("rank_pattern", "alpha_pattern"):
         by_name: dict[str, Any] = {}
         for key, value in (settings.get(field) or {}).items():  # the first that matches counts
-            by_name = dict.fromkeys(matches(rf"^(.*\.)?({key})$", field), value) | by_name
+            for name in matches(rf"^(.*\.)?({key})$", field):
+                by_name.setdefault(name, value)
         by_value: dict[Any, list[str]] = {}
         for name, value in by_name.items():
             by_value.setdefault(value, []).append(re.escape(name))
