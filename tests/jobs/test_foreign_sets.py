@@ -234,6 +234,11 @@ def test_no_row_is_lost_or_doubled_by_what_a_record_states(crawl, notes, change,
     assert isinstance(outcome(crawl, notes), str)
 
 
+def test_a_set_has_no_fewer_parts_than_were_written(crawl, notes):
+    rewrite(notes / "_gpuclassify/job.json", lambda job: job.update(parts=1))
+    assert "job.json" in outcome(crawl, notes)
+
+
 @pytest.mark.parametrize("crawl", ["parquet"], indirect=True)
 def test_a_set_of_two_folders_with_one_key_has_each_row_once(crawl, notes, tmp_path):
     """As sets have it where a file returned to an earlier state, or somebody copied a folder."""

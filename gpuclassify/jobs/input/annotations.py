@@ -142,6 +142,9 @@ class AnnotationSet:
             store, some = self.folder(folder), ""
             with naming_damage(self.shown, posixpath.join(folder, JOB)):
                 sizes, listed = store.part_sizes(), manifest_of(store).listed()
+                unlisted = [n for n in sizes if key_in(n) == job["key"] and n not in listed]
+                if unlisted and folder not in self.undone:
+                    raise ValueError(f"it has {job['parts']:,} parts, and not {unlisted[0]}")
             for name, record in listed.items():
                 if record is None:
                     raise damaged(self.shown, posixpath.join(folder, name), "nor is its record")
