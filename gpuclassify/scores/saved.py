@@ -57,7 +57,7 @@ class Saved:
             values = json.loads(content)
             saved = values.pop(_DIGEST, None)
             made = cls.of_values(values)
-        except (TypeError, AttributeError, KeyError) as err:
+        except (TypeError, AttributeError, KeyError, OverflowError, RecursionError) as err:
             raise ValueError(str(err)) from err
         if saved not in (None, made.digest()):
             raise ValueError(

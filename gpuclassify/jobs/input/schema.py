@@ -27,6 +27,8 @@ from gpuclassify.stores.store import UnreadableInputError
 
 logger = logging.getLogger(__name__)
 
+# What a job.json raises that no job wrote.
+_FOREIGN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 MOST_FIELDS = 500  # of objects whose form can be known
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
 
@@ -192,8 +194,9 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
     for root in roots:
         store = open_store(root, storage_options)
         if store.is_writable:
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                types |= json.loads(store.read(JOB))["folders"]
+            with contextlib.suppress(FileNotFoundError, *_FOREIGN):
+                found = json.loads(store.read(JOB))["folders"].items()
+                types |= {name: kind for name, kind in found if named_type(name, kind)}
     return types
 
 

@@ -172,7 +172,7 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 def _unsealed_as_before(content: bytes) -> dict[str, Any] | None:
     """Return the values of a ledger of the first form, whose digest is of its sorted values."""
-    with contextlib.suppress(ValueError, AttributeError, KeyError):
+    with contextlib.suppress(ValueError, AttributeError, KeyError, RecursionError):
         values = json.loads(content)
         digest = values.pop("sha256")
         return values if digest == _sha256(json.dumps(values, sort_keys=True).encode()) else None

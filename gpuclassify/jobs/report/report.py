@@ -148,7 +148,9 @@ def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
-        with contextlib.suppress(ValueError):  # damaged, which the job notices when it continues
+        with contextlib.suppress(
+            ValueError, RecursionError
+        ):  # damaged, which the job notices when it continues
             problems.append(json.loads(line))
     return problems
 
@@ -212,7 +214,7 @@ def _contamination(
         return None
     settings: Mapping[str, Any] = next((v for k, v in identity.items() if "Decontam" in k), {})
     about: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError):
+    with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
         about = json.loads(directory.read(CONTAMINATION_INDEX))
     counts, sources = found["contamination"], about.get("sources", {})
     bins = {name: np.zeros(21, int) for name in ("", *sources, *counts["shares"])}
