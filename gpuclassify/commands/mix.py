@@ -149,7 +149,7 @@ def _entries(path: str) -> list[dict[str, Any]]:
 
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as err:
+    except (ValueError, RecursionError, yaml.YAMLError) as err:
         raise ValueError(f"--weights {path} is no YAML: {err}") from err
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise ValueError(f"--weights {path}: write a list such as - {{topic: News, weight: 0.2}}")

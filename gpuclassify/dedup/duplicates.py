@@ -13,6 +13,7 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from gpuclassify.dedup.corpus import (
     MEMBERS_GATHERED,
@@ -373,6 +374,13 @@ class Duplicates(Public):
             if name is not None and name not in (LENGTH, *known):
                 raise ValueError(
                     f"the frame has no column {name!r}.{nearest(name, known)} It has {known}"
+                )
+        for name in {self.id_field, self.source_field, *self.keep_by} & {*frame.columns}:
+            kind = getattr(frame[name].dtype, "pyarrow_dtype", None)
+            if kind is not None and pa.types.is_nested(kind):
+                raise TypeError(
+                    f"column {name!r} holds {kind}: ids, sources and what ranks are texts, "
+                    "numbers or times; convert it, or name another column"
                 )
         backend_of(frame).check_text_column(frame, self.text_field)
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from gpuclassify import ExactDuplicates
+from gpuclassify import ExactDuplicates, FuzzyDuplicates, Select
 from gpuclassify.frames import backend_of, name_row, to_pandas
 from gpuclassify.mapping.heads import list_array
 
@@ -198,21 +198,49 @@ def test_texts_are_read_however_they_are_stored(values, dtype):
         assert left["id"].tolist() == [*"123", *("5" if values[0] else "456")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "own"),
-    [
-        (pa.string_view(), ["a", None, "b"]),
-        (pa.binary_view(), [b"a", None, b"b"]),
-        (pa.list_(pa.string_view()), [["a"], None, ["b", None]]),
-        (pa.struct([("a", pa.string_view())]), [{"a": "x"}, None, {"a": None}]),
-    ],
-)
-def test_views_beside_the_text_are_taken_and_stay_views(kind, own):
-    column = pd.arrays.ArrowExtensionArray(pa.array(own, kind))
+VIEW, CODES = pa.string_view(), pa.array([0, None, 1], pa.int8())
+VIEWS = {
+    str(column.type): column
+    for column in (
+        pa.array(["a", None, "b"], VIEW),
+        pa.array([b"a", None, b"b"], pa.binary_view()),
+        pa.array([["a"], None, ["b", None]], pa.list_(VIEW)),
+        pa.array([["a", "b"], None, ["c", None]], pa.list_(VIEW, 2)),
+        pa.array([[1], None, [2, None]], pa.list_view(pa.int64())),
+        pa.array([["a"], None, ["b", None]], pa.large_list_view(VIEW)),
+        pa.array([[["a"]], None, [None, []]], pa.list_view(pa.list_view(VIEW))),
+        pa.array([{"a": "x"}, None, {"a": None}], pa.struct([("a", VIEW)])),
+        pa.array([{"a": ["x"]}, None, {"a": None}], pa.struct([("a", pa.list_view(VIEW))])),
+        pa.array([[("a", b"x")], None, []], pa.map_(VIEW, pa.binary_view())),
+        pa.DictionaryArray.from_arrays(CODES, pa.array(["a", "b"], VIEW)),
+        pa.DictionaryArray.from_arrays(CODES, pa.array([b"a", b"b"], pa.binary_view())),
+    )
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_beside_the_text_are_taken_and_stay_views(kind):
+    own = VIEWS[kind].to_pylist()
+    column = pd.arrays.ArrowExtensionArray(pa.chunked_array([VIEWS[kind]]))
     frame = pd.DataFrame({"text": ["t", "t", "u"], "id": ["1", "2", "3"], "n": column})
+    assert pa.array(Select("id != '2'")(frame)["n"].array).to_pylist() == [own[0], own[2]]
     left = ExactDuplicates(id_field="id").remove(frame)
     assert left["n"].dtype == frame["n"].dtype
     assert pa.array(left["n"].array).to_pylist() == [own[0], own[2]]
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("finder", [ExactDuplicates, FuzzyDuplicates])
+def test_views_are_ids_and_lists_are_refused(finder, kind):
+    values = pa.chunked_array([VIEWS[kind].slice(0, 1), VIEWS[kind].slice(2, 1)])
+    column = pd.arrays.ArrowExtensionArray(values)
+    frame = pd.DataFrame({"text": ["t", "t"], "n": column})
+    if pa.types.is_nested(values.type):
+        with pytest.raises(TypeError, match=r"column 'n' holds .*: ids"):
+            finder(id_field="n")(frame)
+    else:
+        found = finder(id_field="n")(frame)
+        assert pa.array(found["n"].array).to_pylist() == values.to_pylist()
 
 
 @pytest.mark.parametrize("values", [pd.Categorical([1, 2]), pd.array([1], ARROW(pa.int8()))])

@@ -16,12 +16,13 @@ STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 def stored(kind: pa.DataType) -> pa.DataType:
     """Return the type that a Parquet file has for `kind`.
 
-    JSON becomes text, as some readers may refuse JSON. pyarrow writes no dictionary of views.
+    JSON becomes text, as some readers may refuse JSON. Views become plain types, because pyarrow
+    does not write them in dictionaries and in lists of a fixed size.
     """
     if isinstance(kind, pa.JsonType):
         return kind.storage_type
-    if pa.types.is_dictionary(kind) and "_view" in str(kind):
-        return plain_type(kind)
+    if "_view" in str(kind):
+        kind = plain_type(kind)
     return STORED_NO_FIELDS if kind == NO_FIELDS else inside(kind, stored)
 
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuclassify.frames import plain_type
 from gpuclassify.jobs.input.arrow_types import cast, changed_schema, holds_no_fields
@@ -62,6 +63,7 @@ _HALF = re.compile(
     rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2}\\u[dD])[c-fC-F])"
 )
+_LONG_NUMBER = re.compile(rb"[0-9]{309}")  # float64 ends below 10^309
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*)"?([ \t\r]*:)?')  # and whether it is a name
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
@@ -254,8 +256,25 @@ def _parse(
         else:
             _check_nothing_is_lost(table.schema, schema)
         table = table.select(schema.names)
+    _check_finite(table, content)
     table.validate(full=True)  # finds text that is not UTF-8, which pyarrow's reader lets pass
     return table
+
+
+def _check_finite(table: pa.Table, content: bytes) -> None:
+    """Raise BadLineError if a number beyond float64 has become infinity."""
+    columns = [chunk for column in table.columns for chunk in column.chunks]
+    while columns:
+        column = columns.pop()
+        if pa.types.is_list(column.type) or pa.types.is_struct(column.type):
+            columns += column.flatten() if pa.types.is_struct(column.type) else [column.flatten()]
+        elif pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            if b"Infinity" in content and not _LONG_NUMBER.search(content):
+                continue
+            raise BadLineError(
+                "a number is beyond 64 bits of floating point: name the columns to keep (fields=) "
+                'without it, or keep its digits as text (types={"meta": "json"})'
+            )
 
 
 def parse_good(
@@ -496,7 +515,7 @@ def _check_structure(text: bytes) -> None:
             raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
         if values > MOST_VALUES:
             raise BadLineError(f"the line holds more than {MOST_VALUES:,} values")
-        level, quotes = [*levels[-1:], level][0], before[-1]
+        level, quotes = int([level, *levels[-1:]][-1]), int(before[-1])
 
 
 def _check_depth(schema: pa.Schema) -> None:

@@ -272,7 +272,7 @@ class Manifest:
         """Tell whether the output is marked as complete, and every part is as it was written."""
         try:
             mark = json.loads(self.directory.read(SUCCESS))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return False
         if mark != {"key": self.key, "parts": self.count}:
             return False

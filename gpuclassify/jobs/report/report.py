@@ -148,7 +148,9 @@ def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
-        with contextlib.suppress(ValueError):  # damaged, which the job notices when it continues
+        with contextlib.suppress(
+            ValueError, RecursionError
+        ):  # damaged, which the job notices when it continues
             problems.append(json.loads(line))
     return problems
 

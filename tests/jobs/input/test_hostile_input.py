@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +16,8 @@ from examples.demo.corpus import _opening
 from gpuclassify.commands.console import ARGUMENT
 from gpuclassify.hub.calls import _without_queries
 from gpuclassify.jobs.input.jsonl import parse_good
-from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.input.readers import JsonlReader, read_files
+from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.questions.safety_template import TemplateError, parse_template
 from gpuclassify.stores.names import redacted
@@ -85,6 +87,141 @@ def test_a_hostile_line_among_the_samples_is_named_or_left_out(tmp_path):
         else:
             assert job.run().left_out == {"line": 1}
     assert time.process_time() - began < SECONDS
+
+
+# Each takes far more memory than its bytes, unless it is refused before it is read as a whole.
+# Small copies of what fills a worker: with a line of 170 MiB in 170 KiB it is 5 GiB.
+MAKE_BOMB = """
+import sys, bz2, gzip, lzma, pyarrow as pa, pyarrow.parquet as pq
+name, piece, count = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
+if name.endswith(".parquet"):
+    text = pa.array([piece * count], pa.binary()).view(pa.string())
+    options = {"use_dictionary": False, "data_page_version": sys.argv[4]}
+    pq.write_table(pa.table({"n": [1], "text": text}), name, compression="zstd", **options)
+    sys.exit()
+opens = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open, "jsonl": open}
+open_file = opens.get(name.split(".")[-1], lambda path, _: pa.output_stream(path))
+with open_file(name, "wb") as file:
+    file.write(b'{"n": 1}\\n' + sys.argv[4].encode())
+    for _ in range(64):
+        file.write(piece * (count // 64))
+    file.write(sys.argv[5].encode() + b'\\n{"n": 2}\\n')
+"""
+RUN_BOMB = r"""
+import re, sys, resource
+from pathlib import Path
+from gpuclassify import *
+resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) >> 10
+def run(name, out):
+    summary = Pipeline([FileReader(name), ParquetWriter(out)], on_error="quarantine").run()
+    return summary.rows_out, summary.left_out
+Path("small.jsonl").write_text('{"n": 1}\n')
+run("small.jsonl", "small")
+before, small = peak(), "small.jsonl" if "jsonl" in sys.argv[1] else "small"
+print(*run([small, sys.argv[1]], "out"), peak() - before)
+"""
+LISTS = ("[],", 24 << 20, '{"n": [', "[]]}")
+SHORT = ('{"n": 1}\n', 40 << 20, "", "")
+BOMBS = {
+    "lists in a line": ("a.jsonl.gz", *LISTS, "3 {'line': 1}", 600),
+    "texts in a line": ("a.jsonl.gz", '"",', 24 << 20, '{"n": [', '""]}', "3 {'line': 1}", 600),
+    "names in a line": ("a.jsonl.gz", '"k":1,', 12 << 20, "{", '"k":1}', "3 {'line': 1}", 600),
+    **{
+        f"short lines in {suffix}": (f"a.jsonl.{suffix}", *SHORT, "1 {'file': 1}", 650)
+        for suffix in ("gz", "zst", "xz", "bz2", "lz4")
+    },
+    **{
+        f"a page of version {version}": (
+            "a.parquet",
+            "x",
+            600 << 20,
+            version,
+            "",
+            "1 {'file': 1}",
+            200,
+        )
+        for version in ("1.0", "2.0")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_few_stored_bytes_take_little_memory(tmp_path, kind):
+    name, piece, count, before, after, wanted, most_mib = BOMBS[kind]
+    made = [sys.executable, "-c", MAKE_BOMB, name, piece, str(count), before, after]
+    subprocess.run(made, cwd=tmp_path, check=True)
+    assert (tmp_path / name).stat().st_size < (4 << 20)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_BOMB, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, _, mib = done.stdout.splitlines()[-1].rpartition(" ")
+    assert found == wanted
+    assert int(mib) < most_mib
+
+
+WIDE = json.dumps({"n": 1, **{f"k{number}": 1 for number in range(2_000)}})
+FLAT = ['{"n": 1}'] * 3_500
+SPREAD = {
+    "one line": [WIDE, *FLAT],
+    "a late line": [*FLAT * 10, WIDE],
+    "a name a line": [*FLAT, *(f'{{"n": 1, "k{number}": 1}}' for number in range(2_000))],
+}
+
+
+@pytest.mark.parametrize("kind", SPREAD)
+def test_columns_of_few_lines_are_refused_and_not_given_to_every_row(tmp_path, kind):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text("\n".join(SPREAD[kind]) + "\n")
+    job = Pipeline([JsonlReader(tmp_path / "in"), ParquetWriter(f"{tmp_path}/out")])
+    with pytest.raises(
+        UnreadableInputError, match=r"line \d+, .*fields=.*types=\{\"meta\": \"json\""
+    ):
+        job.run()
+    reader, wide = JsonlReader(tmp_path / "in"), len(SPREAD[kind]) - SPREAD[kind].count(FLAT[0])
+    job = Pipeline([reader, ParquetWriter(f"{tmp_path}/out")], on_error="quarantine")
+    assert job.run().left_out == {"line": wide}
+    assert JsonlReader(tmp_path / "in").find_parts("quarantine").schema.arrow.names == ["n"]
+    named = read_files(tmp_path / "in", fields=["n", "k7"]).compute()
+    assert (len(named), int(named["k7"].sum())) == (len(SPREAD[kind]), 1)
+
+
+def test_many_columns_that_lines_have_are_read(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f"{WIDE}\n" * 50 + '{"n": 2}\n')
+    assert read_files(tmp_path / "a.jsonl").compute().shape == (51, 2_001)
+
+
+DIGITS = "9" * 400
+NUMBERS = {
+    "alone": (f'{{"n": {DIGITS}}}', "n"),
+    "negative": (f'{{"n": -{DIGITS}}}', "n"),
+    "more digits than Python takes": (f'{{"n": {"9" * 5_000}}}', "n"),
+    "exponent": ('{"n": 1e400}', "n"),
+    "fractions": (f'{{"n": 1.5}}\n{{"n": {DIGITS}}}', "n"),
+    "integers": (f'{{"n": 1}}\n{{"n": {DIGITS}}}', "n"),
+    "in a list": (f'{{"n": [{DIGITS}]}}', "n"),
+    "in an object": (f'{{"n": {{"a": [{{"b": {DIGITS}}}]}}}}', "n"),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_number_beyond_all_types_is_refused_and_not_made_infinite(tmp_path, kind):
+    lines, _ = NUMBERS[kind]
+    (tmp_path / "a.jsonl").write_text(f'{{"t": "a"}}\n{lines}\n')
+    with pytest.raises(UnreadableInputError, match=r"a\.jsonl, line \d+, "):
+        Pipeline([JsonlReader(tmp_path / "a.jsonl"), ParquetWriter(f"{tmp_path}/out")]).run()
+    job = Pipeline(
+        [JsonlReader(tmp_path / "a.jsonl"), ParquetWriter(f"{tmp_path}/out")], on_error="quarantine"
+    )
+    assert job.run().left_out == {"line": 1}
+    text = JsonlReader(tmp_path / "a.jsonl", types={"n": "json"})
+    Pipeline([text, JsonlWriter(f"{tmp_path}/text")]).run()
+    [path] = (tmp_path / "text").glob("part-*")
+    assert lines.split(": ", 1)[1][-20:] in path.read_text()
 
 
 def explain(text):
