@@ -510,7 +510,7 @@ def _check_structure(text: bytes) -> None:
         marks = piece[before % 2 == 0]
         steps = np.isin(marks, _OPENING).view(np.int8) - np.isin(marks, _CLOSING)
         levels = level + np.cumsum(steps)
-        values += np.count_nonzero(marks == ord(","))
+        values += int(np.count_nonzero(marks == ord(",")))
         if levels.max(initial=0) > DEEPEST_NESTING:
             raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
         if values > MOST_VALUES:
