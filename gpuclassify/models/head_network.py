@@ -251,7 +251,7 @@ def refuse_other_model(folder: Path) -> None:
         return
     try:
         is_head = json.loads(text).get("model_type") == EMBEDDING_HEAD
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         is_head = False
     if not is_head:
         raise FileExistsError(f"{folder} holds another model: name a directory for the head")

@@ -7,11 +7,11 @@ only what they declare is kept: special tokens, lengths, sides and chat template
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from gpuclassify import hub
 from gpuclassify.models.checkpoint import STATIC, Checkpoint, CheckpointError, check_ids
 from gpuclassify.models.loading import NO_LIMIT, building_lock, quiet_transformers
 from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
@@ -136,7 +136,7 @@ def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> 
 def _read_config(directory: Path) -> dict[str, Any]:
     """Return the settings in ``tokenizer_config.json``, or none."""
     file = directory / "tokenizer_config.json"
-    return json.loads(file.read_text("utf-8")) if exists(file) else {}
+    return hub.read_json_file(file) if exists(file) else {}
 
 
 def _with_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
