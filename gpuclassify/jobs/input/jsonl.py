@@ -38,7 +38,7 @@ MOST_LINE_BYTES = 256 << 20
 PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # at a time, where an end is looked for
 # Of more columns than these, one in fewer than one line of so many is not taken from samples.
 MOST_COLUMNS, FEW_LINES = 500, 100
-MOST_LINES_COUNTED = 2_000  # of a sample whose lines do not fit together
+MOST_LINES_COUNTED = 2_000  # or runs of them, of a sample whose lines do not fit together
 ONE_A_LINE = (
     "the line is no JSON object: a file of JSON lines holds one object a line, which "
     "`jq -c '.[]' FILE` makes of an array, and `jq -c . FILE` of objects over several lines"
@@ -357,7 +357,7 @@ def _edited(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes
 
 
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
-    """Count the lines by their columns, one by one only if they do not fit together.
+    """Count the lines by their columns, in smaller runs only if they do not fit together.
 
     Columns `texts` are those of JSON.
     """
@@ -366,19 +366,20 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
         with contextlib.suppress(*BROKEN_LINES):
             _check_line(line)
             lines[place] = _edited(line, texts, ())
+
+    def run(start: int, stop: int) -> pa.Table:
+        some = lines[start:stop]
+        if sum(line.count(b":") for line in some) * len(some) > MOST_VALUES:
+            found = itertools.chain.from_iterable(map(_STRING.finditer, some))
+            if len({string[1] for string in found if string[2]}) * len(some) > MOST_VALUES:
+                raise BadLineError("a table of these lines would hold little but nulls")
+        return parse(some, None, replaces=True)
+
     counts: Counter[pa.Schema] = Counter()
-    try:
-        if len(lines) * content.count(b":") > MOST_VALUES and (
-            len(lines) * len({found[1] for found in _STRING.finditer(content) if found[2]})
-            > MOST_VALUES
-        ):
-            raise BadLineError("a table of these lines would hold little but nulls")
-        table = parse(lines, None, replaces=True)
-        counts[table.schema] += len(table)
-    except BROKEN_LINES:
-        for line in lines[:MOST_LINES_COUNTED]:
-            with contextlib.suppress(*BROKEN_LINES):
-                counts[parse([line], None, replaces=True).schema] += 1
+    results = isolate_bad_rows(run, 0, len(lines), BROKEN_LINES)
+    for _, result in itertools.islice(results, MOST_LINES_COUNTED):
+        if not isinstance(result, Exception):
+            counts[result.schema] += len(result)
     return counts
 
 
