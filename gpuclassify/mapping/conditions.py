@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,8 @@ _CALCULATE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Div: pc.divide,  # of floats alone: division by zero is infinite
     ast.USub: pc.negate_checked,
 }
+# In CPython before 3.13, `ast.parse` may raise SystemError while another thread is in it.
+_parsing = threading.Lock()
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
 _TIMES = ("time", "time with a zone", "time of day")
@@ -126,7 +129,9 @@ def _parsed(text: str) -> ast.expr:
         while mark in text:  # a column may have this name, too
             mark += "_"
         source = _QUOTED.sub(named, text).strip()
-        tree, lines = ast.parse(source, mode="eval").body, source.encode().splitlines()
+        with _parsing:
+            tree = ast.parse(source, mode="eval").body
+        lines = source.encode().splitlines()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):  # as it is written: Python's parser normalizes names
                 name = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
