@@ -249,7 +249,8 @@ class _CheckedPages:
         self._unpacked_bytes = self._stored_bytes = 0
         groups = map(metadata.row_group, range(metadata.num_row_groups))
         chunks = (group.column(n) for group in groups for n in range(metadata.num_columns))
-        self._ends = dict(map(_extent, chunks))
+        # pyarrow reads no page of a column without values, whose offset may be 0.
+        self._ends = dict(_extent(chunk) for chunk in chunks if chunk.num_values)
         self._starts = sorted(self._ends)
 
     def __getattr__(self, name: str) -> Any:

@@ -510,7 +510,7 @@ def _check_structure(text: bytes) -> None:
         marks = piece[before % 2 == 0]
         steps = np.isin(marks, _OPENING).view(np.int8) - np.isin(marks, _CLOSING)
         levels = level + np.cumsum(steps)
-        values += np.count_nonzero(marks == ord(","))
+        values += int(np.count_nonzero(marks == ord(",")))
         if levels.max(initial=0) > DEEPEST_NESTING:
             raise BadLineError(f"the line is nested more than {DEEPEST_NESTING} deep")
         if values > MOST_VALUES:
@@ -556,7 +556,7 @@ def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
     if late:
         more = f" and {len(late) - MOST_NAMED:,} more" if len(late) > MOST_NAMED else ""
         raise BadLineError(
-            f"{', '.join(late[:MOST_NAMED])}{more}: fields that are not in the samples of the "
+            f"{', '.join(late[:MOST_NAMED])}{more} has fields that are not in the samples of the "
             f"files, from which columns are read, or of more than {MOST_COLUMNS} columns in fewer "
             f"than one line of {FEW_LINES}: name the columns to keep (fields=), which leaves out "
             "others; if names of fields are data, keep them in one column of JSON "
