@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.workers.retire import PanicError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,16 +44,16 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise CheckpointError in place of a panic of the tokenizers library.
+    """Raise PanicError in place of a panic of the tokenizers library.
 
-    A panic is a BaseException, which would end the thread of a worker.
+    A panic is a BaseException, which would pass every handler of errors.
     """
     try:
         yield
     except BaseException as err:
         if type(err).__name__ != "PanicException":
             raise
-        raise CheckpointError(
-            f"the tokenizers library fails on a tokenizer or its text with {err}: the model's "
-            "tokenizer.json is damaged; copy or save it again"
+        raise PanicError(
+            f"the tokenizers library panicked on a text (PanicException: {err}). If it does on "
+            "every text, the model's tokenizer.json is damaged: copy or save it again"
         ) from err

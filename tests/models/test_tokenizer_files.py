@@ -17,6 +17,7 @@ from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.models.tokenizer_files import read_tokenizer
 from gpuclassify.questions.prompt_tokens import Prompt, PromptTokenizer
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
+from gpuclassify.workers.retire import PanicError
 from tests.replicas.tokenizers import published_files
 
 FILES = published_files()
@@ -374,7 +375,7 @@ def test_a_text_that_makes_the_library_panic_ends_with_an_error(write, rows, tex
     ]
 
     for way in ways:
-        with pytest.raises(CheckpointError, match=r"the tokenizers library fails .* out of bounds"):
+        with pytest.raises(PanicError, match=r"the tokenizers library panicked .* out of bounds"):
             way(read_tokenizer("acme/model", file.parent))
 
 
