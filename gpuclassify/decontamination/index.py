@@ -39,7 +39,7 @@ from gpuclassify.stores.store import Store
 FORMAT = 2
 ABOUT = "index.json"
 MOST = 2**32 - 1  # words, and bytes of words
-MOST_WORDS = 255  # of an n-gram
+MOST_WORDS = 255  # words of an n-gram
 ALL_BITS = 2**64 - 1
 _EMPTY = np.uint32(MOST)
 _BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
@@ -237,7 +237,7 @@ def open_index(store: Store) -> ItemIndex:
 
 
 def about_index(folder: Store) -> dict[str, Any]:
-    """Read an index's settings and digests; errors are those of `open_index`."""
+    """Read an index's settings and digests; see `open_index` for errors."""
     return _parse_about(folder, folder.read(ABOUT))
 
 
@@ -409,7 +409,7 @@ def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
 
 
 def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """Return the words of texts, each with a space behind it, and how many each has."""
+    """Return the normalized words of each text, each followed by a space, and their counts."""
     data, starts = buffers(texts)
     content, offsets, counts = _all_words(data, starts, characters())
     buffer = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -428,7 +428,7 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
     count, room = read_words(data, characters(), new_words(len(data)))
     starts, sums = room[1][: count + 1], room[2][: count + 1]
-    bounds = np.searchsorted(starts, offsets)  # of items, in words
+    bounds = np.searchsorted(starts, offsets)  # word offsets of items
     lengths = np.diff(bounds)
     positions = np.where(lengths >= n, lengths - n + 1, 1)
     owners = np.repeat(np.arange(len(lengths)), positions)
@@ -453,12 +453,12 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 def _slot_count(entries: int) -> int:
-    """Return a power of two, of which at most two thirds are taken."""
+    """Return the hash table size for `entries`: a power of two, at most two thirds full."""
     return 1 << max(4, (3 * entries // 2).bit_length())
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
-    """Return arrays that cannot be written to, as those of mapped files: one compilation."""
+    """Return read-only arrays, like mapped files, so that numba compiles for one array type."""
     made = [np.ascontiguousarray(array).view() for array in ngrams]
     for array in made:
         array.setflags(write=False)
@@ -483,7 +483,7 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
 
 @njit(nogil=True, cache=True)
 def _all_words(data, starts, table):
-    """Return the words of all texts, where those of each begin, and how many there are of each."""
+    """Return the words of all texts, and the byte offset and number of each text's words."""
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
     room = new_words(0)
@@ -501,7 +501,7 @@ def _all_words(data, starts, table):
 
 @njit(nogil=True, cache=True)
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
-    """Give distinct n-grams numbers in the order in which they come: by keys, then by words."""
+    """Assign numbers to distinct n-grams in order of appearance; compare keys, then words."""
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
     last, count, at = np.int64(len(slots) - 1), 0, 0
@@ -562,7 +562,7 @@ def _fill_bits(keys, bits):
 
 @njit(nogil=True, cache=True)
 def _keys_at(places, width, text, starts, key_bits, table):
-    """Return the keys of so many words at places of the index's text."""
+    """Return the keys of the n-grams of `width` words at the given word offsets."""
     keys, room, power = np.empty(len(places), np.uint64), new_words(0), power_of(width)
     for number in range(len(places)):
         place = np.int64(places[number])
@@ -609,10 +609,10 @@ def _find_hits(data, starts, table, ngrams):
 
 @njit(nogil=True, cache=True)
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Note the words at which the Bloom filter lets a key pass; return how many.
+    """Write the word offsets whose key passes the Bloom filter; return their number.
 
-    Keys first, then the filter, then (in `_decide`) the hash table: so that the processor waits for
-    many places of memory at once.
+    Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
+    in flight at once.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     places = np.uint64(max(0, words - width + 1))
@@ -621,7 +621,7 @@ def _propose(sums, words, width, key_bits, bits, proposed):
     for place in range(places):
         key = keys[place]
         mask = _mask(key)
-        proposed[count] = place  # which is not behind those that are read
+        proposed[count] = place  # `count` never exceeds `place`
         count += np.uint64(bits[_block(key, bits)] & mask == mask)
     return np.int64(count)
 

@@ -32,7 +32,7 @@ class Fields:
     row_id: str | None
 
     def chosen(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
-        """Return the columns of text, and that of ids if there is one, that a source has."""
+        """Return a source's text columns, and its id column if it has one."""
         texts = [name for name in self.texts if name in columns]
         if not texts:
             raise ValueError(
@@ -75,14 +75,14 @@ class ItemFiles:
         return repr([redacted(path) for path in self.paths])
 
     def identity(self) -> dict[str, str]:
-        """Return what tells the files from others: sizes and versions by name."""
+        """Return each file's size and version by name, to detect changed inputs."""
         return {
             redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
             for file in self._files()
         }
 
     def _files(self) -> list[InputFile]:
-        """Return the files; those of one path are of one format, those of several need not be."""
+        """Return the files. The files of one path have one format; paths may differ."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
@@ -102,7 +102,7 @@ class ItemFiles:
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield path and name of each file, its columns of text, and that of ids if it has one."""
+        """Yield path, name, text columns and id column (or None) of each file."""
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
         for path, name in zip(paths, names, strict=True):
@@ -145,7 +145,7 @@ class ItemFrame:
         fields.chosen([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
-        """Return what tells the frame from others."""
+        """Return the SHA-256 of the frame's columns and rows, to detect changes."""
         return {"frame": self.digest}
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:

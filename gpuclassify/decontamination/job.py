@@ -26,9 +26,9 @@ from gpuclassify.stores.store import UnreadableInputError
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "_decontamination"  # in the output; readers of datasets pass over it
+FOLDER = "_decontamination"  # folder in the output that dataset readers skip
 INDEX = f"{FOLDER}/index"
-LEAST_DOCUMENTS = 10  # of the sample, that have what is called boilerplate
+LEAST_DOCUMENTS = 10  # documents of the sample with an n-gram that make it boilerplate
 
 
 class DecontaminateFiles(Pipeline):

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 MARGIN = 200  # characters, as GPT-3's authors left around a passage
-BINS = 20  # of shares, from 0 to 1, in reports
+BINS = 20  # bins of overlaps from 0 to 1 in reports
 # Settings on which the index depends.
 OF_INDEX = (
     "against_field",
@@ -176,7 +176,7 @@ class Decontaminate(RowWiseMap):
                 f"kept_text_field={self.kept_text_field!r} has nothing to hold: pass cut=True too"
             )
 
-    # What a mapper is, for Dask, pickle and people.
+    # Identity for Dask and pickle, and repr.
 
     @property
     def filters(self) -> bool:
@@ -226,7 +226,7 @@ class Decontaminate(RowWiseMap):
         return {name: getattr(self, name) for name in names}
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as JSON values, and what tells the items from others."""
+        """Return the settings as JSON values, and a digest of the items."""
         described = {name: as_json(value) for name, value in self.settings().items()}
         return {**described, "items": f"sha256:{self._key()}"}
 
@@ -252,7 +252,7 @@ class Decontaminate(RowWiseMap):
         changed = {n: v for n, v in self.settings().items() if v != defaults[n]}
         return call_text("Decontaminate", changed, show)
 
-    # In the client.
+    # Methods for the client.
 
     def check(self, frame: Frame) -> None:
         """Raise unless the frame has the column of text, and room for the new ones."""
@@ -358,7 +358,7 @@ class Decontaminate(RowWiseMap):
         """Return the dtype of new string columns."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
-    # On a worker.
+    # Methods for workers.
 
     @property
     def index(self) -> ItemIndex:
@@ -498,7 +498,7 @@ def _examples(
     passages: Sequence[np.ndarray],
     most: int,
 ) -> list[tuple[str, float, str]]:
-    """Return the worst documents of each benchmark, at most so many, each with its item."""
+    """Return up to `most` documents with the largest overlap per benchmark, with their items."""
     made: list[tuple[str, float, str]] = []
     taken: dict[str, int] = {}
     for place in np.argsort(-worst.shares, kind="stable").tolist() if most else ():

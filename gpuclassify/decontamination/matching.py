@@ -13,9 +13,10 @@ from gpuclassify.decontamination.words import buffers
 
 
 class Matches(NamedTuple):
-    """Items of which documents have at least one n-gram: by document, the worst item first.
+    """Documents and the test items they share n-grams with.
 
-    ``shares`` (float64) are those of an item's n-grams that the document has.
+    Ordered by document, then by overlap, largest first. ``shares`` (float64) is the overlap: the
+    fraction of an item's n-grams that also occur in the document.
     """
 
     documents: np.ndarray
@@ -77,7 +78,7 @@ def cut_text(text: str, starts: np.ndarray, ends: np.ndarray, margin: int) -> st
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each item of each n-gram, with the place of the n-gram among those that are given."""
+    """Return the index in `ngrams` and the item of every (n-gram, item) pair."""
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
     rows = np.repeat(np.arange(len(ngrams)), sizes)

@@ -20,23 +20,30 @@ from numba import njit
 from gpuclassify.dedup.matching import WITHOUT_SPACES, add, character, mix
 
 _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
-_KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # by the first letter of Unicode's category
+_KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # key: first letter of the Unicode category
 _ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # beyond: nothing but gaps
-_SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # of a character's variation
+_SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # variation selectors
 SPACE = 32
 _ROOM = 256  # bytes, and words, that a character becomes at most
-_MOST_MARKS = 32  # in order after one letter: as many as stream-safe texts have, and two more
+_MOST_MARKS = 32  # marks sorted after one letter: two more than stream-safe text has
 _START = np.uint64(0xCBF29CE484222325)
 UNICODE = unicodedata.unidata_version
 
 
 class Characters(NamedTuple):
-    """Table of what each character becomes.
+    """Normalization tables by code point.
 
-    ``becomes`` (int32) is another code point, or the negative place, less one, of several in
-    ``several``, which begin with their count. ``kinds`` and ``orders`` (uint8) say of code points
-    what they are in a word, and how marks are sorted. ``quick`` (uint8) has of each byte of ASCII
-    what it becomes in a word, or a space; 0 for other bytes.
+    Attributes
+    ----------
+    quick : ndarray of uint8, shape (256,)
+        Normalized byte of each ASCII character in a word, a space for separators, 0 for other
+        bytes.
+    becomes : ndarray of int32, shape (code points,)
+        Normalized code point, or ``-1 - index`` of a sequence in `several`.
+    several : ndarray of int32
+        Sequences of code points, each preceded by its length.
+    kinds, orders : ndarray of uint8, shape (code points,)
+        Role of a code point in a word, and the sort key of marks.
     """
 
     quick: np.ndarray
@@ -75,7 +82,7 @@ def characters() -> Characters:
     quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], SPACE)
     made = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
     for array in made:
-        array.setflags(write=False)  # as arrays of mapped files are: one compilation serves all
+        array.setflags(write=False)  # read-only like mapped arrays, so that numba compiles once
     return made
 
 
@@ -95,7 +102,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(nogil=True, cache=True)
 def new_words(size):
-    """Return room for the words of a text of so many bytes; see `read_words`."""
+    """Allocate buffers for the words of a text of `size` bytes; see `read_words`."""
     words = size // 2 + 2 * _ROOM
     text = np.empty(size + size // 4 + 2 * _ROOM, np.uint8)
     starts, sums = np.empty(words, np.int64), np.empty(words, np.uint64)
@@ -104,11 +111,11 @@ def new_words(size):
 
 @njit(nogil=True, cache=True)
 def read_words(data, table, room):
-    """Read a text's words; return how many there are, and `room`, or more room, with them.
+    """Read a text's normalized words into `room`; return their number and the buffers used.
 
-    Room is the words' bytes, each with a space behind it; where in these each begins, and the last
-    one ends; sums of the words' hashes, from which those of `ngram_key` follow; and the bytes of
-    the text at which each begins and ends.
+    The buffers are the words' bytes, each followed by a space; the offset of each word in them, and
+    of the end; prefix sums of the words' hashes, for `ngram_key`; and the byte offsets in the text
+    at which each word begins and ends. Larger buffers are allocated if `room` is too small.
     """
     size = len(data)
     while True:
@@ -129,14 +136,14 @@ def read_words(data, table, room):
 
 @njit(nogil=True, cache=True)
 def ngram_key(sums, first, width, power):
-    """Return the hash of `width` words from the first on; `power` is that of `power_of(width)`."""
-    behind = np.uint64(first) + np.uint64(width)  # unsigned spares tests of signs
+    """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
+    behind = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
     return mix(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
 @njit(nogil=True, cache=True)
 def power_of(width):
-    """Return the factor of a sum of hashes after so many more words."""
+    """Return the factor of a prefix sum `width` words later."""
     power = np.uint64(1)
     for _ in range(width):
         power *= _START

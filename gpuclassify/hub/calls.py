@@ -17,13 +17,13 @@ Answer = TypeVar("Answer")
 
 TRIES = 6
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-MOST_ASKED_SECONDS = 600.0  # of waiting that a server may ask for
+MOST_ASKED_SECONDS = 600.0  # longest wait that a server may request
 # Another try may get another answer: the Hub is busy, or another commit came between.
 BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
 
 
 class CheckpointError(ValueError):
-    """Error raised when a checkpoint lacks something, or does not fit what is asked of it."""
+    """Error raised when a checkpoint is incomplete, damaged, or does not fit its use."""
 
 
 class ModelNotFoundError(FileNotFoundError):
@@ -39,7 +39,7 @@ class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
 
 
 class ModelChangedError(RuntimeError):
-    """Error of a directory whose files are no longer those that its identity was made from."""
+    """Error raised when the files of a directory have changed since it was resolved."""
 
 
 class DatasetMissingError(FileNotFoundError):
@@ -49,7 +49,7 @@ class DatasetMissingError(FileNotFoundError):
 class DatasetAccessError(PermissionError):
     """Error of a missing or private dataset repository, or where the token may not do this."""
 
-    status: int | None = None  # of the answer
+    status: int | None = None  # HTTP status
 
 
 class HubRefusedError(RuntimeError):
@@ -63,8 +63,8 @@ class HubUnreachableError(ConnectionError):
 class HubBusyError(HubUnreachableError):
     """Error of a Hub that does not answer or asks to come back later; another try may succeed."""
 
-    status: int | None = None  # of its answer; None without one
-    wait_seconds: float | None = None  # what it asks for
+    status: int | None = None  # HTTP status; None without an answer
+    wait_seconds: float | None = None  # requested wait
 
 
 def retried(
@@ -137,7 +137,7 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Return a message that neither Hub nor cache has a model, and what to do."""
+    """Return the error message for a model in neither the Hub nor the cache, with a cure."""
     return (
         f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
         f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "

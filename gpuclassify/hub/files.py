@@ -43,11 +43,11 @@ from gpuclassify.settings.paths import exists, is_directory, is_file
 Result = TypeVar("Result")
 
 DEEPEST = 100  # levels of a JSON file; code that copies it would end at 1,000
-MOST_TEXT_BYTES = 2**26  # of a text file; tokenizers of 256,000 tokens have half as many
+MOST_TEXT_BYTES = 2**26  # largest text file; a tokenizer of 256,000 tokens has half of it
 INDEX = "model.safetensors.index.json"
 USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
-_DIGESTED_BYTES = 65_536  # of a file's beginning
-_BLOCK_BYTES = 2**20  # of a file on the Hub that are asked for at once
+_DIGESTED_BYTES = 65_536  # bytes of a file's beginning
+_BLOCK_BYTES = 2**20  # bytes per request of a file on the Hub
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
 st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
@@ -377,9 +377,9 @@ def _file_digest(path: Path) -> str:
 def read_file(
     model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
 ) -> Result:
-    """Return what `read` makes of a model's file; of one on the Hub only what it reads is fetched.
+    """Return ``read(file)`` for a model's file. From the Hub, only the ranges it reads are fetched.
 
-    It gets the file at its beginning, and may be called anew where the Hub did not answer.
+    `read` gets the file at its beginning, and may be called again if the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:

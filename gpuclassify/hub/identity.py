@@ -31,10 +31,10 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 class Identity:
     """Model pinned to its present state."""
 
-    name: str  # on the Hub, or the absolute path of a directory
+    name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
     is_directory: bool
-    # Of the token in use, so that workers of several users take that of the right one.
+    # Name of the token in use, so that workers select the token of the right user.
     token_name: str = field(default="", compare=False, repr=False)
 
     @property

@@ -31,7 +31,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_NAME = "transformers_weights"
 WEIGHTS_DIGEST = "weights_sha256"
 _HIDDEN = ".gpuclassify-"  # begins the names of folders whose files are not in their places yet
-_DECIDED = ".replaced"  # in such a folder: the old configuration, or nothing if there was none
+_DECIDED = ".replaced"  # file in such a folder: the old configuration, empty if there was none
 _LOCK = ".lock"
 
 
@@ -47,7 +47,7 @@ def workshop(directory: Path) -> Iterator[Path]:
             try:
                 kept.enter_context(_lock(folder, os.O_EXCL))
             except (FileNotFoundError, FileExistsError, BlockingIOError):
-                continue  # to another process it looked like a killed one's
+                continue  # another process took it for a killed one's
             except OSError:  # a file system without locks, on which no folder is ever removed
                 pass
             break
@@ -59,7 +59,7 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish what was decided, and remove other hidden folders of processes that were killed."""
+    """Finish interrupted replacements, and remove other hidden folders of killed processes."""
     for left in directory.glob(f"{_HIDDEN}*"):
         if left.is_symlink() or (exists(left / _DECIDED) and not _is_own(left)):
             continue
@@ -71,13 +71,13 @@ def sweep(directory: Path) -> None:
 
 @contextlib.contextmanager
 def saving(directory: Path) -> Iterator[Path]:
-    """Make a folder whose files replace those of `directory` at once when the block ends well.
+    """Create a folder whose files atomically replace files of `directory` if the block succeeds.
 
-    Files of other names stay. ``config.json`` gets the digest of the weights beside it.
+    Files with other names stay. ``config.json`` gets the digest of the weights.
     """
     with workshop(directory) as folder:
         yield folder
-        if not exists(folder / CONFIG):  # which decides, and stays as it is
+        if not exists(folder / CONFIG):  # `config.json` is replaced last, unchanged
             shutil.copy2(directory / CONFIG, folder)
         if exists(folder / WEIGHTS):
             digests = {WEIGHTS_NAME: WEIGHTS, WEIGHTS_DIGEST: file_sha256(folder / WEIGHTS)}
@@ -129,7 +129,7 @@ def refuse_unfinished(directory: Path) -> None:
 
 
 def _decided(directory: Path) -> list[Path]:
-    """Return hidden folders whose files are those of a directory without a configuration."""
+    """Return hidden folders that replace a directory whose configuration is already moved."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
@@ -148,7 +148,7 @@ def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
     gone.
     """
     path = folder / _LOCK
-    flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # as a pipe may be there
+    flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # the file may be a pipe
     file = os.fdopen(os.open(path, flags, 0o666), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +187,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _decide(directory: Path, folder: Path) -> None:
-    """Make the files in `folder` those of the directory from here on."""
+    """Commit the replacement of a directory's files by the files in `folder`."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             (directory / CONFIG).rename(folder / _DECIDED)

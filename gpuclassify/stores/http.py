@@ -23,7 +23,7 @@ class HttpStore(Store):
 
     def is_transient(self, err: BaseException) -> bool:
         """Tell whether another try may succeed."""
-        from fsspec.implementations import http  # which brings aiohttp
+        from fsspec.implementations import http  # imports aiohttp
 
         status = getattr(err, "status", None)
         transient = (http.aiohttp.ClientError, ConnectionError, TimeoutError)

@@ -195,7 +195,7 @@ class PinnedFile(AbstractBufferedFile):
 
     def readline(self) -> bytes:
         """Read a line, as from any binary file."""
-        return self.readuntil(b"\n", LINE_BYTES)  # whose default is all that is fetched ahead
+        return self.readuntil(b"\n", LINE_BYTES)  # the default block is all prefetched bytes
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         from huggingface_hub import hf_hub_url

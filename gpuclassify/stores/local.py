@@ -15,7 +15,7 @@ from typing import Any
 from gpuclassify.settings.paths import exists
 from gpuclassify.stores.store import Entry, Store
 
-# What link() raises on file systems without hard links.
+# Errors of link() on file systems without hard links.
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV}
 _FILE_TYPES = {
     stat.S_IFDIR: "directory",
@@ -46,7 +46,7 @@ class LocalStore(Store):
         """Whether it is a path: jobs have cut files by URL into whole ones since the first."""
         return "://" not in self.url
 
-    # As an input.
+    # Input.
 
     def entries(self) -> list[Entry] | None:
         """List a file, all below a folder, or a pattern's matches; None if there is nothing."""
@@ -102,10 +102,10 @@ class LocalStore(Store):
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
-    # As an output.
+    # Output.
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder `name`, to which no link may lead."""
+        """Return the path of the file or folder `name`; raise an error if it contains a link."""
         path = super().path(name)
         checked = self.root
         for step in name.split("/"):
@@ -164,7 +164,7 @@ class LocalStore(Store):
         return any(self._takes_in(resolve(self.root), name) for resolve in (str, self.resolve))
 
     def move(self, source: str, target: str) -> None:
-        """Move a file to another path, over whatever is there."""
+        """Move a file to another path, replacing an existing file."""
         Path(source).replace(target)
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:

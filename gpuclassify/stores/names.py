@@ -14,7 +14,7 @@ COMPRESSIONS = {
     **{".gzip": "gzip", ".zstd": "zstd"},
 }
 HTTP = ("http://", "https://")
-URL = re.compile(r"\b\w++://[^\s'\"]+")  # in a text
+URL = re.compile(r"\b\w++://[^\s'\"]+")  # URL within a text
 
 
 def file_format(path: str) -> str | None:
@@ -32,7 +32,7 @@ def compression(path: str) -> str | None:
 
 
 def without_query(path: str) -> str:
-    """Return a path as it is, or a web server's URL without what follows the file's name."""
+    """Return a path unchanged, or a web server's URL without its query."""
     return redacted(path) if path.startswith(HTTP) else path
 
 

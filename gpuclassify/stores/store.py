@@ -55,11 +55,11 @@ CONFLICT_WAITS_SECONDS = (0.1, 0.5, 0.0)
 # The last part of the names of files that `Store.replacing` writes: host, process, a number.
 _MARK = re.compile("([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{32}")
 _ABANDONED_SECONDS = 86_400.0
-_being_written: set[str] = set()  # by this process
-# What is left of a store's error; any other is an OSError.
+_being_written: set[str] = set()  # files that this process is writing
+# Error types that are kept; other errors of a store become OSError.
 _ERRORS = (FileNotFoundError, PermissionError, TimeoutError)
 _UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)
-# Where file systems note that a file has changed, the best first.
+# Fields in which file systems store a file's version, best first.
 _VERSIONS = (
     *("ETag", "etag", "md5Hash", "generation", "blob_id"),
     *("mtime", "LastModified", "Last-Modified", "created"),
@@ -85,7 +85,7 @@ class CutShortError(ConnectionError):
 class Entry(NamedTuple):
     """A file of a listing, or a folder that is empty or, for a `problem`, has no listing."""
 
-    path: str  # in its file system, as it was come by
+    path: str  # path in its file system, as listed
     real: str  # the same without links
     info: dict[str, Any] = {}
     linked: str = ""  # the folder that a link on the way leads to, if there is one
@@ -110,7 +110,7 @@ class WatchedFile:
         return functools.partial(self._call, value) if callable(value) else value
 
     def read(self, length: int = -1) -> bytes:
-        """Read `length` bytes, or all that is left; what a short answer lacks is read again.
+        """Read `length` bytes, or the rest of the file; complete short answers by further reads.
 
         A store may answer with fewer bytes than asked for, also in the middle of a file, and
         fsspec returns them as if the file ended there.
@@ -179,7 +179,7 @@ class Store:
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError if no job can write its parts there, whatever it holds."""
+        """Raise ValueError if no job can write parts to this kind of URL."""
 
     @property
     def is_fixed(self) -> bool:
@@ -198,7 +198,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Absolute path or URL, by which other machines open the store."""
+        """Absolute path or URL for other machines."""
         return self.url
 
     @property
@@ -278,9 +278,9 @@ class Store:
 
     @contextlib.contextmanager
     def explained(self, where: str = "") -> Iterator[None]:
-        """Name the store in errors, and what to do about them, without secrets of URLs.
+        """Add the store's name and a cure to errors, without secrets of URLs.
 
-        `where` in the file it happened, such as ``", from byte 5"``.
+        `where` is the position in the file, such as ``", from byte 5"``.
         """
         try:
             yield
@@ -341,13 +341,13 @@ class Store:
         return bool(self.filesystem.isdir(path))
 
     def walk(self, root: str | None = None, levels: Levels = ()) -> Iterator[Entry]:
-        """Yield the files below a folder, by the one rule by which inputs and outputs are listed.
+        """Yield the files below a folder. Inputs and outputs are listed by this function only.
 
-        `levels` are patterns of names in the folder, in those of its folders that match, and so on;
-        below the last of them everything counts. Names that begin with a dot or an underscore are
-        metadata, and no part of it. Links are followed when all else is listed, so that each real
-        folder and file comes under its name first; no folder is listed twice, which ends
-        circles. A folder of this machine that cannot be listed is an entry with a problem.
+        `levels` are patterns of names, one per folder level; below the last level everything
+        matches. Names that begin with a dot or an underscore are metadata, and are skipped. Links
+        are followed after everything else, so that real folders and files come first. No folder is
+        listed twice, which ends cycles of links. A local folder that cannot be listed is an entry
+        with a problem.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -367,7 +367,7 @@ class Store:
                     raise
                 yield Entry(folder, real, {}, linked, err)
                 continue
-            if not infos and folder != root:  # which may be called as a file is
+            if not infos and folder != root:  # an empty folder may share its name with a file
                 yield Entry(folder, real, {"type": "directory"}, linked)
             for info in infos:
                 path, is_link = info["name"].rstrip("/"), bool(info.get("islink"))
@@ -402,7 +402,7 @@ class Store:
         return url
 
     def real_name(self, entry: Entry) -> str:
-        """Return the name by which an entry is known among other files."""
+        """Return the canonical name of an entry, which identifies the file."""
         return self.url_of(entry.path)
 
     def problem(self, path: str) -> str | None:
@@ -514,7 +514,7 @@ class Store:
         return infos
 
     def _infos_in(self, folder: str) -> list[dict[str, Any]]:
-        """List the file system's entries of what is in `folder`, which need not exist."""
+        """List the file system's entries in `folder`; empty if it does not exist."""
         path = self.path(folder).rstrip("/")
         self.filesystem.invalidate_cache(path)
         try:
@@ -683,7 +683,7 @@ class Store:
             _being_written.discard(mark)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file to another path, over whatever is there; names are never patterns."""
+        """Move a file to another path, replacing an existing file. Names are never patterns."""
         try:
             self.filesystem.cp_file(source, target)
         except NotImplementedError:
@@ -692,10 +692,9 @@ class Store:
             self.filesystem.rm_file(source)
 
     def sweep(self, *folders: str) -> None:
-        """Remove what killed processes have left of `replacing` in these folders.
+        """Remove temporary files of `replacing` that killed processes left in these folders.
 
-        Files of processes that may be at work are left: those of this machine as long as they
-        live, those of others for a day.
+        Files of running processes of this machine are kept, and files of other machines for a day.
         """
         for folder in folders:
             left = [
@@ -754,7 +753,7 @@ class Store:
         self._try_creating(scratch)
 
     def _try_creating(self, scratch: str) -> None:
-        # Where files belong: some file systems, as BeeGFS and AFS, link only within one folder.
+        # Probe in the target folder: BeeGFS and AFS link only within one folder.
         mark = new_mark()
         name = f".probe.{mark}"
         _being_written.add(mark)  # else another job of this process would sweep it away
