@@ -29,7 +29,7 @@ FIGURES = {
     "difference": "mean absolute difference",
 }
 MOST_DIFFERING, MOST_SHOWN, MOST_LABELS = 1_000, 20, 40  # rows kept; rows and labels of a page
-TEXT_CHARS = 300  # of a text on a page
+TEXT_CHARS = 300  # characters of a text shown on a page
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON; of differing rows those that a page shows."""
+        """Return plain values for JSON, with only the differing rows that a page shows."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -120,28 +120,28 @@ def agreement(
     weight: str | None = None,
     text_field: str = "text",
 ) -> Agreement:
-    """Compare columns in which people or models have labelled or scored the same rows.
+    """Measure the agreement of people or models that labelled or scored the same rows.
 
-    Of labels, the share of rows in which a pair is the same, and Cohen's kappa; of numbers,
-    Spearman's correlation and the mean absolute difference, of grades also Cohen's kappa with
-    quadratic weights; Krippendorff's alpha of all columns together, nominal or interval. Each with
-    its 95% interval, by the bootstrap over rows; none for what no draw changes. A row counts where
-    two columns have a value. The same rows have the same figures in any order.
+    Labels: the share of equal rows and Cohen's kappa of each pair of columns. Numbers: Spearman's
+    correlation and the mean absolute difference; for grades also Cohen's kappa with quadratic
+    weights. All columns together: Krippendorff's alpha, nominal or interval. Each figure has its
+    95% interval from a bootstrap over rows, unless no draw changes it. A row counts if at least two
+    columns have a value. The order of rows does not matter.
 
     Parameters
     ----------
     dataset : pandas.DataFrame, dask.dataframe.DataFrame or cudf.DataFrame
-        Labelled rows, all of which are taken into memory.
+        Labelled rows. All of them are loaded into memory.
     between : sequence of str
         Two columns or more, all of labels or all of numbers; null is no label.
     by : str, optional
-        Column, such as the language, for each of whose values figures are repeated.
+        Column, such as the language; figures are repeated for each of its values.
     weight : str, optional
         Column of numbers above 0, such as the weights of `sample`: figures are those of the dataset
         that it was drawn from. Intervals take the rows for drawn one by one, which is a little wide
         for strata.
     text_field : str
-        Column to show beside rows that differ, if there is one.
+        Column of text shown with rows that differ, if it exists.
 
     Returns
     -------
@@ -295,7 +295,7 @@ def _of_pair(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Fi
 
 
 def _coefficient(observed: float, by_chance: float) -> float | None:
-    """Return by how much less is observed than there were by chance; None where that is nothing."""
+    """Return ``1 - observed / by_chance``; None if nothing is expected by chance."""
     return float(1 - observed / by_chance) if by_chance > 1e-12 else None
 
 

@@ -36,27 +36,27 @@ from gpuclassify.settings.checks import (
     with_plain_values,
 )
 
-Combine = Literal["max", "min"]  # which of its scores' buckets is a row's
+Combine = Literal["max", "min"]  # how a row's buckets of several scores are combined
 UNKNOWN = -1
 MOST_BUCKETS = 1_000
-SETTINGS = ("combine", "bucket_field", "overwrite")  # of `ScoreBuckets` beside its edges
+SETTINGS = ("combine", "bucket_field", "overwrite")  # settings of `ScoreBuckets` except edges
 
 
 @dataclass(frozen=True)
 class ScoreEdges(Saved):
-    """Bounds at which buckets of scores begin.
+    """Lower bounds of buckets of scores.
 
     Attributes
     ----------
     n : int
         Number of buckets, from 0 for the lowest scores to n - 1.
     edges : dict of str to dict of str to list of float
-        By column of scores and group: the lowest score of each bucket but the first, n - 1 numbers.
+        Lowest score of each bucket but the first (n - 1 numbers), by column of scores and by group.
         Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
     by : str, optional
         Column of groups.
     weight : str, optional
-        What the rows were weighted by.
+        Weight of the rows.
     """
 
     n: int
@@ -129,7 +129,7 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """Return the columns to compute edges of; arguments are those of `score_edges`."""
+    """Return the columns to compute edges for; see `score_edges` for the arguments."""
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
         raise ValueError("scores=None: name a column of scores, or several")

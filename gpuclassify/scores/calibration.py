@@ -9,7 +9,7 @@ import numpy as np
 from gpuclassify.training.intervals import effective_rows, wilson_interval
 
 Calibration = Literal["isotonic", "sigmoid"]
-FOLDS, BINS = 5, 10  # of the rows by which a reliability is judged, and in its picture
+FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its picture
 
 
 class Labelled(NamedTuple):
@@ -23,7 +23,7 @@ class Labelled(NamedTuple):
     def of(
         cls, scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray | None = None
     ) -> Labelled:
-        """Sort rows, so that nothing depends on the order in which they came."""
+        """Return sorted rows, so that results do not depend on the order of the input."""
         keys = (is_positive, -scores) if weights is None else (weights, is_positive, -scores)
         return cls(scores, is_positive, weights).take(np.lexsort(keys))
 

@@ -25,8 +25,8 @@ from gpuclassify.settings.checks import check_count
 from gpuclassify.spans.spans import Spans, as_texts
 
 WARM_UP_ROWS = 4
-MOST_MOVED, MOST_POINTS, MOST_LABELS = 20, 1_000, 40  # that a page shows
-TEXT_CHARS = 200  # of a text among the rows that moved
+MOST_MOVED, MOST_POINTS, MOST_LABELS = 20, 1_000, 40  # limits of a page
+TEXT_CHARS = 200  # characters of a moved row's text
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON; of the moved rows those that a page shows."""
+        """Return plain values for JSON, with only the moved rows that a page shows."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)
@@ -129,7 +129,7 @@ class Comparison:
 def compare(
     dataset: Frame | LazyFrame, a: TextMapper, b: TextMapper, *, limit: int | None = 2_000
 ) -> Comparison:
-    """Run two settings of a classifier over the same rows, and report what changes.
+    """Run two settings of a classifier on the same rows, and report the differences.
 
     Both run in this process, one after the other, with their models loaded before the clock starts.
 
@@ -244,7 +244,7 @@ def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | Non
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return by label how many spans the first has, and the share that the second has too."""
+    """Return the count of the first spans by label, and the share that the second spans contain."""
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():

@@ -39,7 +39,7 @@ from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "_buckets"  # in the output; readers of datasets pass over it
+FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
 MIX = "_mix/mix.json"
 WHOLE_FILE = 1 << 62  # bytes of a part
@@ -212,7 +212,7 @@ class BucketJob(CountingJob):
         return replace(self, source=source, spec=spec)
 
     def _score(self, steps: Steps) -> tuple[Source, TaskSpec]:
-        """Classify what is left; return the scored documents, and the spec that reads them."""
+        """Classify remaining documents; return the scored documents and the spec to read them."""
         spec, manifest = self.spec, self.manifest
         scoring = steps.job(
             SCORED,
@@ -235,7 +235,7 @@ class BucketJob(CountingJob):
         return source, replace(spec, on_error="raise", input_schema=schema, input_name=name)
 
     def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the copies of documents, and take over what the classifiers left out."""
+        """Remove the copies of documents, and take over the classifiers' quarantine."""
         scored = steps.folder(SCORED)
         if scored.has(JOB):
             summary.left_out = write_report(scored)["left_out"]
@@ -250,7 +250,7 @@ class BucketJob(CountingJob):
 
 
 class PlanMix(Pipeline):
-    """A job that plans a mixture, and writes how often each row is in it.
+    """Job that plans a mixture, and writes the number of copies of each row.
 
     The first step counts the tokens of each cell, and keeps the mix in ``_mix/mix.json`` of the
     output. The second step writes the column of `MixCopies`. Running the same job again continues

@@ -29,7 +29,7 @@ from gpuclassify.settings.checks import check_count, check_number, label_tuple, 
 
 logger = logging.getLogger(__name__)
 
-WEIGHT = "weight"  # in an entry of the weights
+WEIGHT = "weight"  # key of an entry's weight
 MOST_EPOCHS = 1_000
 _COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
 _BAR = 24  # characters
@@ -97,25 +97,26 @@ class Mix(Saved):
         token_field: str = "tokens",
         seed: int = 0,
     ) -> Mix:
-        """Count the tokens of each cell in one pass, and find how often it is repeated.
+        """Count the tokens of each cell in one pass, and compute its epochs.
 
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
         by : str or sequence of str
-            Columns, such as topic and bucket, whose values are a cell.
+            Columns, such as topic and bucket, whose combined values define a cell.
         tokens : float
-            Tokens that the mixture is to have.
+            Total tokens of the mixture.
         weights : list of dict, optional
-            Entries such as ``{"topic": "News", "weight": 0.2}``: of the mixture, cells with these
-            values have this share of the sum of all weights; each as many of its tokens as it has.
-            A cell is of one entry at most, and of none is left out. Default: all cells as they are.
+            Entries such as ``{"topic": "News", "weight": 0.2}``. The cells with these values get
+            ``weight`` divided by the sum of all weights as their share of the mixture, split in
+            proportion to their tokens. At most one entry may match a cell; cells without an entry
+            are left out. Default: all cells in proportion to their tokens.
         max_epochs : float
             Maximum number of copies of a row, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
         seed : int
-            For other rows among those that are repeated once more than others.
+            Seed that selects the rows with one more copy than others.
 
         Returns
         -------

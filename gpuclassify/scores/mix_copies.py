@@ -25,18 +25,18 @@ from gpuclassify.workers.machine import free_memory
 
 
 class MixCopies(RowWiseMap):
-    """Mapper that adds how often each row is in a mixture: a whole number, 0 for never.
+    """Mapper that adds the number of copies of each row in a mixture; 0 leaves a row out.
 
-    A cell of 2.3 epochs has each of its rows twice, and three rows of ten a third time: those whose
-    hash of the seed and the id, or the file and the place there, is low, whatever the partitions
-    are. Rows of cells that the mix does not know are left out.
+    In a cell of 2.3 epochs each row has two copies, and three rows of ten have a third one. These
+    are selected by a hash of the seed and the id (or file and row number), so partitions do not
+    matter. Rows of cells that the mix does not contain have 0 copies.
 
     Parameters
     ----------
     mix : Mix, str or Path
-        As `Mix.plan` gave it, or the file that it was saved to.
+        Result of `Mix.plan`, or the file that it was saved to.
     id_field : str, optional
-        Column of ids. Default, where annotations are written: a row is known by its file and place.
+        Column of ids. Default: file and row number, which exist only in annotation jobs.
     copies_field : str
         Column to write.
     overwrite : bool
@@ -78,7 +78,7 @@ class MixCopies(RowWiseMap):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns of the cells, and those that rows are known by."""
+        """Columns of the cells, and the columns that identify rows."""
         known_by = (FILE, PLACE) if self.id_field is None else (self.id_field,)
         return tuple(dict.fromkeys([*self.mix.by, *known_by]))
 
@@ -94,8 +94,8 @@ class MixCopies(RowWiseMap):
         """Raise unless the columns of cells and ids exist, and the new column does not."""
         if self.id_field is None and PLACE not in frame.columns:
             raise ValueError(
-                "id_field=None: rows have places where annotations are written beside their files "
-                "(AnnotationWriter), and not here: name a column of ids"
+                "id_field= is missing: without it rows are identified by file and row number, which "
+                "exist only in annotation jobs (AnnotationWriter). Name a column of ids"
             )
         for name in self.read_fields:
             ScoreColumns((), by=name).check(frame.iloc[:0])
@@ -158,7 +158,7 @@ class RepeatRows(PartitionMap):
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether a row is repeated whatever is beside it: always."""
+        """Always True: a row's copies do not depend on other rows."""
         return True
 
     def describe(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class RepeatRows(PartitionMap):
         return backend.with_views(backend.without_views(frame).iloc[rows], frame)
 
     def _check_memory(self, frame: Any, rows: int) -> None:
-        """Raise MemoryError if so many rows like those of the frame need more than is free."""
+        """Raise MemoryError if `rows` rows like the frame's need more memory than is free."""
         needed, free = int(frame.memory_usage().sum()) * rows // max(1, len(frame)), free_memory()
         if needed > free:
             raise MemoryError(

@@ -24,17 +24,17 @@ from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.jobs.execution import as_dask, reduce_tree
 from gpuclassify.settings.checks import nearest, plain_value
 
-MOST_BITS = 16  # of a pass
-MOST_SUMS = 1 << 21  # of a pass, of all columns and groups together, of 16 bytes each
-MOST_WEIGHT = 1 << 62  # of a group, so that sums of int64 stay exact
+MOST_BITS = 16  # bits per pass
+MOST_SUMS = 1 << 21  # sums per pass over all columns and groups, 16 bytes each
+MOST_WEIGHT = 1 << 62  # largest weight of a group, so that int64 sums do not overflow
 MOST_GROUPS = 1_000
-BYTES = "bytes"  # as a weight: of the text in UTF-8
+BYTES = "bytes"  # weight that stands for the text's length in UTF-8
 ALL = "null"  # the group of rows without one, and of all rows where none are asked for
 
-# Of the weight in all, the cumulated weights at which quantiles lie: 1 or more each.
+# Function from the total weight to the cumulative weights of the quantiles, each at least 1.
 Ranks = Callable[[int], Sequence[int]]
 Compute = Callable[[list[Any]], Iterable[Any]]
-Key = tuple[str, str]  # of a column, and of a group as `group_key` has it
+Key = tuple[str, str]  # column, and group as `group_key` returns it
 
 
 @dataclass(frozen=True)
@@ -225,14 +225,14 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the sums of as many bits as fit into `most_sums` sums, one bit at least."""
+        """Return a pass with the most bits that need at most `most_sums` sums, at least one bit."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.of_width(sums.width - 1)
         return sums
 
     def size(self) -> int:
-        """Return how many sums there are."""
+        """Return the number of sums."""
         return sum(len(group_sums.digits) for group_sums in self.by_key.values())
 
 
@@ -300,7 +300,7 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
 
 
 def refuse_many(groups: Collection[str], most: int = MOST_GROUPS) -> None:
-    """Raise ValueError for more groups than columns by which rows are grouped may make."""
+    """Raise ValueError if there are more than `most` groups."""
     if len(groups) > most:
         raise ValueError(
             f"by= makes more than {most:,} groups, such as {min(groups)}: name columns of few "

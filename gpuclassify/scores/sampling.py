@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_STRATA = 10_000
-WIDTH_SHARE = 0.1  # of the score that rows are near to
+WIDTH_SHARE = 0.1  # default width, relative to the score
 STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "place"  # of candidates
 
 
 class Candidates(NamedTuple):
-    """Rows that may be in a sample, by stratum and order, and what all strata have."""
+    """Candidate rows of a sample by stratum and order, and the totals of all strata."""
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
@@ -73,7 +73,7 @@ class Draw:
         return tuple(dict.fromkeys(filter(None, [*self.by, self.near, self.id_field])))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame, which may be empty, has the columns, and not that of weights."""
+        """Raise unless the frame, possibly empty, has the columns and no column of weights."""
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -87,7 +87,7 @@ class Draw:
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
-        """Return how likely each row is beside others, float64 (rows,); NaN without a score."""
+        """Return the relative probability of each row, float64 (rows,); NaN without a score."""
         if self.near is None:
             return np.ones(len(frame))
         values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
@@ -143,28 +143,28 @@ def sample(
     weight_field: str = "weight",
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Draw rows of each stratum, with the weights by which they describe the whole.
+    """Draw a stratified sample, with weights that describe the whole dataset.
 
-    Which rows follows from their ids, or their files and places, and the seed: partitions, their
-    order and other rows do not matter, except that new rows may displace some. A finer sample, with
-    more columns `by` or a larger `n`, has all the rows of a coarser one. The dataset is read once
-    without its texts, and the texts of the rows that are drawn then.
+    Rows are selected by a hash of the seed and their ids (or files and row numbers), so partitions
+    and their order do not matter; new rows may displace others. A finer sample, with more columns
+    `by` or a larger `n`, contains all rows of a coarser one. The dataset is read once without its
+    texts; then the texts of the drawn rows are read.
 
     Parameters
     ----------
     dataset : pandas.DataFrame, dask.dataframe.DataFrame, cudf.DataFrame or FileReader
         Rows to draw from. A reader's may have ``annotations=``.
     n : int
-        Rows of each stratum; all of one that has fewer.
+        Rows per stratum; all rows of smaller strata.
     by : str or sequence of str, optional
-        Columns, such as the label and the source, each combination of whose values is a stratum.
-        Null is a value.
+        Columns, such as the label and the source. Each combination of their values, null included,
+        is a stratum.
     near : str, optional
         Column of numbers: rows near `score` are more likely. Rows without a number are left out.
     score : float
         Number in the column `near`, such as a threshold in question.
     width : float, optional
-        Distance from `score` at which a row is half as likely as one with that very score. Default:
+        Distance from `score` at which a row is half as likely as at `score`. Default:
         a tenth of `score`.
     id_field : str, optional
         Column of ids, none of which two rows have; of a frame it must be named. Default: a row is
@@ -173,12 +173,12 @@ def sample(
         New column: how many rows of the dataset each row stands for, one over the probability with
         which it is drawn.
     seed : int
-        Draw other rows by another seed.
+        Seed of the hash; another one draws other rows.
 
     Returns
     -------
     pandas.DataFrame
-        All columns of the rows, in random order, so that the first of them are a sample, too.
+        All columns of the rows, in random order, so that the first rows are a sample as well.
 
     Raises
     ------
@@ -277,7 +277,7 @@ class _Files:
         return schemas.to_pandas(pa.concat_tables(dask.compute(*tables)))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
-        """Return columns to read; one at least, which tells how many rows there are."""
+        """Return the columns to read; at least one, to count rows."""
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
@@ -321,7 +321,7 @@ class _Partitions:
         """Compute the chosen rows."""
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = chosen[KEY].to_numpy()
-        # With few columns Dask joins small files: the numbers are of other partitions then.
+        # With few columns Dask joins small files, so the numbers would belong to other partitions.
         numbers = set(chosen[PART]) if len(parts) == self.count else range(len(parts))
         frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
         frame = pd.concat(frames, ignore_index=True)

@@ -19,7 +19,7 @@ from gpuclassify.settings.checks import kinds_of
 from gpuclassify.stores.names import redacted
 from gpuclassify.stores.opening import open_store
 
-_DIGEST = "digest"  # in the file
+_DIGEST = "digest"  # key in the file
 _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
     int: ("a whole number", (int,)),
     float: ("a number", (int, float)),
@@ -53,7 +53,7 @@ class Saved:
     def load(
         cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> Self:
-        """Read what `save` wrote.
+        """Load a result from a file of `save`.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class Saved:
         FileNotFoundError
             There is no such file.
         ValueError
-            The file holds something else, or other values than were saved.
+            The file holds something else, or its values were changed.
         """
         store = open_store(path, storage_options)
         with store.reading() as file:
@@ -129,7 +129,7 @@ def write_file(
 
 
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Return JSON data as the type that a hint names; ValueError names what does not fit."""
+    """Return JSON data as the type of a hint; raise ValueError for data that does not fit."""
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):
         return None

@@ -158,7 +158,7 @@ class ApplyThresholds(RowChoice):
         codes, groups = self.columns.groups(frame)
         of_groups = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
         numbers = [np.nan if each is None else each.threshold for each in of_groups]
-        # In the precision of the column, in which labelled rows may have been written.
+        # Compare in the column's precision, because labelled rows may have been saved in it.
         least = np.array(numbers, np.float64).astype(values.dtype)[codes]
         keep = values >= least
         if stages is not None and self.drops_rows:

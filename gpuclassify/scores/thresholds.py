@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 SmallGroups = Literal["refuse", "pool"]
 TARGETS = ("precision", "recall", "keep_share")
-POOLED = "all others"  # in tables
+POOLED = "all others"  # name of the pooled group in tables
 _BLOCK = 1 << 18  # scores
 MOST_NAMED = 10  # groups, or labels, of an error
 # Unsorted rows by group, the number of rows that lack something, and some labels as text.
@@ -267,7 +267,7 @@ class Thresholds(Saved):
                 check_calibration(each.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
-        """Return the threshold of each group, and last that of all others, if there is one."""
+        """Return the threshold of each group; the pooled group, if any, comes last."""
         return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
 
     def of_group(self, value: Any) -> GroupThreshold | None:
@@ -280,7 +280,7 @@ class Thresholds(Saved):
         return [_COLUMNS, *(_line(name, each) for name, each in every.items() if each)]
 
     def notes(self) -> list[str]:
-        """Return sentences about what people should know beside the table."""
+        """Return the notes shown with the table."""
         notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
                  f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
         if self.few:
@@ -323,7 +323,7 @@ class _LabelColumns:
     weight: str | None
 
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
-        """Return the sorted rows of each group, and how many rows lack a number or label."""
+        """Return the sorted rows of each group, and the number of rows without a score or label."""
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
         require_columns(frame._meta, names)
@@ -350,7 +350,7 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Return the rows of each group in one partition, how many lack something, and labels."""
+        """Return one partition's rows by group, the number of incomplete rows, and the labels."""
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -420,7 +420,7 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, places: Any) -> tuple[Any, Any]:
-        """Return a share of rows, from some scores on, and of how many rows it is one."""
+        """Return a share of the rows above some scores, and the number of these rows."""
         part = kept if name == "keep_share" else right
         whole, at = (kept, places) if name == "precision" else (part, -1)
         known = part.weights[places] / whole.weights[at]
