@@ -94,8 +94,8 @@ class MixCopies(RowWiseMap):
         """Raise unless the columns of cells and ids exist, and the new column does not."""
         if self.id_field is None and PLACE not in frame.columns:
             raise ValueError(
-                "id_field= is missing: without it rows are identified by file and row number, which "
-                "exist only in annotation jobs (AnnotationWriter). Name a column of ids"
+                "id_field= is missing: without it rows are identified by file and row number, "
+                "which exist only in annotation jobs (AnnotationWriter). Name a column of ids"
             )
         for name in self.read_fields:
             ScoreColumns((), by=name).check(frame.iloc[:0])
