@@ -11,9 +11,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from gpuclassify.hub import CheckpointError
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -167,6 +164,9 @@ def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> di
     known = {*names}
     for template in {_LAYER_NUMBER.sub(".{}", name, count=1) for name in known if replicated}:
         known |= {template.replace("{}", str(layer), 1) for layer in range(replicated)}
+    import pyarrow as pa  # not at the top: commands that read no adapter start without it
+    import pyarrow.compute as pc
+
     texts, plain = pa.array(sorted(known), pa.string()), dict(settings)
 
     def matches(expression: str, field: str) -> list[str]:
