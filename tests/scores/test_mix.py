@@ -254,7 +254,7 @@ def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
     assert found["copies"].tolist() == copies(part_bytes=5_000)["copies"].tolist()
     assert found["copies"].tolist() != copies(seed=1)["copies"].tolist()
     assert_expected(mix, found)
-    with pytest.raises(ValueError, match="name a column of ids"):
+    with pytest.raises(ValueError, match=r"id_field= is missing.*Name a column of ids"):
         MixCopies(mix)(frame)
 
 
