@@ -166,7 +166,7 @@ def test_windows_and_whether_a_text_is_cut_are_those_of_the_whole_text(tokenizer
     check()
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [5, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("truncation", ["longest_first", "only_second"])
 @pytest.mark.parametrize("name", NAMES)
 def test_pairs_are_cut_as_transformers_cuts_them(tokenizer_of, name, truncation, examples):
