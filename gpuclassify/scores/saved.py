@@ -45,7 +45,7 @@ class Saved:
         path : str or Path
             Path, or URL such as ``s3://bucket/result.json``.
         storage_options : dict, optional
-            For fsspec.
+            Options for fsspec.
         """
         write_file(path, self.as_json().encode(), storage_options)
 
@@ -60,7 +60,7 @@ class Saved:
         path : str or Path
             Path, or URL such as ``s3://bucket/result.json`` or ``hf://datasets/owner/name/file``.
         storage_options : dict, optional
-            For fsspec.
+            Options for fsspec.
 
         Raises
         ------

@@ -37,8 +37,8 @@ from gpuclassify.stores.store import (
 Options = Mapping[str, Any]
 
 DIGESTED_BYTES = 1 << 20
-# What unpacks to more than this, and to so many times its stored bytes, is made to fill memory:
-# documents are compressed to a tenth, and no memory has to be taken to find out.
+# A file that unpacks to more than 256 MiB and to over 200 times its stored bytes is refused before
+# memory is taken. Documents usually compress to a tenth.
 UNPACKED_BYTES, MOST_UNPACKED = 256 << 20, 200
 _UNPACKED, _STORED = 2, 3  # numbers of the sizes in Parquet's PageHeader
 # Types of Thrift's compact protocol, and the bytes of those that have a fixed size.
