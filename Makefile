@@ -57,8 +57,8 @@ test-rapids: $(RAPIDS)/.ready
 # so that it is run before a release and where setup.cfg changes, not with every change.
 test-lowest: $(LOWEST)/.ready
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -m "$(HERE) and not slow" -k "not cost_what" \
-		tests/test_contract.py tests/test_every_mapper.py tests/models tests/questions tests/dedup \
-		tests/jobs/input/test_readers.py --ignore tests/dedup/test_fuzzy.py --ignore tests/dedup/test_minhash.py
+		tests/test_contract.py tests/test_every_mapper.py tests/models tests/classifiers/questions tests/corpus/dedup \
+		tests/jobs/input/test_readers.py --ignore tests/corpus/dedup/test_fuzzy.py --ignore tests/corpus/dedup/test_minhash.py
 
 # In an environment that is there, such as that of an offline machine: make test-gpu PYTHON_GPU=python3
 # (without the strictness of pyproject.toml, as it may lack pytest-timeout).

@@ -22,9 +22,9 @@ from benchmarks import SUBJECT
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from benchmarks.planted import read_texts
 from gpuclassify import Decontaminate
-from gpuclassify.decontamination.index import ItemIndex
-from gpuclassify.decontamination.items import ITEM
-from gpuclassify.decontamination.matching import match_items
+from gpuclassify.corpus.decontamination.index import ItemIndex
+from gpuclassify.corpus.decontamination.items import ITEM
+from gpuclassify.corpus.decontamination.matching import match_items
 
 QUESTION = "decontamination"
 LICENCE = (

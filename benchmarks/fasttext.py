@@ -222,7 +222,11 @@ def host_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "uids"]):
         command, users = process.info["cmdline"] or (), process.info["uids"]
-        if "gpuclassify.fasttext.host" in command and users and users.real == os.getuid():
+        if (
+            "gpuclassify.classifiers.fasttext.host" in command
+            and users
+            and users.real == os.getuid()
+        ):
             found.append(process)
     return found
 

@@ -21,7 +21,7 @@ from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_in
 from benchmarks.inputs import LENGTHS, MAX_TOKENS, docstrings, texts_of_lengths
 from benchmarks.ways import WARM_UP_DOCUMENTS, Way
 from gpuclassify import PromptClassifier, TaxonomyClassifier
-from gpuclassify.questions.taxonomy import TAXONOMY
+from gpuclassify.classifiers.questions.taxonomy import TAXONOMY
 from tests.replicas.chat_models import write_chat_model
 
 QUESTION = "questions"

@@ -18,10 +18,10 @@ import click
 from house import LAYERS
 
 from gpuclassify.classifiers.published import CATALOGUE
+from gpuclassify.classifiers.questions.prompt_classifier import PromptOptions
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.models import labels_by_column, length_read
 from gpuclassify.commands.settings import families
-from gpuclassify.questions.prompt_classifier import PromptOptions
 from gpuclassify.settings.options import (
     ClassifierOptions,
     LabelOptions,

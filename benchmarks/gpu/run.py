@@ -35,7 +35,7 @@ KEPT = timedelta(days=1)
 SHOWN_LINES = 25  # of what a step prints; the log has all
 DONE = "done"
 NOT_BEGUN, CUT_OFF = "not begun: too little time was left", "ended with the time for all"
-WITHOUT_CUDF = ("inference", "questions", "workers", "gpu/test_device_use.py")
+WITHOUT_CUDF = ("inference", "classifiers/questions", "workers", "gpu/test_device_use.py")
 FIRST_CUDF = ("frames", "test_contract.py", "mapping")
 A_SERIES = "import cudf; print(cudf.__version__, cudf.Series(['a', None]).to_arrow())"
 

@@ -16,14 +16,12 @@ from gpuclassify.classifiers.education import (
     FineWebMixtralEduClassifier,
     FineWebNemotronEduClassifier,
 )
-from gpuclassify.classifiers.fasttext import FastTextClassifier, LanguageIdentifier
+from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
-from gpuclassify.classifiers.token_counter import TokenCounter
-from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.questions.aegis import AegisClassifier
-from gpuclassify.questions.instruction_data_guard import InstructionDataGuardClassifier
-from gpuclassify.questions.prompt_classifier import PromptClassifier
-from gpuclassify.questions.published_guards import (
+from gpuclassify.classifiers.questions.aegis import AegisClassifier
+from gpuclassify.classifiers.questions.instruction_data_guard import InstructionDataGuardClassifier
+from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
+from gpuclassify.classifiers.questions.published_guards import (
     GraniteGuardianClassifier,
     LlamaGuardClassifier,
     NemotronSafetyGuardClassifier,
@@ -32,9 +30,11 @@ from gpuclassify.questions.published_guards import (
     ShieldGemmaClassifier,
     WildGuardClassifier,
 )
-from gpuclassify.questions.taxonomy import TaxonomyClassifier
-from gpuclassify.spans.classifier import SpanClassifier
-from gpuclassify.spans.patterns import PatternSpans
+from gpuclassify.classifiers.questions.taxonomy import TaxonomyClassifier
+from gpuclassify.classifiers.spans.classifier import SpanClassifier
+from gpuclassify.classifiers.spans.patterns import PatternSpans
+from gpuclassify.classifiers.token_counter import TokenCounter
+from gpuclassify.mapping.text_mapper import TextMapper
 
 # Classes by their names on the command line.
 FAMILIES: dict[str, type[TextMapper]] = {

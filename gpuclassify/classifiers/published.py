@@ -11,12 +11,12 @@ from typing import Any
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.checkpoint import DistributedDataClassifier
 from gpuclassify.classifiers.education import FineWebEduClassifier
-from gpuclassify.classifiers.fasttext import FastTextClassifier
+from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier
+from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import CELADON_AXES
 from gpuclassify.settings.checks import HubName, nearest
 from gpuclassify.settings.options import REGRESSION
-from gpuclassify.spans.classifier import SpanClassifier
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
 NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"

@@ -25,7 +25,7 @@ ROWS = "none"  # as a weight: all rows count the same
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.scores.buckets import ScoreBuckets, score_edges
+    from gpuclassify.corpus.scores.buckets import ScoreBuckets, score_edges
 
     of_weight = "Buckets have equal sums of this column; bytes is those of the text, none counts "
     cut: dict[str, Any] = {

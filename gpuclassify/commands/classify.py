@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.jobs.job import Job, JobDeclaration
-    from gpuclassify.jobs.output.manifest import Manifest
+    from gpuclassify.jobs.ledger.manifest import Manifest
 
 
 @click.command(
@@ -70,7 +70,7 @@ def report(output: str, as_json: bool) -> None:
     """Rewrite the report of a job, finished or not, in its OUTPUT."""
     from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.report.report import write_report
-    from gpuclassify.stores.opening import open_store
+    from gpuclassify.jobs.stores.opening import open_store
 
     with wrong_call_exits():
         every = [write_report(folder) for folder in job_folders(open_store(output))]
@@ -98,8 +98,8 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
     is no output of a job.
     """
     from gpuclassify.jobs.input.annotations import job_folders
-    from gpuclassify.jobs.output.manifest import DamagedMetadataError, manifest_of
-    from gpuclassify.stores.opening import open_store
+    from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, manifest_of
+    from gpuclassify.jobs.stores.opening import open_store
 
     with wrong_call_exits():
         try:

@@ -46,9 +46,9 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
 
     Exit codes: 0 compared, 1 more than --most-changed, 2 wrong call.
     """
+    from gpuclassify.corpus.scores.comparison import compare as run
     from gpuclassify.jobs.input.readers import first_rows
     from gpuclassify.mapping.label_heads import CategoryHead
-    from gpuclassify.scores.comparison import compare as run
 
     quiet_dask()
     with wrong_call_exits():

@@ -197,7 +197,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 def echo_rows(table: pa.Table) -> None:
     """Print the rows of a table as JSON lines."""
-    from gpuclassify.jobs.output.encoding import Encoding
+    from gpuclassify.jobs.ledger.encoding import Encoding
 
     lines = Encoding("jsonl", None).encode(table).decode()
     click.echo(visible_json(lines), nl=False)

@@ -26,7 +26,7 @@ from gpuclassify.commands.settings import REPORT, JobSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.decontamination.job import DecontaminateFiles
+    from gpuclassify.corpus.decontamination.job import DecontaminateFiles
     from gpuclassify.jobs.report.summary import JobSummary
 
 # Options with the names of the settings that they set.
@@ -40,8 +40,8 @@ SAMPLE = ("sample_rows", "max_share")
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.decontamination.job import DecontaminateFiles
-    from gpuclassify.decontamination.mapper import Decontaminate
+    from gpuclassify.corpus.decontamination.job import DecontaminateFiles
+    from gpuclassify.corpus.decontamination.mapper import Decontaminate
 
     return [
         GroupedOption(
@@ -90,8 +90,8 @@ def decontaminate(context: click.Context, paths: tuple[str, ...], **options: Any
 def _make_job(
     paths: tuple[str, ...], options: Mapping[str, Any], files: JobSettings
 ) -> DecontaminateFiles:
-    from gpuclassify.decontamination.job import DecontaminateFiles
-    from gpuclassify.decontamination.mapper import Decontaminate
+    from gpuclassify.corpus.decontamination.job import DecontaminateFiles
+    from gpuclassify.corpus.decontamination.mapper import Decontaminate
     from gpuclassify.jobs.pipeline import OPTIONS
 
     settings = replace(files, **split_paths(paths, options))

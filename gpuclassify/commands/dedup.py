@@ -30,7 +30,7 @@ from gpuclassify.settings.checks import check_names, setting_names
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.dedup.job import Deduplicate, DedupSummary
+    from gpuclassify.corpus.dedup.job import Deduplicate, DedupSummary
 
 METHODS = ("exact", "fuzzy", "semantic")
 # Options with the names of the settings that they set.
@@ -41,8 +41,8 @@ SETTINGS = (
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.dedup.duplicates import Duplicates, TextDuplicates
-    from gpuclassify.dedup.normalizing import PRESETS, STEPS
+    from gpuclassify.corpus.dedup.duplicates import Duplicates, TextDuplicates
+    from gpuclassify.corpus.dedup.normalizing import PRESETS, STEPS
 
     return [
         GroupedOption(
@@ -93,10 +93,10 @@ def dedup(context: click.Context, paths: tuple[str, ...], **options: Any) -> Non
 def _make_job(
     paths: tuple[str, ...], options: Mapping[str, Any], files: JobSettings
 ) -> Deduplicate:
-    from gpuclassify.dedup.job import Deduplicate
+    from gpuclassify.corpus.dedup.job import Deduplicate
 
     settings, method = replace(files, **split_paths(paths, options)), options["method"]
-    of_method = importlib.import_module(f"gpuclassify.dedup.{method}")
+    of_method = importlib.import_module(f"gpuclassify.corpus.dedup.{method}")
     kind = getattr(of_method, f"{method.title()}Duplicates")
     values = {name: options[name] for name in SETTINGS if options[name] not in (None, ())}
     values |= named_values("--set", "seed=7", options["others"])

@@ -25,13 +25,13 @@ from gpuclassify.commands.settings import CLUSTER, JobSettings
 from gpuclassify.settings.paths import is_directory
 
 if TYPE_CHECKING:
-    from gpuclassify.training.evaluation import Evaluation
+    from gpuclassify.corpus.training.evaluation import Evaluation
 
 NAMES = ("label_field", "text_field", "group", "embeddings")
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.training.trained_head import TrainedHead
+    from gpuclassify.corpus.training.trained_head import TrainedHead
 
     metavars = {"group": "COLUMN", "embeddings": "DIRECTORY", "backbone": "NAME"}
     attributes: dict[str, Any] = {name: {"metavar": metavar} for name, metavar in metavars.items()}
@@ -75,8 +75,8 @@ def evaluate(
 def _evaluated(
     directory: str, inputs: tuple[str, ...], page: str | None, options: dict[str, Any]
 ) -> Evaluation:
+    from gpuclassify.corpus.training.trained_head import TrainedHead
     from gpuclassify.jobs.input.readers import read_files
-    from gpuclassify.training.trained_head import TrainedHead
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():

@@ -30,16 +30,16 @@ from gpuclassify.commands.settings import JobSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gpuclassify.corpus.scores.mix import Mix, MixSettings
     from gpuclassify.jobs.report.summary import JobSummary
-    from gpuclassify.scores.mix import Mix, MixSettings
 
 ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.scores.mix import Mix
-    from gpuclassify.scores.mix_copies import MixCopies
+    from gpuclassify.corpus.scores.mix import Mix
+    from gpuclassify.corpus.scores.mix_copies import MixCopies
 
     attributes: dict[str, Any] = {
         "by": {"flags": ["--by"], "required": True},
@@ -84,10 +84,10 @@ def mix(
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
+    from gpuclassify.corpus.scores.job import MIX, PlanMix
+    from gpuclassify.corpus.scores.mix import Mix, MixSettings
+    from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.pipeline import OPTIONS
-    from gpuclassify.scores.job import MIX, PlanMix
-    from gpuclassify.scores.mix import Mix, MixSettings
-    from gpuclassify.scores.saved import write_file
 
     quiet_dask()
     with wrong_call_exits():

@@ -316,7 +316,7 @@ def other_settings(group: str, what: str) -> GroupedOption:
 
 def command_line(context: click.Context) -> str:
     """Return the command that runs the same job again, without secrets or a restart."""
-    from gpuclassify.stores.names import redacted
+    from gpuclassify.jobs.stores.names import redacted
 
     words, name = [], ""
     for word in context.meta[_WORDS]:

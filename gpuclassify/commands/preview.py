@@ -44,7 +44,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     echo 'Stocks rose on Friday.' | gpuclassify preview - --classifier domain
     """
     from gpuclassify.jobs.input.readers import first_rows
-    from gpuclassify.jobs.output.encoding import arrow_table
+    from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.jobs.stages import as_chain
 
     quiet_dask()
@@ -134,7 +134,7 @@ def _confidence(mapper: TextMapper) -> dict[str, Any]:
 
 def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
     """Print the prompts that language models get for the first text."""
-    from gpuclassify.questions.prompt_classifier import PromptClassifier
+    from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 
     for mapper in mappers:
         if isinstance(mapper, PromptClassifier):

@@ -24,7 +24,7 @@ FORMATS = (".jsonl", ".json")  # lines, or one array
 
 
 def _sample_options() -> list[click.Option]:
-    from gpuclassify.scores.sampling import sample as draw
+    from gpuclassify.corpus.scores.sampling import sample as draw
 
     flags: dict[str, dict[str, Any]] = {
         "n": {"flags": ["-n"], "metavar": "ROWS"},
@@ -69,7 +69,7 @@ def sample(
 
     Exit codes: 0 done, 1 failed, 2 wrong call.
     """
-    from gpuclassify.scores.sampling import sample as draw
+    from gpuclassify.corpus.scores.sampling import sample as draw
     from gpuclassify.settings.paths import exists
 
     quiet_dask()
@@ -106,7 +106,7 @@ def _near(text: str | None) -> tuple[str | None, float]:
 def _write(frame: pd.DataFrame, path: Path) -> None:
     """Write rows as JSON, in place of an earlier file."""
     from gpuclassify.hub.saving import replace_file
-    from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+    from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 
     content = Encoding("jsonl", None).encode(arrow_table(frame, keep_index=False))
     if path.suffix == ".json":
@@ -115,7 +115,7 @@ def _write(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _agreement_options() -> list[click.Option]:
-    from gpuclassify.scores.agreement import agreement as compare
+    from gpuclassify.corpus.scores.agreement import agreement as compare
 
     columns: dict[str, dict[str, Any]] = {
         "between": {"metavar": "COLUMN"},
@@ -153,8 +153,8 @@ def agreement(
 
     Exit codes: 0 done, 1 failed, 2 wrong call.
     """
+    from gpuclassify.corpus.scores.agreement import agreement as compare
     from gpuclassify.jobs.input.readers import frame_of
-    from gpuclassify.scores.agreement import agreement as compare
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):

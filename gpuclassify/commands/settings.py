@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuclassify.jobs.input.quarantine import OnError
+from gpuclassify.jobs.ledger.quarantine import OnError
+from gpuclassify.jobs.stores.names import URL, redacted
 from gpuclassify.settings.checks import (
     Backend,
     check_names,
@@ -22,7 +23,6 @@ from gpuclassify.settings.checks import (
     warn_once,
 )
 from gpuclassify.settings.options import NonFinite, Nulls, Surrogates
-from gpuclassify.stores.names import URL, redacted
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
@@ -243,8 +243,8 @@ class JobSettings:
 
     def job(self) -> Pipeline:
         """Make the job, without a writer if there is no output."""
+        from gpuclassify.corpus.scores.job import AssignBuckets
         from gpuclassify.jobs.pipeline import OPTIONS, Pipeline
-        from gpuclassify.scores.job import AssignBuckets
 
         options = {name: getattr(self, name) for name in OPTIONS}
         if self.buckets is None or EDGES in self.buckets:
@@ -252,10 +252,10 @@ class JobSettings:
         return AssignBuckets(self._stages(), **self.buckets, **options)
 
     def _stages(self) -> list[Any]:
+        from gpuclassify.corpus.scores.buckets import ScoreBuckets
+        from gpuclassify.corpus.scores.mix_copies import RepeatRows
+        from gpuclassify.corpus.scores.threshold_filter import ApplyThresholds
         from gpuclassify.mapping.select import Select
-        from gpuclassify.scores.buckets import ScoreBuckets
-        from gpuclassify.scores.mix_copies import RepeatRows
-        from gpuclassify.scores.threshold_filter import ApplyThresholds
 
         stages: list[Any] = [] if self.where is None else [Select(self.where)]
         stages += map(ApplyThresholds, self.threshold_files or ())
@@ -304,7 +304,7 @@ class JobSettings:
         """Make the writer for a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
         from gpuclassify.jobs.output.hub_writer import HubWriter
         from gpuclassify.jobs.output.writers import AnnotationWriter, JsonlWriter, ParquetWriter
-        from gpuclassify.stores.hub import hub_uri
+        from gpuclassify.jobs.stores.hub import hub_uri
 
         assert self.output is not None
         names = ("compression", "non_finite", "nulls")
@@ -344,9 +344,9 @@ class JobSettings:
 
     def fields_read(self, stages: list[Any]) -> list[str] | None:
         """Return the columns to read: those that stages need or `fields` name; None for all."""
+        from gpuclassify.corpus.scores.job import AssignBuckets
         from gpuclassify.jobs.stages import as_chain
         from gpuclassify.mapping.select import RowChoice
-        from gpuclassify.scores.job import AssignBuckets
 
         if self.fields is None:
             return None

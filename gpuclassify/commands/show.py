@@ -68,7 +68,7 @@ def show(
         --where "quality_pred == 'Low'"
     """
     from gpuclassify.jobs.input.sample import sample_rows
-    from gpuclassify.jobs.output.encoding import arrow_table
+    from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.mapping.select import Select
 
     with wrong_call_exits(), open_console(stderr=True).status("Reading annotations"):

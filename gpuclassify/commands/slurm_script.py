@@ -370,7 +370,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
     and signatures in URLs are refused.
     """
     from gpuclassify.jobs.execution import may_use_gpu
-    from gpuclassify.stores.names import URL
+    from gpuclassify.jobs.stores.names import URL
 
     with wrong_call_exits():
         path = options.pop("config")
@@ -389,7 +389,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 def _refuse_secrets(urls: Iterable[str]) -> None:
     """Raise ValueError if a URL has a password or what may be a signature."""
-    from gpuclassify.stores.names import redacted
+    from gpuclassify.jobs.stores.names import redacted
 
     for url in urls:
         if redacted(url) != url:

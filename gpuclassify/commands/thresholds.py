@@ -21,7 +21,7 @@ OTHERS = ("positive", "cautious", "min_labels", "small_groups", "calibration")
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.scores.thresholds import Thresholds
+    from gpuclassify.corpus.scores.thresholds import Thresholds
 
     attributes: dict[str, Any] = {name: {"metavar": "COLUMN"} for name in COLUMNS}
     attributes |= {name: {"metavar": "SHARE", "type": float} for name in TARGETS}
@@ -59,9 +59,9 @@ def thresholds(
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
+    from gpuclassify.corpus.scores.saved import write_file
+    from gpuclassify.corpus.scores.thresholds import Thresholds
     from gpuclassify.jobs.input.readers import frame_of
-    from gpuclassify.scores.saved import write_file
-    from gpuclassify.scores.thresholds import Thresholds
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Reading labels"):

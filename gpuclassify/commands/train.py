@@ -24,7 +24,7 @@ from gpuclassify.commands.options import (
 from gpuclassify.commands.settings import CLUSTER, JobSettings
 
 if TYPE_CHECKING:
-    from gpuclassify.training.trained_head import TrainedHead
+    from gpuclassify.corpus.training.trained_head import TrainedHead
 
 NAMES = (
     *("label_field", "backbone", "text_field", "kind", "task", "group", "embeddings", "balanced"),
@@ -33,7 +33,7 @@ NAMES = (
 
 
 def _options() -> list[click.Option]:
-    from gpuclassify.training.trained_head import TrainedHead
+    from gpuclassify.corpus.training.trained_head import TrainedHead
 
     metavars = {"backbone": "NAME", "group": "COLUMN", "embeddings": "DIRECTORY"}
     attributes: dict[str, Any] = {name: {"metavar": metavar} for name, metavar in metavars.items()}
@@ -83,9 +83,9 @@ def train(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> TrainedHead:
+    from gpuclassify.corpus.training.trained_head import TrainedHead, check_directory
     from gpuclassify.jobs.input.readers import read_files
-    from gpuclassify.stores.opening import open_store
-    from gpuclassify.training.trained_head import TrainedHead, check_directory
+    from gpuclassify.jobs.stores.opening import open_store
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.corpus.dedup import exact, fuzzy, semantic
+from gpuclassify.corpus.dedup.removal import remove_duplicates
 from gpuclassify.curator.documents import DocumentDataset
-from gpuclassify.dedup import exact, fuzzy, semantic
-from gpuclassify.dedup.removal import remove_duplicates
 from gpuclassify.settings.checks import warn_once
 
 

@@ -19,10 +19,10 @@ from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.output.writers import FileWriter, JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import ToBackend
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import Store
 
 _COPY, _PARTS = "copy of file name", "_parts_of_files"  # the folder of what is not joined yet
 _SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|part|snappy))+$")

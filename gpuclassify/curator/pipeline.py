@@ -34,7 +34,7 @@ from gpuclassify.settings.options import ModelOptions
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpuclassify.stores.store import Store
+    from gpuclassify.jobs.stores.store import Store
 
 WorkerMetadata = Any  # which scripts import for annotations
 

@@ -8,8 +8,8 @@ from functools import partialmethod
 from typing import Any
 
 from gpuclassify import cluster
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.settings.checks import warn_once
-from gpuclassify.stores.opening import open_store
 from gpuclassify.workers.nvml import survey_gpus
 
 # Arguments and their defaults; a type instead of one has none.

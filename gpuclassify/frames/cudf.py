@@ -95,7 +95,7 @@ def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 def text_minhashes(
     frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return MinHash signatures, made on the GPU; `gpuclassify.dedup.minhash` has the formula.
+    """Return MinHash signatures, made on the GPU, as `corpus/dedup/minhash.py` says.
 
     Gives them as uint32 (rows, hashes), zeros for null and empty texts, and which rows have a text
     that is not empty, bool (rows,). `a` and `b`, uint32 (hashes,), are the hash functions' factors

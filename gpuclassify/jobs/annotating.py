@@ -18,9 +18,9 @@ from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.schema import common_schema
 from gpuclassify.jobs.job import Job, input_columns
+from gpuclassify.jobs.ledger.manifest import RunOptions
+from gpuclassify.jobs.ledger.records import JOB
 from gpuclassify.jobs.output.annotations import annotation_schema
-from gpuclassify.jobs.output.manifest import RunOptions
-from gpuclassify.jobs.output.records import JOB
 from gpuclassify.jobs.output.writers import AnnotationWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.mapping.partition_map import PartitionMap
@@ -30,7 +30,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 if TYPE_CHECKING:
     from distributed import Client
 
-    from gpuclassify.jobs.output.records import Record
+    from gpuclassify.jobs.ledger.records import Record
 
 logger = logging.getLogger(__name__)
 

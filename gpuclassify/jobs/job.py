@@ -16,24 +16,29 @@ import pyarrow as pa
 from gpuclassify.frames import is_text
 from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
 from gpuclassify.jobs.input.jsonl import json_columns
-from gpuclassify.jobs.input.notes import FILE, PLACE
 from gpuclassify.jobs.input.parts import InputSchema
 from gpuclassify.jobs.input.sources import FileSource, Source
+from gpuclassify.jobs.ledger.encoding import (
+    FILE,
+    PLACE,
+    arrow_table,
+    folder_types,
+    with_plain_folders,
+)
+from gpuclassify.jobs.ledger.manifest import Manifest, RunOptions
+from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
-from gpuclassify.jobs.output.encoding import arrow_table, folder_types, with_plain_folders
-from gpuclassify.jobs.output.manifest import Manifest, RunOptions
-from gpuclassify.jobs.output.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
+from gpuclassify.jobs.stores.names import PARQUET
+from gpuclassify.jobs.stores.store import Store, UnreadableInputError
 from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.settings.checks import nearest
-from gpuclassify.stores.names import PARQUET
-from gpuclassify.stores.store import Store, UnreadableInputError
 from gpuclassify.workers.run_context import RunningParts, progress_events
 from gpuclassify.workers.secrets import remember, share_with_workers
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.jobs.annotating import annotate_job, with_decisions
-from gpuclassify.jobs.input.quarantine import ON_ERROR
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.job import Job, JobDeclaration, make_job
+from gpuclassify.jobs.ledger.manifest import RunOptions
+from gpuclassify.jobs.ledger.quarantine import ON_ERROR
 from gpuclassify.jobs.output.hub_writer import HubWriter
-from gpuclassify.jobs.output.manifest import RunOptions
 from gpuclassify.jobs.output.writers import AnnotationWriter, FileWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown

@@ -12,9 +12,9 @@ import numpy as np
 from dask.utils import format_bytes
 
 from gpuclassify.frames import Frame, backend_of, cut_text
-from gpuclassify.jobs.input.quarantine import ROW, isolate_bad_rows
 from gpuclassify.jobs.input.sample import Sample, sample_files, sample_partitions
 from gpuclassify.jobs.input.sources import FileSource, Source
+from gpuclassify.jobs.ledger.quarantine import ROW, isolate_bad_rows
 from gpuclassify.jobs.report.summary import textless_warnings
 from gpuclassify.jobs.stages import Function
 from gpuclassify.jobs.task import row_errors

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of, import_cudf
-from gpuclassify.jobs.output.records import FUNCTION
+from gpuclassify.jobs.ledger.records import FUNCTION
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap

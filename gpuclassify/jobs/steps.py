@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from gpuclassify.jobs.execution import compute_tasks, digest_files
 from gpuclassify.jobs.input.sources import FrameSource, Source
 from gpuclassify.jobs.job import Job, make_job
-from gpuclassify.jobs.output.manifest import DamagedMetadataError, Manifest, manifest_of
-from gpuclassify.jobs.output.records import (
+from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, Manifest, manifest_of
+from gpuclassify.jobs.ledger.records import (
     JOB,
     LEDGER,
     METADATA,
@@ -30,8 +30,8 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import as_chain
+from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.stores.store import Store
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed

@@ -21,19 +21,13 @@ import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of, is_text, name_row, plain_type
 from gpuclassify.jobs.input.files import InputFile
-from gpuclassify.jobs.input.notes import ANNOTATED, FILE, PLACE
+from gpuclassify.jobs.input.notes import ANNOTATED
 from gpuclassify.jobs.input.parts import InputSchema, Part
-from gpuclassify.jobs.input.quarantine import (
-    ROW,
-    Problem,
-    counts_by_kind,
-    isolate_bad_rows,
-    shortened,
-)
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces
-from gpuclassify.jobs.output.annotations import annotation_table, extents
-from gpuclassify.jobs.output.encoding import (
+from gpuclassify.jobs.ledger.encoding import (
+    FILE,
+    PLACE,
     Encoding,
     UnnamedFolderError,
     arrow_table,
@@ -41,7 +35,14 @@ from gpuclassify.jobs.output.encoding import (
     conform,
     pack_rows,
 )
-from gpuclassify.jobs.output.records import (
+from gpuclassify.jobs.ledger.quarantine import (
+    ROW,
+    Problem,
+    counts_by_kind,
+    isolate_bad_rows,
+    shortened,
+)
+from gpuclassify.jobs.ledger.records import (
     Record,
     check_current,
     complete,
@@ -49,6 +50,7 @@ from gpuclassify.jobs.output.records import (
     key_in,
     publish,
 )
+from gpuclassify.jobs.output.annotations import annotation_table, extents
 from gpuclassify.jobs.report.summary import (
     count_agreements,
     count_lengths,
@@ -56,10 +58,10 @@ from gpuclassify.jobs.report.summary import (
     count_sources,
 )
 from gpuclassify.jobs.stages import ToBackend
+from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.select import RowChoice
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
-from gpuclassify.stores.store import Store
 from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
 from gpuclassify.workers.run_context import PartProgress, add_counts, add_up, run_context
 from gpuclassify.workers.secrets import recall

@@ -114,7 +114,7 @@ class Head(ABC):
         return {}
 
     def spans(self, values: Any) -> Any:
-        """Return the spans that examples show, a `gpuclassify.spans.spans.Spans`; None without."""
+        """Return the spans that examples show, a `Spans`; None without."""
         return None
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:

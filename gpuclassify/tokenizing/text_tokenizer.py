@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuclassify.tokenizing.words import Words, prefix_end, steps_of, word_cache
+from gpuclassify.tokenizing.gaps import Words, prefix_end, steps_of, word_cache
 
 # Of English text; WordPiece and Unigram vocabularies have 4 to 5, and another look costs more.
 MOST_CHARS_PER_TOKEN = 6

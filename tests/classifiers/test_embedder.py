@@ -22,6 +22,7 @@ from gpuclassify.frames import pandas as pandas_frames
 from gpuclassify.mapping import heads
 from gpuclassify.mapping.columns import list_sizes
 from gpuclassify.models.checkpoint import CheckpointError
+from tests.corpus.training.conftest import annotated_texts
 from tests.loaders import LOADERS
 from tests.models.test_loading import rewrite
 from tests.models.test_sentence_transformers import edit
@@ -34,7 +35,6 @@ from tests.test_contract import (
     documents,
     with_hard_parts,
 )
-from tests.training.conftest import annotated_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

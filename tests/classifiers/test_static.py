@@ -20,13 +20,13 @@ from gpuclassify import (
     PromptClassifier,
     SemanticDuplicates,
 )
+from gpuclassify.corpus.training.trained_head import Head
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from gpuclassify.training.trained_head import Head
+from tests.corpus.training.conftest import annotated_texts
 from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
 from tests.sentence_oracle import encoded
-from tests.training.conftest import annotated_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

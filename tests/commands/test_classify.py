@@ -23,6 +23,7 @@ from distributed import Client, LocalCluster
 from rich.console import Console
 
 from gpuclassify import DomainClassifier, PromptClassifier
+from gpuclassify.classifiers.questions.answers import Choice, Free, Several
 from gpuclassify.commands import client
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.client import shown_workers
@@ -30,7 +31,6 @@ from gpuclassify.commands.console import print_summary
 from gpuclassify.commands.options import _WORDS, command_line
 from gpuclassify.commands.settings import JobSettings, dump_settings, load_settings
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.questions.answers import Choice, Free, Several
 from gpuclassify.workers.nvml import GpuSurvey
 from tests.replicas import (
     safety_template,

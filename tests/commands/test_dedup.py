@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from distributed import LocalCluster
 
 from gpuclassify.commands.cli import main
-from gpuclassify.dedup.fuzzy import FuzzyDuplicates
+from gpuclassify.corpus.dedup.fuzzy import FuzzyDuplicates
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from gpuclassify import DomainClassifier, NemotronSafetyGuardClassifier, PromptClassifier
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.classifiers.questions.published_guards import QWEN3GUARD_HARMS
+from gpuclassify.classifiers.questions.taxonomy import TAXONOMY
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.preview import first_texts
 from gpuclassify.jobs.input.readers import first_rows
-from gpuclassify.questions.published_guards import QWEN3GUARD_HARMS
-from gpuclassify.questions.taxonomy import TAXONOMY
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from tests.replicas import sample_texts, write_celadon
 from tests.replicas.chat_models import write_chat_model
 

@@ -18,6 +18,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from gpuclassify import hub
+from gpuclassify.classifiers.questions.answers import AnswerForm, AnswerReader, Several
+from gpuclassify.classifiers.questions.decoder import GuardNetwork, load_decoder
+from gpuclassify.classifiers.questions.generation import AnswerTask, FreeReader, answer
 from gpuclassify.inference import engine
 from gpuclassify.inference.device import alone
 from gpuclassify.inference.leading_layers import Follower, ModelsInStep, shared_layers
@@ -25,9 +28,6 @@ from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
 from gpuclassify.models.checkpoint import read_checkpoint, read_token_classifier
 from gpuclassify.models.networks import GuardLayers
-from gpuclassify.questions.answers import AnswerForm, AnswerReader, Several
-from gpuclassify.questions.decoder import GuardNetwork, load_decoder
-from gpuclassify.questions.generation import AnswerTask, FreeReader, answer
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats

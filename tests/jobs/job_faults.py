@@ -17,8 +17,8 @@ from distributed import Client
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stores import local
 from gpuclassify.jobs.task import run_part
-from gpuclassify.stores import local
 
 STORE_PART_BYTES = 8_000  # some 12 parts: every request to a store takes its time
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -16,12 +16,12 @@ from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
 from gpuclassify.jobs.input.sample import sample_rows
-from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, manifest_of
+from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.runners import NonFiniteOutputError
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError
 from tests.replicas import sample_texts, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -235,7 +235,7 @@ def test_ten_sets_of_many_rows(tmp_path):
 @pytest.fixture
 def opened(monkeypatch):
     """Names of files that are opened from now on."""
-    from gpuclassify.stores.store import Store
+    from gpuclassify.jobs.stores.store import Store
 
     names, reading = [], Store.reading
 

@@ -30,7 +30,7 @@ from gpuclassify import (
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.stores.opening import open_store
+from gpuclassify.jobs.stores.opening import open_store
 from tests.fasttext_models import WORDS
 
 PAGE = Path(__file__).parents[2].joinpath("docs/recipes/score-buckets.md").read_text("utf-8")

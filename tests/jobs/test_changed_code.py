@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from nbclient import NotebookClient
 
+from gpuclassify.corpus.scores.job import AssignBuckets
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
-from gpuclassify.jobs.output.manifest import JobChangedError
-from gpuclassify.jobs.output.records import sealed, unsealed
+from gpuclassify.jobs.ledger.manifest import JobChangedError
+from gpuclassify.jobs.ledger.records import sealed, unsealed
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.scores.job import AssignBuckets
 
 JOB = """
 from gpuclassify import JsonlReader, ParquetWriter, Pipeline
@@ -31,7 +31,7 @@ print("resumed", summary.resumed_parts, "of", summary.parts)
 """
 
 ALL_REFUSED = """
-from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.ledger.manifest import JobChangedError
 
 for code in {codes!r}:
     try:

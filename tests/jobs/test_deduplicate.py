@@ -16,17 +16,17 @@ import pytest
 from job_faults import in_process, run_until_link
 
 from gpuclassify.classifiers.embedder import Embedder
-from gpuclassify.dedup.exact import ExactDuplicates
-from gpuclassify.dedup.fuzzy import FuzzyDuplicates
-from gpuclassify.dedup.job import Deduplicate
-from gpuclassify.dedup.semantic import SemanticDuplicates
-from gpuclassify.dedup.summary import TooManyDuplicatesError
+from gpuclassify.corpus.dedup.exact import ExactDuplicates
+from gpuclassify.corpus.dedup.fuzzy import FuzzyDuplicates
+from gpuclassify.corpus.dedup.job import Deduplicate
+from gpuclassify.corpus.dedup.semantic import SemanticDuplicates
+from gpuclassify.corpus.dedup.summary import TooManyDuplicatesError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
-from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.ledger.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.report.report import report_of
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from tests.processes import local_client
 
 EXACT = ExactDuplicates(id_field="id", keep_by=["score"], source_field="source")

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from gpuclassify import AnnotationWriter, FileReader, Pipeline, read_files
-from gpuclassify.jobs.output.records import sealed
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.ledger.records import sealed
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 KINDS = ("parquet", "jsonl", "jsonl.gz")
 TEXTS = ("one", "three", "a", "seventeen")

@@ -12,7 +12,7 @@ import pytest
 
 from gpuclassify import AnnotationWriter, FileReader, Pipeline, read_files
 from gpuclassify.jobs.input.notes import AnnotationError
-from gpuclassify.stores import local
+from gpuclassify.jobs.stores import local
 
 
 class InterruptedRunError(Exception):

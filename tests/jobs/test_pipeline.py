@@ -24,12 +24,12 @@ from gpuclassify import DomainClassifier, QualityClassifier, classify
 from gpuclassify.jobs.input import schema
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
 from gpuclassify.jobs.input.schema import to_frame
-from gpuclassify.jobs.output.manifest import CARD, REPORTS, JobChangedError
+from gpuclassify.jobs.ledger.manifest import CARD, REPORTS, JobChangedError
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.stages import Function, ToBackend
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.stores.store import UnreadableInputError
 from gpuclassify.workers import secrets
 from tests.replicas import sample_texts, write_checkpoint
 

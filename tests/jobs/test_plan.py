@@ -22,7 +22,7 @@ from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.plan import limit_warnings
 from gpuclassify.jobs.stages import as_chain
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.workers.run_context import collected_stats
 from tests.hub_server import HubServer
 from tests.oracle import plain_tokenizer

@@ -30,7 +30,7 @@ from gpuclassify.jobs.input.readers import (
 )
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -22,7 +22,7 @@ from gpuclassify import (
     score_edges,
 )
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.stores.store import Store
+from gpuclassify.jobs.stores.store import Store
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

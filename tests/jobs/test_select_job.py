@@ -20,9 +20,9 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.corpus.scores.thresholds import GroupThreshold
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.scores.thresholds import GroupThreshold
-from gpuclassify.stores.store import WatchedFile
+from gpuclassify.jobs.stores.store import WatchedFile
 
 ROWS, FILES, GROUP = 3_000, 3, 100
 

@@ -6,10 +6,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from gpuclassify.jobs.input.files import find_files
-from gpuclassify.jobs.output.records import SCRATCH
-from gpuclassify.stores import store
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnsupportedStorageError
+from gpuclassify.jobs.ledger.records import SCRATCH
+from gpuclassify.jobs.stores import store
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnsupportedStorageError
 
 
 def test_many_files_are_removed_several_at_a_time(tmp_path):

@@ -105,10 +105,10 @@ for kind, path in {paths}.items():
 def load(kind, path):
     """The module in memory."""
     from gpuclassify import hub
+    from gpuclassify.classifiers.questions.decoder import load_decoder
     from gpuclassify.models.checkpoint import read_checkpoint
     from gpuclassify.models.loading import load_module
     from gpuclassify.models.sentence_transformers import read_embedding_checkpoint
-    from gpuclassify.questions.decoder import load_decoder
 
     if kind == "decoder":
         return load_decoder(path.parent, torch.device("cpu"), torch.float32)._model

@@ -43,8 +43,8 @@ from gpuclassify.commands.cli import main
 from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.jobs.execution import ModelProbe
 from gpuclassify.models.checkpoint import CheckpointError
+from gpuclassify.tokenizing.gaps import WordCache
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
-from gpuclassify.tokenizing.words import WordCache
 from gpuclassify.workers.run_context import collected_stats
 from tests.loaders import LOADERS
 from tests.models.test_sentence_transformers import edit

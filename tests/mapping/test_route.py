@@ -29,7 +29,7 @@ from gpuclassify import (
 )
 from gpuclassify.inference import loaded_model, memory
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.ledger.manifest import JobChangedError
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.workers.run_context import collected_stats
 from tests.replicas import sample_texts

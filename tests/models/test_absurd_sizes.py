@@ -26,10 +26,10 @@ from gpuclassify import (
 from gpuclassify.hub.files import MOST_TEXT_BYTES
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.head_network import HeadNetwork
+from tests.corpus.training.conftest import annotated_texts
 from tests.models.test_sentence_transformers import edit
 from tests.replicas.chat_models import write_chat_model
 from tests.sentence_oracle import quiet, save_sentence_model
-from tests.training.conftest import annotated_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -11,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertTokenizer, PreTrainedTokenizerFast, XLNetTokenizer
 
-from gpuclassify.fasttext.runner import TokenWords
+from gpuclassify.classifiers.fasttext.runner import TokenWords
+from gpuclassify.classifiers.questions.prompt_tokens import Prompt, PromptTokenizer
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tokenizer_backend import load_backend
 from gpuclassify.models.tokenizer_files import read_tokenizer
-from gpuclassify.questions.prompt_tokens import Prompt, PromptTokenizer
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.retire import PanicError
 from tests.replicas.tokenizers import published_files

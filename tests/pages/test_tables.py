@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from gpuclassify import DomainClassifier, Embedder
-from gpuclassify.dedup.job import DedupSummary
-from gpuclassify.dedup.summary import DuplicatesSummary, Group
+from gpuclassify.corpus.dedup.job import DedupSummary
+from gpuclassify.corpus.dedup.summary import DuplicatesSummary, Group
 from gpuclassify.jobs.plan import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages import html_table, text_table

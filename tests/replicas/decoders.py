@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuclassify.questions.safety_template import SafetyTemplate, parse_template
+from gpuclassify.classifiers.questions.safety_template import SafetyTemplate, parse_template
 from tests.replicas.texts import documents_of, sample_texts
 from tests.replicas.tokenizers import trained_tokenizer, write_tokenizer
 from tests.replicas.writing import (

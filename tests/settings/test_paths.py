@@ -7,8 +7,8 @@ import fsspec
 import pytest
 
 from gpuclassify import hub
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.settings.paths import exists, is_directory, is_file
-from gpuclassify.stores.opening import open_store
 
 ASKED = (exists, is_file, is_directory)
 

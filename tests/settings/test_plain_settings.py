@@ -28,8 +28,8 @@ from gpuclassify import (
     score_edges,
 )
 from gpuclassify.classifiers import FAMILIES
+from gpuclassify.classifiers.questions.answers import Choice, Free
 from gpuclassify.jobs.stages import as_chain
-from gpuclassify.questions.answers import Choice, Free
 from gpuclassify.settings.checks import HubName
 
 MAPPERS = {**FAMILIES, "embedder": Embedder}

@@ -24,7 +24,7 @@ from gpuclassify import (
     TaxonomyClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.dedup.duplicates import Duplicates
+from gpuclassify.corpus.dedup.duplicates import Duplicates
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import ModelOptions
 

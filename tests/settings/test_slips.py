@@ -15,7 +15,7 @@ from gpuclassify import (
     read_files,
     to_parquet,
 )
-from gpuclassify.dedup.semantic import embedding_frame
+from gpuclassify.corpus.dedup.semantic import embedding_frame
 from gpuclassify.hub import HubUnreachableError
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.workers.retire import message_first

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
+from gpuclassify.corpus.training.evaluation import evaluate
+from gpuclassify.corpus.training.tasks import TASKS
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import page
-from gpuclassify.training.evaluation import evaluate
-from gpuclassify.training.tasks import TASKS
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.system

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.tokenizing.gaps import prefix_end, word_cache
 from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
-from gpuclassify.tokenizing.words import prefix_end, word_cache
 from tests.oracle import plain_tokenizer
 from tests.replicas import ARCHITECTURES, sample_texts
 from tests.replicas.tokenizers import published_files

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.ledger.records import Record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress

@@ -17,8 +17,8 @@ from gpuclassify import hub
 from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter
-from gpuclassify.stores.hub import share_tokens
-from gpuclassify.stores.opening import open_store
+from gpuclassify.jobs.stores.hub import share_tokens
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.workers import secrets
 from tests.processes import local_client, wait_until
 

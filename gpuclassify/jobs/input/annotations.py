@@ -22,13 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuclassify.frames import plain_type
-from gpuclassify.jobs.input.arrow_types import changed_schema, restored, union
 from gpuclassify.jobs.input.files import states_like
 from gpuclassify.jobs.input.notes import (
     ANNOTATED,
-    FILE,
-    LEFT_OUT,
-    PLACE,
     AnnotationColumns,
     AnnotationError,
     NotedRows,
@@ -37,12 +33,14 @@ from gpuclassify.jobs.input.notes import (
 )
 from gpuclassify.jobs.input.parts import InputParts, Part
 from gpuclassify.jobs.input.schema import without_values
-from gpuclassify.jobs.output.manifest import SUCCESS, manifest_of, read_job
-from gpuclassify.jobs.output.records import JOB, Record, key_in
+from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored, union
+from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE
+from gpuclassify.jobs.ledger.manifest import SUCCESS, manifest_of, read_job
+from gpuclassify.jobs.ledger.records import JOB, Record, key_in
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import BrokenContentError, Store, UnreadableInputError
 from gpuclassify.mapping.stage_counts import LABEL
-from gpuclassify.stores.names import redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import BrokenContentError, Store, UnreadableInputError
 
 LATER_DIGITS = 5
 LATER = re.compile(rf"more-\d{{{LATER_DIGITS}}}")  # folders with what was annotated later

@@ -17,22 +17,22 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.settings.paths import exists
-from gpuclassify.stores.names import (
+from gpuclassify.jobs.stores.names import (
     COMPRESSIONS,
     JSONL_SUFFIXES,
     PARQUET_SUFFIXES,
     file_format,
     redacted,
 )
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import (
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import (
     FILES_AT_A_TIME,
     BrokenContentError,
     Entry,
     Store,
     UnreadableInputError,
 )
+from gpuclassify.settings.paths import exists
 
 Options = Mapping[str, Any]
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import plain_type
-from gpuclassify.jobs.input.arrow_types import cast, changed_schema, holds_no_fields
-from gpuclassify.jobs.input.quarantine import isolate_bad_rows
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.ledger.arrow_types import cast, changed_schema, holds_no_fields
+from gpuclassify.jobs.ledger.quarantine import isolate_bad_rows
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 Opener = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 logger = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.jobs.input.arrow_types import cast, changed, restored
 from gpuclassify.jobs.input.files import open_parquet
-from gpuclassify.stores.names import redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.ledger.arrow_types import cast, changed, restored
+from gpuclassify.jobs.ledger.encoding import LEFT_OUT, PLACE
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
-FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"  # columns of a set beside its annotations
 _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(FileNotFoundError, pa.ArrowException),

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
-from gpuclassify.jobs.input.arrow_types import changed, changed_schema, restored
 from gpuclassify.jobs.input.files import (
     BrokenInputError,
     InputFile,
@@ -43,7 +42,6 @@ from gpuclassify.jobs.input.jsonl import (
     read_range,
 )
 from gpuclassify.jobs.input.notes import ROW_PLACE, AnnotationColumns, NotedRows, Notes
-from gpuclassify.jobs.input.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.input.schema import (
     common_schema,
     declared_types,
@@ -62,9 +60,11 @@ from gpuclassify.jobs.input.schema import (
     without_maps,
     without_values,
 )
-from gpuclassify.stores.names import compression, redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import (
+from gpuclassify.jobs.ledger.arrow_types import changed, changed_schema, restored
+from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
+from gpuclassify.jobs.stores.names import compression, redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import (
     FILES_AT_A_TIME,
     LINE_BYTES,
     BrokenContentError,

@@ -28,6 +28,9 @@ from gpuclassify.jobs.input.parts import (
     sampled_schema,
 )
 from gpuclassify.jobs.input.schema import fitted, named_type, project, to_pandas
+from gpuclassify.jobs.stores.hub import keep_tokens, share_tokens
+from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.jobs.stores.store import BrokenContentError, UnreadableInputError
 from gpuclassify.settings.checks import (
     check_choice,
     check_count,
@@ -36,9 +39,6 @@ from gpuclassify.settings.checks import (
     with_plain_values,
 )
 from gpuclassify.settings.options import Surrogates
-from gpuclassify.stores.hub import keep_tokens, share_tokens
-from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
-from gpuclassify.stores.store import BrokenContentError, UnreadableInputError
 
 if TYPE_CHECKING:
     import dask.dataframe as dd

@@ -23,10 +23,10 @@ from gpuclassify.jobs.input.parts import (
     read_footers,
     read_table,
 )
-from gpuclassify.jobs.input.quarantine import FILE, counts_by_kind
 from gpuclassify.jobs.input.schema import is_textless, to_pandas
-from gpuclassify.stores.names import compression, redacted
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.ledger.quarantine import FILE, counts_by_kind
+from gpuclassify.jobs.stores.names import compression, redacted
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 if TYPE_CHECKING:
     import pandas as pd

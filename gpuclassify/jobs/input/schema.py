@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuclassify.frames import import_cudf, inside, is_text, plain_type
-from gpuclassify.jobs.input.arrow_types import cast, changed, changed_schema, union
-from gpuclassify.jobs.output.records import JOB, MALFORMED
+from gpuclassify.jobs.ledger.arrow_types import cast, changed, changed_schema, union
+from gpuclassify.jobs.ledger.records import JOB, MALFORMED
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
-from gpuclassify.stores.names import redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from gpuclassify.jobs.input.files import (
     with_digests,
     with_linked,
 )
-from gpuclassify.jobs.input.notes import FILE as FILE_FIELD
-from gpuclassify.jobs.input.notes import PLACE, ROW_PLACE, Notes
+from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -33,13 +32,15 @@ from gpuclassify.jobs.input.parts import (
     read_part,
     read_table,
 )
-from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.schema import is_textless, meta_frame, to_frame
-from gpuclassify.stores.hub import share_tokens
-from gpuclassify.stores.names import file_format, redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import FILES_AT_A_TIME, Store, UnreadableInputError
+from gpuclassify.jobs.ledger.encoding import FILE as FILE_FIELD
+from gpuclassify.jobs.ledger.encoding import PLACE
+from gpuclassify.jobs.ledger.quarantine import Problem
+from gpuclassify.jobs.stores.hub import share_tokens
+from gpuclassify.jobs.stores.names import file_format, redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, Store, UnreadableInputError
 from gpuclassify.workers.secrets import name_of_options, recall
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.jobs.input.notes import FILE, LEFT_OUT, PLACE
-from gpuclassify.jobs.input.quarantine import Problem
 from gpuclassify.jobs.input.schema import to_pandas
-from gpuclassify.jobs.output.encoding import arrow_table
+from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE, arrow_table
+from gpuclassify.jobs.ledger.quarantine import Problem
 from gpuclassify.mapping.stage_counts import LABEL
 
 BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa.string())])

@@ -30,14 +30,14 @@ from gpuclassify.hub.calls import (
 )
 from gpuclassify.hub.identity import is_commit
 from gpuclassify.jobs.execution import run_tasks
-from gpuclassify.jobs.output.manifest import MANIFEST, SUCCESS
-from gpuclassify.jobs.output.records import METADATA, parse_record, sealed, unsealed
+from gpuclassify.jobs.ledger.manifest import MANIFEST, SUCCESS
+from gpuclassify.jobs.ledger.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
+from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_choice, check_flag
 from gpuclassify.settings.options import NON_FINITE, NULLS
-from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import Store
 from gpuclassify.workers.secrets import (
     remember_token,
     share_tokens_with_workers,

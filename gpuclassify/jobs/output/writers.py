@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify.frames import Frame
 from gpuclassify.jobs.input.sources import frame_names, refuse_overlap
-from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
+from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.jobs.stores.opening import open_store, store_type
+from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, Store, new_mark
 from gpuclassify.settings.checks import check_choice, check_flag, check_text, label_tuple
 from gpuclassify.settings.options import NON_FINITE, NULLS
-from gpuclassify.stores.names import JSONL, PARQUET, file_format, redacted
-from gpuclassify.stores.opening import open_store, store_type
-from gpuclassify.stores.store import FILES_AT_A_TIME, Store, new_mark
 from gpuclassify.workers.secrets import name_of_options, remember
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import numpy as np
 from jinja2 import Template
 from markupsafe import Markup, escape
 
-from gpuclassify.jobs.output.manifest import REPORTS, manifest_of, read_job
-from gpuclassify.jobs.output.records import MALFORMED, read_ledger, unsealed
+from gpuclassify.jobs.ledger.manifest import REPORTS, manifest_of, read_job
+from gpuclassify.jobs.ledger.records import MALFORMED, read_ledger, unsealed
 from gpuclassify.jobs.report.summary import (
     BIN_WIDTH,
     LENGTH_EDGES,
@@ -26,9 +26,9 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
     textless_warnings,
 )
+from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.stage_counts import CONDITION, MARKS, NO_MODEL, UNKNOWN
 from gpuclassify.pages import page_template, short_number
-from gpuclassify.stores.store import Store
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
 
 MOST_POINTS = 60

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from dask.utils import format_bytes
 
-from gpuclassify.jobs.output.records import Record
+from gpuclassify.jobs.ledger.records import Record
 from gpuclassify.mapping.stage_counts import MOST_LABELS, add_examples
 from gpuclassify.models.checkpoint import some_of
 from gpuclassify.pages import html_table, readable_time, short_number, text_table
@@ -156,7 +156,7 @@ class JobSummary:
         up; ``would_drop`` by reason, where `keep_field` keeps all rows; ``labels`` by column before
         the filters; ``truncated_texts`` and ``seconds``.
     examples, agreements, sources : dict of str to dict
-        See `gpuclassify.jobs.output.records.Record`.
+        See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
         Rows by file, of files, or large pieces of them, in which no row has a text.
     seconds : dict of str to float

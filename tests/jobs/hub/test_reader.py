@@ -11,11 +11,11 @@ from job_faults import double
 from gpuclassify.hub.calls import DatasetAccessError, DatasetMissingError
 from gpuclassify.jobs.input.files import find_files
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.output.manifest import JobChangedError
+from gpuclassify.jobs.ledger.manifest import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.hub import hub_uri
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.hub import hub_uri
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from tests.hub_server import CUTS, File
 from tests.processes import local_client
 
@@ -78,10 +78,10 @@ def test_a_part_of_lines_is_one_request_and_one_of_rows_two(hub, repo, options):
 
 
 def test_large_files_are_read_in_ranges(hub, repo, options, monkeypatch):
-    monkeypatch.setattr("gpuclassify.stores.hub.WHOLE_FILE_BYTES", 1_000)
-    monkeypatch.setattr("gpuclassify.stores.hub.AHEAD_BYTES", 1_000)
+    monkeypatch.setattr("gpuclassify.jobs.stores.hub.WHOLE_FILE_BYTES", 1_000)
+    monkeypatch.setattr("gpuclassify.jobs.stores.hub.AHEAD_BYTES", 1_000)
     monkeypatch.setattr("gpuclassify.jobs.input.parts.LINE_BYTES", 10)
-    monkeypatch.setattr("gpuclassify.stores.hub.LINE_BYTES", 10)
+    monkeypatch.setattr("gpuclassify.jobs.stores.hub.LINE_BYTES", 10)
     for pattern in ("large/*.jsonl", "rows/*.parquet"):
         ddf = read_files([f"{URL}/{pattern}"], part_bytes=3_000, storage_options=options)
         assert ddf.compute()["id"].tolist() == list(range(FILES * 400))

@@ -21,9 +21,9 @@ from job_faults import double, in_process, write_input
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
+from gpuclassify.jobs.ledger.manifest import MANIFEST
+from gpuclassify.jobs.ledger.records import sealed
 from gpuclassify.jobs.output.hub_writer import HubWriter
-from gpuclassify.jobs.output.manifest import MANIFEST
-from gpuclassify.jobs.output.records import sealed
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
 from tests.hub_server import File, RefusalError

@@ -10,10 +10,10 @@ from distributed import Client
 from gpuclassify.jobs.input import files
 from gpuclassify.jobs.input.files import ChangedInputError, _digest
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader
-from gpuclassify.jobs.output.records import JobChangedError
+from gpuclassify.jobs.ledger.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 
 def same(frame):

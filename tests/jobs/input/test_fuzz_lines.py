@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpuclassify import JsonlWriter, ParquetWriter, Pipeline
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 EMPTY = {"__dummy_field_in_empty_struct": None}  # what Parquet has for {}
 BLANK = b" \t\r\n\f\v\xef\xbb\xbf"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gpuclassify import JsonlWriter, ParquetWriter, Pipeline
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 UNITS = ["s", "ms", "us", "ns"]
 SIMPLE = [

@@ -13,17 +13,17 @@ import pytest
 
 import gpuclassify
 from examples.demo.corpus import _opening
+from gpuclassify.classifiers.questions.safety_template import TemplateError, parse_template
 from gpuclassify.commands.console import ARGUMENT
+from gpuclassify.corpus.training.tasks import _in_order
 from gpuclassify.hub.calls import _without_queries
 from gpuclassify.jobs.input.jsonl import parse_good
 from gpuclassify.jobs.input.readers import JsonlReader, read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.questions.safety_template import TemplateError, parse_template
-from gpuclassify.stores.names import redacted
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError
-from gpuclassify.training.tasks import _in_order
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 SECONDS = 10  # of the processor; what is quadratic takes a minute or more
 SIZES = (10_000, 300_000)

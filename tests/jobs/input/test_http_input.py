@@ -17,7 +17,7 @@ from gpuclassify.jobs.input.files import ChangedInputError
 from gpuclassify.jobs.input.readers import FileReader, read_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from tests.hub_server import CUTS, Answer, HttpServer, RefusalError, cut_to, ranged_answer
 
 SECRET = "Signature=c0ffee"

@@ -12,7 +12,7 @@ from job_faults import in_process, write_input
 
 from gpuclassify import FileReader, ParquetWriter, Pipeline, read_files
 from gpuclassify.jobs.input.files import find_files
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 
 def write(path, number=0):

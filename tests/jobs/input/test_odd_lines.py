@@ -13,7 +13,7 @@ import pytest
 
 from gpuclassify import FileReader, JsonlReader, JsonlWriter, Pipeline
 from gpuclassify.jobs.input.readers import first_rows, read_files
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 
 def run(reader, folder, restart=False, **options):

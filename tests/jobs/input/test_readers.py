@@ -14,7 +14,7 @@ from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 
 def write_json(path, records):

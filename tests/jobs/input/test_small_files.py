@@ -14,9 +14,9 @@ from job_faults import in_process
 from gpuclassify import FileReader, JsonlReader, ParquetReader, ParquetWriter, Pipeline, read_files
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.jobs.input.files import ChangedInputError
-from gpuclassify.jobs.output.records import JobChangedError
+from gpuclassify.jobs.ledger.records import JobChangedError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.runners import NonFiniteOutputError
-from gpuclassify.stores.store import UnreadableInputError
 
 FILES = 60
 KINDS = ["jsonl", "jsonl.gz", "parquet"]

@@ -9,7 +9,7 @@ import pytest
 
 from gpuclassify import FileReader, ParquetWriter, Pipeline
 from gpuclassify.jobs.input.readers import first_rows, read_files
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 TEXT, NUMBER = pa.string(), pa.int64()
 URL = pa.struct([("url", TEXT)])

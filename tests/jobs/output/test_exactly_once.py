@@ -14,13 +14,13 @@ import pytest
 from job_faults import in_process, job, result, slowly
 
 from gpuclassify.jobs.job import PartsNote
-from gpuclassify.jobs.output.manifest import DamagedMetadataError, JobChangedError, read_job
-from gpuclassify.jobs.output.records import complete
+from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, read_job
+from gpuclassify.jobs.ledger.records import complete
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import report_of
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.task import run_part
-from gpuclassify.stores.opening import open_store
 
 
 def metadata(folder, name=""):

@@ -14,11 +14,11 @@ from job_faults import in_process
 
 from gpuclassify import Deduplicate, ExactDuplicates, JsonlWriter, ParquetReader, read_files
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.encoding import MOST_VALUES
-from gpuclassify.jobs.output.records import JobChangedError
+from gpuclassify.jobs.ledger.encoding import MOST_VALUES
+from gpuclassify.jobs.ledger.records import JobChangedError
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.local import LocalStore
+from gpuclassify.jobs.stores.local import LocalStore
 
 
 def job(folder, by="remainder", stage=faults.with_remainder, writer=ParquetWriter):

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from gpuclassify import JsonlReader, ParquetReader, ParquetWriter, Pipeline, read_files
+from gpuclassify.jobs.ledger.manifest import manifest_of
+from gpuclassify.jobs.ledger.records import sealed
 from gpuclassify.jobs.output.hub_writer import HubWriter
-from gpuclassify.jobs.output.manifest import manifest_of
-from gpuclassify.jobs.output.records import sealed
 from gpuclassify.jobs.report.report import write_report
-from gpuclassify.stores.opening import open_store
+from gpuclassify.jobs.stores.opening import open_store
 
 
 def same(frame):

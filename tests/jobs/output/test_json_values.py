@@ -13,7 +13,7 @@ from gpuclassify import FileReader, JsonlReader, JsonlWriter, ParquetReader, Par
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.readers import read_files
 from gpuclassify.jobs.input.schema import MOST_FIELDS
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 
 def run(reader, writer, stage=lambda frame: frame, **options):

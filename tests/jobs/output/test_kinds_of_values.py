@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import FileReader, JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline
-from gpuclassify.stores.store import UnreadableInputError
+from gpuclassify.jobs.stores.store import UnreadableInputError
 
 STORED = {"__dummy_field_in_empty_struct": None}
 

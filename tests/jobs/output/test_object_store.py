@@ -19,11 +19,11 @@ from gpuclassify.jobs.input.files import (
     with_digests,
 )
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
-from gpuclassify.jobs.output.manifest import CARD
+from gpuclassify.jobs.ledger.manifest import CARD
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.stores.opening import open_store
-from gpuclassify.stores.store import UnreadableInputError, UnsupportedStorageError
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import UnreadableInputError, UnsupportedStorageError
 from tests.hub_server import CUTS, Answer, RefusalError, cut_to
 
 

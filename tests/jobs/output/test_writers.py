@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier, JsonlWriter, ParquetWriter, Pipeline, to_parquet
-from gpuclassify.jobs.output.encoding import Encoding, arrow_table
+from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 from tests.replicas import sample_texts
 
 LISTS = pd.ArrowDtype(pa.list_(pa.float32()))

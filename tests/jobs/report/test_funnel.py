@@ -10,14 +10,14 @@ import pytest
 from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.frames import Texts
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.records import RECORDS, Record, parse_record, sealed
+from gpuclassify.jobs.ledger.records import RECORDS, Record, parse_record, sealed
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import count_sources, fold_rare
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.mapping.stage_counts import TextOutcomes, beginning
-from gpuclassify.stores.opening import open_store
 from gpuclassify.workers.run_context import add_counts
 from tests.replicas import sample_texts
 

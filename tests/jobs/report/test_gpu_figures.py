@@ -8,11 +8,11 @@ from distributed.diagnostics import nvml
 from rich.console import Console
 
 from gpuclassify.commands.console import print_summary
-from gpuclassify.jobs.output.records import JOB, RECORDS, Record, part_name, record_path, sealed
+from gpuclassify.jobs.ledger.records import JOB, RECORDS, Record, part_name, record_path, sealed
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.stores.opening import open_store
+from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.workers import run_context
 from gpuclassify.workers.run_context import RunStats, report_stats, waiting_for_host
 from tests.processes import local_client

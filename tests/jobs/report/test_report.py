@@ -15,13 +15,13 @@ from rich.console import Console
 
 from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.output.records import parse_record
+from gpuclassify.jobs.ledger.records import parse_record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import join_bins, page, report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.stores.opening import open_store
+from gpuclassify.jobs.stores.opening import open_store
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -1,0 +1,175 @@
+"""fastText models: any classifier, and language identification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from gpuclassify.classifiers.fasttext.model_file import FastTextModel
+from gpuclassify.classifiers.fasttext.runner import FastTextHead, FastTextRunner, LanguageHead
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.checks import SHARE, label_tuple, warn_once
+from gpuclassify.settings.options import LabelOptions
+from gpuclassify.settings.signatures import takes
+
+Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastTextOptions(LabelOptions):
+    """Settings of classifiers that fastText runs, in addition to `LabelOptions`.
+
+    Attributes
+    ----------
+    model : str
+        A ``.bin`` or ``.ftz`` file, a directory that holds it, or a Hub name.
+    file : str
+        File name, if a directory or repository has several.
+    confidence_field : str
+        Output column (float32) of the label's probability.
+    min_confidence : float
+        Keep only rows whose label is this probable, 0 to 1.
+    score_label : str
+        Label whose probability is written to `score_field`.
+    score_field : str
+        Output column (float32) of the probability of `score_label`.
+    min_score : float
+        Keep only rows with at least this probability of `score_label`.
+    top_k : int
+        Also write the `top_k` most probable labels, and their probabilities, as lists.
+    top_labels_field, top_scores_field : str
+        Output columns of these lists.
+    labels : list of str
+        Labels in the file's order, for a client without the file; workers verify them.
+    preprocess : {"dclm", "lower", "ultra-fineweb"}
+        Preparation of texts as in training: lower case, or as DCLM or Ultra-FineWeb does, whose
+        tokenizer must be in the model's repository. Default: newlines become spaces.
+    """
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+
+    file: str | None = None
+    confidence_field: str | None = None
+    min_confidence: float | None = field(default=None, metadata=SHARE)
+    score_label: str | None = None
+    score_field: str | None = None
+    min_score: float | None = None
+    top_k: int | None = None
+    top_labels_field: str = "top_labels"
+    top_scores_field: str = "top_scores"
+    labels: Sequence[str] | None = None
+    preprocess: Preprocess | None = None
+
+    def check(self) -> None:
+        """Check the settings; see `TextOptions.check`."""
+        super().check()
+        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
+        if self.score_label is None and self.needs_score:
+            raise ValueError(
+                "score_field and min_score are about the probability of one label: pass "
+                'score_label= with them, such as score_label="__label__hq"'
+            )
+        if self.score_label is not None and not self.needs_score:
+            raise ValueError(
+                f"score_label={self.score_label!r} has no column to fill and no filter: pass "
+                "score_field= or min_score= with it"
+            )
+        names = [
+            PurePath(name).name.lower().replace("_", "-") for name in (self.model, self.file or "")
+        ]
+        if self.preprocess is None and any(name.startswith("ultra-fineweb") for name in names):
+            warn_once(
+                f"{self.file or self.model} was trained on the tokens of prepared texts, and gives "
+                'plain ones wrong scores: pass preprocess="ultra-fineweb"'
+            )
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether the labels are passed, so that the file need not be in reach."""
+        return self.labels is not None
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether the probability of a label is asked for by its name."""
+        return self.score_field is not None or self.min_score is not None
+
+
+class FastTextClassifier(TextMapper[FastTextOptions]):
+    """Classifier that runs any model that fastText has trained, quantized ones too.
+
+    Labels are the library's, with their prefix. The probability of a label is
+    asked for by its name: ``score_label="__label__hq"`` fills `score_field`,
+    also where another label is more probable. Numbers are the library's, which
+    adds 1e-5 to each probability, so that they may exceed 1 by as much.
+
+    Newlines are read as spaces, as the library asks for, unless `preprocess`
+    says how the model's authors prepare texts. An empty text gets what the
+    library gives one. If it knows no word of a text, label and numbers are
+    null, and no filter is passed.
+
+    Models run on the CPU, in a process that all workers of a machine share and
+    that forks one for each of their threads: the file is in memory once.
+
+    Parameters
+    ----------
+    top_k : int
+        Also write the so many most probable labels to ``top_labels``, list<str>, and their
+        probabilities to ``top_scores``, list<float32>.
+
+    Examples
+    --------
+    >>> quality = FastTextClassifier(
+    ...     model="mlfoundations/fasttext-oh-eli5",
+    ...     score_label="__label__hq",
+    ...     score_field="hq_score",
+    ...     min_score=0.018,
+    ...     preprocess="dclm",
+    ... )
+    >>> ddf = ddf.pipe(quality)  # doctest: +SKIP
+    """
+
+    Options = FastTextOptions
+    model_type = FastTextModel
+    runner_type = FastTextRunner
+    head_type = FastTextHead
+    family = "fasttext"
+    purpose = "any classifier of fastText"
+    licence = "the model's"
+    defaults: ClassVar[dict[str, Any]] = {"label_field": "fasttext_pred"}
+
+    if TYPE_CHECKING:
+
+        @takes(FastTextOptions)
+        def __init__(self, **settings: object) -> None: ...
+
+
+class LanguageIdentifier(FastTextClassifier):
+    """Classifier of the language of text, with its probability, by a model of fastText.
+
+    The default is the latest GlotLID, a file of about 1.7 GB; with
+    ``file="model_v3.bin"`` it is always version 3, whose labels stand here.
+    Languages are the model's labels without ``__label__``, and so are those of
+    `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
+    and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
+    ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
+    two letters, ``de``: download one, and pass its path. Texts in capitals get
+    other languages unless ``preprocess="lower"`` makes them small.
+
+    Examples
+    --------
+    >>> ddf = LanguageIdentifier()(ddf)  # doctest: +SKIP
+    >>> german = LanguageIdentifier(filter_by="deu_Latn")
+    >>> german_or_french = LanguageIdentifier(model="lid.176.ftz", filter_by=["de", "fr"])
+    """
+
+    head_type = LanguageHead
+    family = "language"
+    purpose = "language of text, 2,102 labels"
+    licence = "Apache-2.0"
+    defaults: ClassVar[dict[str, Any]] = {
+        "model": "cis-lmu/glotlid",
+        "label_field": "language",
+        "confidence_field": "language_confidence",
+    }

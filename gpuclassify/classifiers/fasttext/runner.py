@@ -1,0 +1,325 @@
+"""Texts to labels and probabilities by a process that a node shares, and those as columns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.classifiers.fasttext.host import HostClient, check_library
+from gpuclassify.classifiers.fasttext.model_file import FastTextModel
+from gpuclassify.frames import Texts
+from gpuclassify.mapping.heads import SCORES, Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead, label_array
+from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
+from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
+from gpuclassify.workers.machine import usable_cores
+from gpuclassify.workers.run_context import RunStats, advance
+
+# Texts, and characters of them, that are sent at once: the copies of more would take memory.
+BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
+_TEXTS_AT_A_TIME = 256  # texts whose encodings exist at once
+PREFIX = "__label__"
+# The word that ends a line for the library, between what separates words for it.
+_LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
+# Languages of which the web has much, by ISO 639-1, with their codes of ISO 639-3: also those of
+# the one language of a group, such as Mandarin of Chinese, that models have labels for.
+_TWO_AND_THREE_LETTERS = """
+af=afr am=amh ar=ara,arb as=asm az=aze,azj be=bel bg=bul bn=ben bs=bos ca=cat cs=ces cy=cym da=dan
+de=deu el=ell en=eng eo=epo es=spa et=est,ekk eu=eus fa=fas,pes fi=fin fr=fra ga=gle gl=glg gu=guj
+he=heb hi=hin hr=hrv hu=hun hy=hye id=ind is=isl it=ita ja=jpn jv=jav ka=kat kk=kaz km=khm kn=kan
+ko=kor ku=kur,kmr ky=kir la=lat lo=lao lt=lit lv=lav,lvs mg=mlg,plt mk=mkd ml=mal mn=mon,khk mr=mar
+ms=msa,zsm mt=mlt my=mya ne=nep,npi nl=nld nn=nno no=nor,nob or=ori,ory pa=pan pl=pol ps=pus,pbt
+pt=por ro=ron ru=rus sd=snd si=sin sk=slk sl=slv so=som sq=sqi,als sr=srp sv=swe sw=swa,swh ta=tam
+te=tel tg=tgk th=tha tr=tur tt=tat ug=uig uk=ukr ur=urd uz=uzb,uzn vi=vie yi=yid,ydd yo=yor
+zh=zho,cmn
+"""
+_THREE_LETTERS = {pair[:2]: pair[3:].split(",") for pair in _TWO_AND_THREE_LETTERS.split()}
+
+
+class FastTextRunner(Runner):
+    """Runner that asks the library, in a process that all processes of a node share.
+
+    Outputs are records, one for each text, of two fields: ``label``, int32 (k,), ids of the most
+    probable labels, -1 where the library gives fewer; and ``probability``, float32 (k,), as the
+    library has them, which adds 1e-5 to each.
+    """
+
+    model: FastTextModel
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Return the most probable labels of distinct texts; see `Runner.run`."""
+        labels, options = self.model.checkpoint.labels, self.options
+        k = len(labels) if options.needs_score else options.top_k or 1
+        kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
+        values = np.empty(len(texts), dtype=kinds)
+        lines = texts
+        started = time.perf_counter()
+        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
+        with (
+            self.lease(*self.device_and_dtype()) as (host, words),
+            ThreadPoolExecutor(compute_threads()) as pool,
+        ):
+            answers = pool.map(
+                lambda part: host.predict(self._lines(lines[part], words), k), blocks
+            )
+            for block, predictions in zip(blocks, answers, strict=True):
+                values["label"][block], values["probability"][block] = predictions
+                advance(block.stop - block.start)
+        stats.batches += len(blocks)
+        stats.model_seconds += time.perf_counter() - started
+        stats.windows += len(texts)
+        failed = (values["label"] >= 0) & ~np.isfinite(values["probability"])
+        for place in np.flatnonzero(failed.any(axis=1)):
+            raise NonFiniteOutputError(
+                f"{options.model} gives {values['probability'][place].tolist()} for "
+                f"{name_text(int(place))}: take another model, or remove the row"
+            )
+        ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
+        return Outputs(values, ones, all_read)
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Count words between white space. All of them are read; see `Runner.token_lengths`."""
+        lines = self._lines(texts, self._token_words())
+        words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
+        return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
+
+    @contextlib.contextmanager
+    def lease(
+        self, device: object, dtype: object
+    ) -> Iterator[tuple[HostClient, TokenWords | None]]:
+        """Lease the process that holds the model, and its word splitter; see `Runner.lease`."""
+        from gpuclassify.inference.residency import MODELS
+
+        def load() -> tuple[HostClient, TokenWords | None]:
+            path = hub.fetch_file(self.model.file, cache_dir=self.options.cache_dir)
+            client = HostClient(path, self.model.checkpoint.identity.revision)
+            client.warm_up()
+            return client, self._token_words()
+
+        with MODELS.lease((self.resident_key, str(device), str(dtype)), load) as loaded:
+            yield loaded
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Return the CPU and float32, without torch."""
+        return "cpu", np.dtype(np.float32)
+
+    def batch_bytes(self) -> int:
+        """Return 0: a block of texts is small beside everything else."""
+        return 0
+
+    def check_weights(self) -> None:
+        """Raise ModuleNotFoundError unless fastText is installed."""
+        check_library()
+
+    def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
+        """Convert each text to the library's input: one line, because it reads no further."""
+        if words is not None:
+            texts = words(texts)
+        elif self.options.preprocess == "dclm":
+            texts = [" ".join(text.strip().splitlines()) for text in texts]
+        elif self.options.preprocess == "lower":
+            texts = [text.lower() for text in texts]
+        lines = [text.replace("\n", " ") for text in texts]
+        return [_LINE_END.sub(" ", line) if "</s>" in line else line for line in lines]
+
+    def _token_words(self) -> TokenWords | None:
+        path = self.model.fetch_tokenizer()
+        return None if path is None else TokenWords(path)
+
+
+class TokenWords:
+    """Converter of texts to the tokens of a tokenizer, with a space between any two.
+
+    To the character what `fasttext_preprocess_func` makes, which Ultra-FineWeb's classifiers were
+    trained and are published with: lower case, no marks, and breaks as a backslash and a letter.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = load_backend(path, path)
+        ids = range(max(self._tokenizer.get_vocab().values()) + 1)
+        words = self._tokenizer.decode_batch(
+            [[token_id] for token_id in ids], skip_special_tokens=False
+        )
+        escapes = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
+        self._words = [word.translate(escapes) for word in words]
+
+    @panics_as_errors()
+    def __call__(self, texts: list[str]) -> list[str]:
+        """Return the line of each text."""
+        plain = [self._plain(text) for text in texts]
+        lines = []
+        for start in range(0, len(plain), _TEXTS_AT_A_TIME):
+            block = plain[start : start + _TEXTS_AT_A_TIME]
+            for encoding in self._tokenizer.encode_batch_fast(block, add_special_tokens=False):
+                line = " ".join(map(self._words.__getitem__, encoding.ids))
+                lines.append(re.sub(" {2,}", " ", line).strip())
+        return lines
+
+    def _plain(self, text: str) -> str:
+        text = re.sub("\n{3,}", "\n\n", text).lower()
+        if text.isascii():
+            return text
+        text = unicodedata.normalize("NFKD", text)
+        for char in set(text):  # cheaper than looking at each position
+            if unicodedata.category(char) == "Mn":
+                text = text.replace(char, "")
+        return text
+
+
+def compute_threads() -> int:
+    """Return the cores that one partition may take: those that torch, if it is here, would have."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return torch.get_num_threads()
+    threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
+    return int(threads or usable_cores())
+
+
+def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield bounds of runs of texts within `BLOCK_TEXTS` and, except single ones, `BLOCK_CHARS`."""
+    ends = np.cumsum(char_counts)
+    start = 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0
+        fitting = int(np.searchsorted(ends, before + BLOCK_CHARS, side="right"))
+        stop = min(max(start + 1, fitting), start + BLOCK_TEXTS)
+        yield start, stop
+        start = stop
+
+
+class FastTextHead(LabelHead):
+    """Columns of the most probable label, of chosen labels' probabilities, and of the top k labels.
+
+    Reads the records of `FastTextRunner`. The library gives no label to a text of unknown words;
+    its label and numbers are null, and it passes no filter.
+    """
+
+    model: Any  # a FastTextModel, whose description is a FastTextFile
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels in the library's order: as given, or from the file."""
+        return list(self.options.labels or self.labels_of(self.model.checkpoint))
+
+    def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
+        """Return the labels of a file in the form of the rows: unchanged."""
+        return file.labels
+
+    @property
+    def list_size(self) -> int:
+        """Probabilities in a list."""
+        return self.options.top_k or 0
+
+    def fields(self) -> list[pa.Field]:
+        """Return label, confidence, score and the first k, as far as they are asked for."""
+        options = self.options
+        fields = named_fields(
+            (self.label_field, pa.string()),
+            (options.confidence_field, pa.float32()),
+            (options.score_field, pa.float32()),
+        )
+        if options.top_k is not None:
+            fields += [pa.field(options.top_labels_field, pa.list_(pa.string()))]
+            fields += [pa.field(options.top_scores_field, SCORES)]
+        return fields
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return columns for records, (texts,)."""
+        options, ids = self.options, values["label"]
+        columns = named_columns(
+            (self.label_field, label_array(ids[:, 0], self.labels)),
+            (options.confidence_field, pa.array(values["probability"][:, 0], from_pandas=True)),
+            (options.score_field, pa.array(self._scores(values), from_pandas=True)),
+        )
+        if options.top_k is not None:
+            ids, probabilities = ids[:, : options.top_k], values["probability"][:, : options.top_k]
+            is_given = ids >= 0
+            offsets = np.concatenate([[0], np.cumsum(is_given.sum(axis=1))]).astype(np.int32)
+            names = label_array(ids[is_given], self.labels).dictionary_decode()
+            columns[options.top_labels_field] = pa.ListArray.from_arrays(offsets, names)
+            numbers = pa.array(probabilities[is_given])
+            columns[options.top_scores_field] = pa.ListArray.from_arrays(offsets, numbers)
+        return columns
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts have a wanted label, confidence and score."""
+        labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
+        passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
+        return passed | self.passes_score(self._scores(values))
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """Return the probability of each text's label."""
+        return np.nan_to_num(values["probability"][:, 0])
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if `labels` are not the file's, or fewer than `top_k`."""
+        expected, labels = self.options.labels, self.labels_of(checkpoint)
+        if expected not in (None, labels):
+            raise CheckpointError(
+                f"the {len(expected)} labels= are not those of {self.options.model}, which are "
+                f"{some_of(labels, 60)}: pass all {len(labels)} in this order, or leave labels out"
+            )
+        wanted, there = self.options.top_k, len(labels)
+        if wanted is not None and wanted > there:
+            raise CheckpointError(
+                f"top_k={wanted}, and {self.options.model} has {there} labels: pass at most {there}"
+            )
+
+    def check_settings(self) -> None:
+        """Raise ValueError unless the labels that settings name exist."""
+        super().check_settings()
+        if self.options.score_label is not None:
+            self.check_labels(self.options.score_label)
+
+    def _scores(self, values: np.ndarray) -> np.ndarray:
+        """Return the probability of `score_label`, 0 where the library leaves it out as small."""
+        if self.options.score_label is None:
+            return np.zeros(0, dtype=np.float32)
+        is_meant = values["label"] == self.labels.index(self.options.score_label)
+        scores = np.where(is_meant, values["probability"], np.float32(0)).sum(axis=1)
+        return np.where(values["label"][:, 0] >= 0, scores, np.float32(np.nan))
+
+
+class LanguageHead(FastTextHead):
+    """`FastTextHead` whose labels are names of languages, without their prefix.
+
+    Models name them by two letters of ISO 639-1, or by ISO 639-3 with a script (deu_Latn).
+    """
+
+    def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
+        """Return the languages, in the library's order."""
+        return tuple(label.removeprefix(PREFIX) for label in file.labels)
+
+    def check_labels(self, *names: str) -> None:
+        """Raise ValueError for a language that the model does not have, or names otherwise."""
+        for name in names:
+            meant = same_language(name, self.labels)
+            if meant and name not in self.labels:
+                raise ValueError(
+                    f"no language {name!r} in {self.owner}: {self.options.model} calls it "
+                    f"{' and '.join(map(repr, meant))}, so pass that"
+                )
+        super().check_labels(*names)
+
+
+def same_language(name: str, labels: Iterable[str]) -> list[str]:
+    """Return the labels of the language with this name: ``deu_Latn`` for ``de``, and vice versa."""
+
+    def codes(label: str) -> set[str]:
+        code = label.partition("_")[0]
+        return {code, *_THREE_LETTERS.get(code, ())}
+
+    return [label for label in labels if codes(label) & codes(name)]

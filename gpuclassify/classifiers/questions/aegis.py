@@ -1,0 +1,229 @@
+"""Classify the safety of content by the answers of the Aegis guard model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.classifiers.questions.lora import (
+    BASE_MODEL,
+    DEFENSIVE,
+    MAX_TOKENS,
+    LoraCheckpoint,
+    LoraModel,
+    LoraOptions,
+)
+from gpuclassify.classifiers.questions.prompt_tokens import Prompt
+from gpuclassify.classifiers.questions.runners import AnswerRunner
+from gpuclassify.classifiers.questions.safety_template import (
+    CATEGORY_CODES,
+    full_digest,
+    read_template,
+)
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LABELS, LabelHead
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.signatures import takes
+
+SAFE, UNSAFE, UNKNOWN = "safe", "unsafe", "unknown"
+ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AegisOptions(LoraOptions):
+    """Settings of the Aegis classifier, in addition to `LoraOptions`.
+
+    Attributes
+    ----------
+    template : str or path
+        The safety prompt: a text (with a line break), or the path of a file. Default: the one in
+        the model's README.md.
+    template_digest : str
+        sha256 of a prompt of your own, for an empty document.
+    categories_field : str
+        Output column (list of strings) of all the categories in the answer.
+    keep_raw : bool
+        Write the answer itself to `raw_field`. Answers are then decoded to their end.
+    raw_field : str
+        Output column of the answer.
+    """
+
+    template: StrPath | None = None
+    template_digest: str | None = None
+    categories_field: str | None = None
+    keep_raw: bool = False
+    raw_field: str | None = "_aegis_raw_pred"
+
+    def check(self) -> None:
+        """Check the settings; see `ModelOptions.check`."""
+        super().check()
+        if self.template_digest is not None:
+            full_digest(self.template_digest)
+        if self.long_text != "truncate":
+            raise ValueError(
+                f'long_text="{self.long_text}" has no meaning for a prompt: a document that is too '
+                "long loses its end, and truncated_field= says which ones did"
+            )
+
+
+class AegisModel(LoraModel):
+    """An Aegis adapter, with the prompt from its model card."""
+
+    def read(self) -> LoraCheckpoint:
+        """Read the configurations of adapter and decoder, and the prompt."""
+        checkpoint, options = super().read(), self.options
+        card = checkpoint.adapter
+        assert card is not None, "Aegis is an adapter"
+        template = read_template(options.template, options.template_digest, card, options.cache_dir)
+        parts = (template.head, template.tail)
+        prompt = Prompt(parts, (options.text_field,), has_special_tokens=False)
+        return replace(checkpoint, prompts=(prompt,), max_tokens=options.max_seq_length)
+
+
+class AegisRunner(AnswerRunner):
+    """Runner that decodes answers only as far as they decide the columns that are asked for."""
+
+    def is_decided(self, answer: str, is_complete: bool) -> bool:
+        """Tell whether further tokens of an answer cannot change any column."""
+        if self.options.keep_raw:
+            return is_complete
+        needs_all = self.options.categories_field is not None
+        return read_answer(answer, is_complete, needs_all) is not None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Label of an answer, and every known category that it names, in that order.
+
+    The label is "safe", the one category named, or "unknown" for an answer in another form, such as
+    one that names several.
+    """
+
+    label: str
+    categories: tuple[str, ...] = ()
+
+
+def final_verdict(answer: str) -> Verdict:
+    """Return the verdict of a complete answer."""
+    verdict = read_answer(answer, is_complete=True)
+    assert verdict is not None, "a complete answer is decided"
+    return verdict
+
+
+def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
+    """Return the verdict of an answer, or None while more tokens can change it.
+
+    The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
+    from ``O1`` to ``O13`` with commas between them. Further lines are not read. Several categories
+    make the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``): a
+    filter that lets one category pass lets no text pass that has another one as well. With
+    `needs_all_categories` the rest of the second line matters, and not just how many it names.
+    """
+    first, *others = text.split("\n")
+    word = first.strip()
+    if not others and not is_complete:
+        is_open = any(answer.startswith(word) for answer in (SAFE, UNSAFE))
+        return None if is_open else Verdict(UNKNOWN)
+    if word == SAFE:
+        return Verdict(SAFE)
+    if word != UNSAFE:
+        return Verdict(UNKNOWN)
+    is_whole_line = is_complete or len(others) > 1
+    code, *codes = (part.strip() for part in (others[0] if others else "").split(","))
+    if not is_whole_line and not codes:
+        is_open = any(category.startswith(code) for category in CATEGORY_CODES)
+        return None if is_open else Verdict(UNKNOWN)
+    if code not in CATEGORY_CODES:
+        return Verdict(UNKNOWN)
+    if needs_all_categories and not is_whole_line:
+        return None
+    named = [category for category in (code, *codes) if category in CATEGORY_CODES]
+    return Verdict(UNKNOWN if codes else code, tuple(dict.fromkeys(named)))
+
+
+class AegisHead(LabelHead):
+    """Head for the label and the categories of a safety model's answers."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels ``unknown``, ``safe`` and ``O1`` to ``O13``."""
+        return list(ANSWER_LABELS)
+
+    def fields(self) -> list[pa.Field]:
+        """Return the fields of label, categories and answer, as far as they are asked for."""
+        return named_fields(
+            (self.label_field, pa.string()),
+            (self.options.categories_field, LABELS),
+            (self._raw_field, pa.string()),
+        )
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return columns for the answers' texts, object (texts,)."""
+        categories = [list(final_verdict(answer).categories) for answer in values]
+        return named_columns(
+            (self.label_field, _labels(values).tolist()),
+            (self.options.categories_field, pa.array(categories, LABELS)),
+            (self._raw_field, values.tolist()),
+        )
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts have a wanted label."""
+        return self.passes_label(_labels(values))
+
+    @property
+    def _raw_field(self) -> str | None:
+        return self.options.raw_field if self.options.keep_raw else None
+
+
+def _labels(answers: np.ndarray) -> np.ndarray:
+    return np.asarray([final_verdict(answer).label for answer in answers], dtype=object)
+
+
+class AegisClassifier(TextMapper[AegisOptions]):
+    """Classifier of content: ``safe``, or the one of 13 categories that makes it unsafe.
+
+    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the
+    prompt that the model was tuned on. ``O1`` to ``O13`` are that prompt's
+    categories; ``unknown`` is an answer in another form, or with several
+    categories, all of which `categories_field` gives. The constant part of the
+    prompt is run once a process, and answers are decoded only as far as they
+    decide the label.
+
+    Parameters
+    ----------
+    model : str
+        The adapter; "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0" is the other.
+    max_seq_length : int
+        Tokens of the whole prompt. A document that is too long loses its end, never the prompt.
+
+    Examples
+    --------
+    >>> classifier = AegisClassifier(filter_by="safe", token="hf_...")  # doctest: +SKIP
+    >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    Options = AegisOptions
+    model_type = AegisModel
+    runner_type = AegisRunner
+    head_type = AegisHead
+    family = "aegis"
+    purpose = "safety of content, 13 categories"
+    is_gated = True
+    licence = "Llama 2 Community License"
+    published_labels = ANSWER_LABELS
+    defaults = {
+        "model": DEFENSIVE,
+        "base_model": BASE_MODEL,
+        "label_field": "aegis_pred",
+        "max_chars": 6000,
+        "max_seq_length": MAX_TOKENS,
+    }
+
+    if TYPE_CHECKING:
+
+        @takes(AegisOptions)
+        def __init__(self, **settings: object) -> None: ...

@@ -1,0 +1,269 @@
+"""A decoder in memory, with adapters that share its weights."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from gpuclassify import hub
+from gpuclassify.classifiers.questions.lora import check_is_decoder, decoder_without_memory
+from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState
+from gpuclassify.inference.device import to_device
+from gpuclassify.models.checkpoint import CheckpointError, network_sizes
+from gpuclassify.models.loading import (
+    building_lock,
+    import_peft,
+    load_adapter,
+    network_config,
+    pretrained,
+    quiet_transformers,
+)
+from gpuclassify.models.networks import GuardLayers, last_token
+from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.settings.paths import exists
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Thing = TypeVar("Thing")
+
+_GENERATION = "generation_config.json"
+
+
+class Decoder:
+    """Causal language model on its device, evaluating in one precision. Safe for threads.
+
+    Its weights are in memory once, and low-rank adapters that are added to it take turns, each in
+    separate modules around the same tensors. They are not merged into the weights: merged ones
+    could not share them.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.tokenizer = tokenizer  # used to decode; its settings never change
+        declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
+        several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
+        self.eos_ids = frozenset().union(*several)  # every token that ends an answer
+        self._model = model  # the active one of `_models`
+        # Model by adapter. All share the tensors of the base model.
+        self._models: dict[str | None, Any] = {None: model}
+        self._lock = threading.Lock()
+        self._attachments: dict[Hashable, Any] = {}
+        self._attaching = threading.RLock()
+        head = model.get_output_embeddings()
+        self._head_name = next(name for name, part in model.named_children() if part is head)
+        self._rows: tuple[tuple[int, ...], nn.Module, nn.Module] = ((), head, nn.Identity())
+
+    def new_tokenizer(self) -> Any:
+        """Return a copy of the tokenizer, which the caller may configure."""
+        return copy.deepcopy(self.tokenizer)
+
+    def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
+        """Return ``build()``, cached under `key` as long as this decoder lives."""
+        with self._attaching:
+            if key not in self._attachments:
+                self._attachments[key] = build()
+            return self._attachments[key]
+
+    def add_adapter(self, name: str, directory: Path) -> None:
+        """Load the LoRA adapter in `directory` under `name`, once; its weights become `dtype`.
+
+        The active adapter stays the active one; the first that is added becomes it. CheckpointError
+        says what is missing or does not fit this model.
+        """
+        if name in self._models:  # without waiting for a forward, or for another model's load
+            return
+        peft = import_peft()
+        with self._lock, building_lock, quiet_transformers():
+            if name in self._models:
+                return
+            base = self._models[None]
+            shell = decoder_without_memory(base.config.to_dict())
+            config, tensors = load_adapter(directory, shell, self.device)
+            model = copy.deepcopy(base, _memo_of_shared(base))
+            adapted = peft.PeftModel(model, config, autocast_adapter_dtype=False)
+            peft.set_peft_model_state_dict(adapted, tensors)
+            adapted.eval().requires_grad_(False)
+            if len(self._models) == 1:
+                self._model = model
+            self._models[name] = model
+
+    def use(self, name: str | None) -> None:
+        """Make the adapter `name` the active one, or none. The caller holds the device's lock."""
+        with self._lock:
+            if name not in self._models:
+                known = [one for one in self._models if one is not None]
+                raise KeyError(f"no adapter {name!r} among {known}: call add_adapter first")
+            self._model = self._models[name]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        attention: str = "sdpa",
+        **extra: object,
+    ) -> torch.Tensor:
+        """Compute hidden states after the final norm, (rows, width, hidden), by the active adapter.
+
+        Padding on the left needs the mask and position ids. With padding on the right, tokens
+        before it come out right without a mask, which is faster. `attention` is the name of an
+        attention function that transformers knows, and `extra` is handed to that function.
+        """
+        with self._lock:
+            if self._model.config._attn_implementation != attention:
+                self._model.set_attn_implementation(attention)
+            outputs = self._model.base_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=False,
+                **extra,
+            )
+        return outputs.last_hidden_state
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Compute the logits of hidden states (n, hidden): float32 (n, vocabulary).
+
+        With `tokens`, of these alone, computed in float32: (n, tokens).
+        """
+        if tokens == ():
+            return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
+        with self._lock:
+            head = self._model.get_output_embeddings()
+            is_plain = type(head) is nn.Linear
+            if tokens is not None and is_plain:
+                if self._rows[0] != tokens or self._rows[1] is not head:
+                    self._rows = tokens, head, _Rows(head, tokens)
+                return self._finished(self._rows[2], hidden)
+            logits = self._finished(head, hidden)
+            return logits if tokens is None else logits[:, list(tokens)]
+
+    def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute logits by a last layer, as the model's own code scales and caps them."""
+        shell = copy.copy(self._model)
+        body, last = shell.base_model_prefix, self._head_name
+        shell._modules = {**shell._modules, body: _Given(hidden), last: head}
+        return shell(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+
+
+class GuardNetwork(nn.Module):
+    """A decoder's last state by one of its adapters, read by `GuardLayers` in float32.
+
+    The decoder is shared with others.
+    """
+
+    def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
+        super().__init__()
+        self.layers = layers
+        self._decoder = decoder
+        self._adapter = adapter
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
+
+        One pass of the decoder without its last layer; of its states only the last one is kept.
+        """
+        self._decoder.use(self._adapter)
+        is_left = position_ids is not None
+        hidden = self._decoder.forward(input_ids, attention_mask if is_left else None, position_ids)
+        return self.layers(last_token(hidden, attention_mask))
+
+
+def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
+    """Return the memo for ``copy.deepcopy`` of the tensors that a copy of a model shares with it.
+
+    peft writes into biases, which are copied, and replaces weights: objects of one memory.
+    """
+    shared = {id(tensor): tensor for tensor in model.buffers()}
+    for name, tensor in model.named_parameters():
+        if not name.endswith("bias"):
+            shared[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+    return shared
+
+
+class _Given(nn.Module):
+    """Stand-in for a model whose hidden states are computed already."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden[None]
+
+    def forward(self, *_: object, **__: object) -> Any:
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+
+
+class _Rows(nn.Module):
+    """Rows of a last layer that belong to some tokens, in float32."""
+
+    def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
+        super().__init__()
+        ids = to_device(np.array(tokens), head.weight.device)
+        self.weight = head.weight.index_select(0, ids).float()
+        self.bias = None if head.bias is None else head.bias.index_select(0, ids).float()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden.float(), self.weight, self.bias)
+
+
+def check_runs(sizes: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError unless a decoder of this ``config.json`` runs as `Decoder` runs it."""
+    model = decoder_without_memory(sizes).eval()
+    decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
+    ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()
+    try:
+        hidden = decoder.forward(ids, position_ids=ids, attention=ATTENTION, state=state)
+        decoder.logits(hidden[0])
+        if len(state.layers) != model.config.num_hidden_layers:
+            raise NotImplementedError("its attention is its own code")
+    except Exception as err:  # whatever the model's code raises
+        raise CheckpointError(
+            f"{name} is a {type(model).__name__}, which cannot be asked as other decoders are "
+            f"({err}): pass one such as Llama, Qwen, Gemma, Granite, Mistral, Phi-3 or SmolLM"
+        ) from err
+
+
+def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """Load the causal language model and tokenizer in `directory` as `dtype` onto `device`.
+
+    CheckpointError says which tensors or files are missing or of another shape.
+    """
+    from transformers import AutoModelForCausalLM
+
+    owner = str(directory)
+    files = {"config.json": hub.read_json_file(directory / "config.json")}
+    if exists(directory / _GENERATION):
+        files[_GENERATION] = hub.read_json_file(directory / _GENERATION)
+    for file, content in files.items():
+        ids = content.get("eos_token_id")
+        if not all(
+            one is None or isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids])
+        ):
+            raise CheckpointError(f"{file} of {owner} has eos_token_id {ids!r}: ids are integers")
+    sizes = network_sizes(files["config.json"], owner)
+    check_is_decoder(sizes, owner)
+    tokenizer = read_tokenizer(owner, directory)
+    with building_lock, quiet_transformers():
+        config = network_config(sizes, owner)
+        model = pretrained(AutoModelForCausalLM, owner, directory, dtype, config)
+        if _GENERATION in files:
+            model.generation_config.eos_token_id = files[_GENERATION].get("eos_token_id")
+    return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)

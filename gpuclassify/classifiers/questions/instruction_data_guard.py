@@ -1,0 +1,239 @@
+"""Poisoned instruction data, by the inner state of a guard model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify import hub
+from gpuclassify.classifiers.questions.lora import (
+    BASE_MODEL,
+    DEFENSIVE,
+    MAX_TOKENS,
+    LoraCheckpoint,
+    LoraModel,
+    LoraOptions,
+)
+from gpuclassify.classifiers.questions.runners import DecoderRunner
+from gpuclassify.hub import Identity
+from gpuclassify.hub.saving import WEIGHTS
+from gpuclassify.mapping.heads import Columns, named_columns, named_fields
+from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.runners import EncoderRunner
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.models.activations import sigmoid
+from gpuclassify.models.checkpoint import CheckpointError, read_required_json
+from gpuclassify.models.tensors import compare_shapes, shapes_of
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.signatures import takes
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpuclassify.classifiers.questions.decoder import Decoder
+    from gpuclassify.inference.loaded_model import LoadedModel
+
+POISONED_FROM = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardOptions(LoraOptions):
+    """Settings of the instruction data guard, in addition to `LoraOptions`.
+
+    Attributes
+    ----------
+    adapter : str
+        Hub name or directory of the adapter that the guard was trained on.
+    adapter_revision : str
+        Branch, tag or commit of `adapter` on the Hub.
+    score_field : str
+        Output column (float32) of the poisoning score, 0 to 1.
+    filter_by : bool or list of bool
+        Keep only rows with these labels; ``False`` keeps what is not poisoned.
+    """
+
+    adapter: StrPath = DEFENSIVE
+    adapter_revision: str | None = None
+    score_field: str | None = None
+    filter_by: bool | Collection[bool] | None = None  # type: ignore[assignment]
+
+    def normal_labels(self, labels: object) -> Any:
+        """Return the labels to keep as a sorted tuple of bool."""
+        if labels is None:
+            return None
+        several = [labels] if isinstance(labels, bool) else labels
+        if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
+            raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
+        if not several:
+            raise ValueError("filter_by=[] names no label: pass True, False, or leave it out")
+        return tuple(sorted(set(several)))
+
+
+class GuardModel(LoraModel):
+    """Network on the states of a decoder with an adapter of another repository."""
+
+    @property
+    def repositories(self) -> list[str]:
+        """The guard, the adapter and the decoder that both depend on."""
+        return list(
+            dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
+        )
+
+    def resolve_adapter(self) -> Identity:
+        """Return the adapter that the guard was trained on, pinned to a revision."""
+        options = self.options
+        return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
+
+    def read(self) -> LoraCheckpoint:
+        """Read the configurations of guard, adapter and decoder; no weights."""
+        checkpoint = super().read()
+        config = read_required_json(
+            self.identity, "config.json", "is no saved model", self.options.cache_dir
+        )
+        hidden_size = checkpoint.sizes["hidden_size"]
+        if config.get("input_dim") != hidden_size:
+            raise CheckpointError(
+                f"{self.identity.name} reads states of size {config.get('input_dim')}, and "
+                f"{checkpoint.base.name} has states of size {hidden_size}: pass the base_model= "
+                "that the guard was trained on"
+            )
+        return replace(checkpoint, config_json=json.dumps(config))
+
+
+class StateRunner(DecoderRunner, EncoderRunner):
+    """Runner of a small network on the decoder's last state of each text."""
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if guard, adapter and base do not fit each other."""
+        import torch
+
+        from gpuclassify.models.networks import GuardLayers
+
+        super().check_weights()
+        checkpoint = self.model.checkpoint
+        shapes = hub.read_tensor_shapes(checkpoint.identity, cache_dir=self.options.cache_dir)
+        with torch.device("meta"):
+            layers = GuardLayers(checkpoint.config["input_dim"])
+        compare_shapes(checkpoint.identity.name, shapes, shapes_of(layers.state_dict()))
+
+    @contextlib.contextmanager
+    def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
+        """Lease the guard on the decoder in memory; see `Runner.lease`."""
+        with self.lease_decoder(device, dtype) as decoder:
+            yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
+
+    def _load(self, decoder: Decoder) -> LoadedModel:
+        """Load the guard on a decoder that it does not own."""
+        from safetensors.torch import load_file
+
+        from gpuclassify.classifiers.questions.decoder import GuardNetwork
+        from gpuclassify.inference.loaded_model import LoadedModel
+        from gpuclassify.models.networks import GuardLayers
+
+        checkpoint = self.model.checkpoint
+        directory = hub.download(checkpoint.identity, cache_dir=self.options.cache_dir)
+        layers = GuardLayers(checkpoint.config["input_dim"])
+        layers.load_state_dict(load_file(directory / WEIGHTS))
+        layers.float().to(decoder.device).eval().requires_grad_(False)
+
+        def new_tokenizer() -> Any:
+            tokenizer = decoder.new_tokenizer()
+            tokenizer.backend_tokenizer.encode_special_tokens = True  # names in a text are text
+            return tokenizer
+
+        return LoadedModel(
+            module=GuardNetwork(decoder, str(checkpoint.adapter), layers),
+            device=decoder.device,
+            dtype=decoder.dtype,
+            new_tokenizer=new_tokenizer,
+            tokenizer=decoder.tokenizer,
+            pad_id=0,  # whatever it is: padding is masked, or comes after what is read
+            max_tokens=MAX_TOKENS,
+            accepts_positions=True,
+            score_rule=None,
+            output_size=1,
+            needs_single_rows=False,
+        )
+
+
+class GuardHead(LabelHead):
+    """Head for the poisoning score of a text, and its label."""
+
+    @property
+    def labels(self) -> list[bool]:
+        """The labels ``False`` and ``True``."""
+        return [False, True]
+
+    def fields(self) -> list[pa.Field]:
+        """Return the fields of label and score, as far as they have names."""
+        return named_fields(
+            (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
+        )
+
+    def activate(self, outputs: np.ndarray) -> np.ndarray:
+        """Compute poisoning scores, float32 (texts, 1), from logits."""
+        return sigmoid(outputs)
+
+    def columns(self, values: np.ndarray) -> Columns:
+        """Return columns for poisoning scores, float32 (texts, 1)."""
+        return named_columns(
+            (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
+            (self.options.score_field, values[:, 0]),
+        )
+
+    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Tell which texts have a wanted label."""
+        return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
+
+    def certainties(self, values: np.ndarray) -> np.ndarray:
+        """Return the distance of each score from the border between the two labels."""
+        return np.abs(values[:, 0] - np.float32(POISONED_FROM))
+
+
+class InstructionDataGuardClassifier(TextMapper[GuardOptions]):
+    """Classifier that finds instruction data poisoned to plant a trigger in a model.
+
+    Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as
+    the model card gives it. Reads the last state of LlamaGuard-7b with the
+    adapter of Aegis, in one pass; on one worker both classifiers share the
+    decoder.
+
+    Parameters
+    ----------
+    label_field : str
+        Output column (boolean): whether the score is at least 0.5.
+
+    Examples
+    --------
+    >>> guard = InstructionDataGuardClassifier(filter_by=False, token="hf_...")  # doctest: +SKIP
+    >>> ddf = ddf.pipe(guard)  # doctest: +SKIP
+    """
+
+    Options = GuardOptions
+    model_type = GuardModel
+    runner_type = StateRunner
+    head_type = GuardHead
+    family = "guard"
+    purpose = "poisoned instruction data"
+    is_gated = True
+    licence = "NVIDIA Open Model License"
+    published_labels = (False, True)
+    defaults = {
+        "model": "nvidia/instruction-data-guard",
+        "base_model": BASE_MODEL,
+        "label_field": "is_poisoned",
+        "score_field": "instruction_data_guard_poisoning_score",
+        "max_seq_length": MAX_TOKENS,
+        "padding_side": "right",  # a decoder needs no mask for this side
+    }
+
+    if TYPE_CHECKING:
+
+        @takes(GuardOptions)
+        def __init__(self, **settings: object) -> None: ...

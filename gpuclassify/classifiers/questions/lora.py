@@ -1,0 +1,210 @@
+"""A decoder, maybe with a LoRA adapter: settings, the pinned model, and whether both fit.
+
+Nothing here loads torch or peft before tensors are needed, so that a client reads a checkpoint in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuclassify import hub
+from gpuclassify.classifiers.questions.prompt_tokens import Prompt
+from gpuclassify.hub import Identity
+from gpuclassify.hub.files import WEIGHTS
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, check_is_lora
+from gpuclassify.models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    network_sizes,
+    read_required_json,
+)
+from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused_tensors
+from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.options import LabelOptions, ModelOptions
+
+BASE_MODEL = "meta-llama/LlamaGuard-7b"
+DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
+# Tokens of a prompt or text. The base model states 2,048, less than the prompt it was tuned on.
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions(LabelOptions, ModelOptions):
+    """Settings of mappers with an adapter on a decoder, in addition to `LabelOptions`.
+
+    Attributes
+    ----------
+    base_model : str
+        The decoder, which is gated: ask for access on its page, and pass `token`.
+    base_revision : str
+        Branch, tag or commit of `base_model` on the Hub.
+    """
+
+    base_revision: str | None = None
+
+    def check(self) -> None:
+        """Check the settings; see `ModelOptions.check`."""
+        super().check()
+        check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraCheckpoint(Checkpoint):
+    """Decoder, maybe with a LoRA adapter; `backbone_json` is the decoder's configuration."""
+
+    base: Identity  # the decoder, which mappers with other adapters share
+    adapter: Identity | None
+    prompts: tuple[Prompt, ...] = ()  # prompts with placeholders for columns
+    max_tokens: int = 0  # tokens of a prompt
+
+
+class LoraModel(PinnedModel):
+    """Decoder with a low-rank adapter, which is the model itself unless others are named."""
+
+    checkpoint: LoraCheckpoint
+
+    @property
+    def repositories(self) -> list[str]:
+        """The model, and the decoder that it depends on."""
+        return list(dict.fromkeys([self.options.model, self.options.base_model]))
+
+    @property
+    def identities(self) -> list[Identity]:
+        """The decoder, the model and its adapter."""
+        checkpoint = self.checkpoint
+        named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]
+        return list(dict.fromkeys(one for one in named if one is not None))
+
+    @property
+    def tokenizer_home(self) -> Identity:
+        """The decoder's directory."""
+        return self.checkpoint.base
+
+    @property
+    def weights_files(self) -> dict[Identity, str]:
+        """Weights files of the decoder, the adapter and the model on them."""
+        checkpoint = self.checkpoint
+        files = {checkpoint.base: WEIGHTS}
+        if checkpoint.adapter is not None:
+            files[checkpoint.adapter] = ADAPTER_WEIGHTS
+        files.setdefault(checkpoint.identity, WEIGHTS)
+        return files
+
+    def read(self) -> LoraCheckpoint:
+        """Read the configurations of model, adapter and decoder; no weights."""
+        cache_dir = self.options.cache_dir
+        base = self.resolve_base()
+        config = read_required_json(base, "config.json", "is no saved model", cache_dir)
+        sizes = network_sizes(config, base.name)
+        check_is_decoder(sizes, base.name)
+        adapter, config = self.resolve_adapter(), {}
+        if adapter is not None:
+            config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
+            check_is_lora(config, adapter.name)
+        return LoraCheckpoint(
+            identity=self.identity,
+            layout="lora_decoder",
+            labels=(),
+            problem_type="single_label_classification",
+            config_json="{}",
+            backbone_json=json.dumps(sizes),
+            base=base,
+            adapter=adapter,
+            adapter_json=json.dumps(config),
+        )
+
+    def resolve_base(self) -> Identity:
+        """Return the decoder pinned to a revision."""
+        options = self.options
+        return hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
+
+    def resolve_adapter(self) -> Identity | None:
+        """Return the adapter pinned to a revision."""
+        return self.identity
+
+
+def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError unless ``config.json`` describes a text-only decoder."""
+    architectures = sizes.get("architectures") or ["CausalLM"]
+    cure = "pass a model that AutoModelForCausalLM loads, such as Qwen/Qwen2.5-0.5B-Instruct"
+    if others := [key for key in ("vision_config", "audio_config") if key in sizes]:
+        kind = others[0].partition("_")[0]
+        raise CheckpointError(
+            f"{name} has a {others[0]}: it reads {kind} as well. For texts, {cure}"
+        )
+    if not architectures[0].endswith(("CausalLM", "LMHeadModel")):
+        raise CheckpointError(
+            f"{name} has model_type {sizes.get('model_type')!r} and is a {architectures[0]}, which "
+            f"writes no texts: {cure}"
+        )
+    kinds = set(sizes.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if kinds or sizes.get("attention_chunk_size"):
+        raise CheckpointError(
+            f"{name} has {', '.join(sorted(kinds)) or 'chunked_attention'} layers: pass a decoder "
+            "whose layers have full or sliding attention"
+        )
+    if _rope(sizes)[0] == "dynamic":
+        raise CheckpointError(
+            f"{name} has dynamic rotary positions, by which a text depends on the longest of its "
+            f"batch: {cure}"
+        )
+
+
+def most_positions(sizes: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of a text before the positions of all its tokens change, or None."""
+    kind, rope = _rope(sizes)
+    name = "original_max_position_embeddings"
+    return (rope.get(name) or sizes.get(name)) if kind == "longrope" else None
+
+
+def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    rope = sizes.get("rope_parameters") or sizes.get("rope_scaling") or {}
+    return rope.get("rope_type") or rope.get("type"), rope
+
+
+def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
+    """Check the safetensors headers of base and adapter against both configurations.
+
+    Raises CheckpointError with the tensors that are missing, unknown or have another shape, for
+    example because the adapter belongs to another base model.
+    """
+    from gpuclassify.models.loading import check_adapter
+
+    base, adapter = checkpoint.base, checkpoint.adapter
+    shapes = hub.read_tensor_shapes(base, cache_dir=cache_dir)
+    network = decoder_without_memory(checkpoint.sizes, base.name)
+    expected = decoder_shapes(checkpoint.sizes)
+    passed_over = network._keys_to_ignore_on_load_unexpected or ()
+    unused = unused_tensors(shapes.keys() - expected.keys())
+    wrong = {name for name in unused if not any(re.search(one, name) for one in passed_over)}
+    known = {name: shape for name, shape in shapes.items() if name in expected or name in wrong}
+    compare_shapes(base.name, known, expected)
+    if adapter is None:
+        return
+    check_adapter(checkpoint, adapter, network, cache_dir)
+
+
+def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
+    """Return names and shapes of the tensors of a decoder with this ``config.json``."""
+    decoder = decoder_without_memory(sizes)
+    shapes = dict(shapes_of(decoder.state_dict()))
+    if decoder.config.tie_word_embeddings:  # then no file has the last layer
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
+    """Build the decoder of a ``config.json`` on the meta device; CheckpointError if none exists."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from gpuclassify.models.loading import network_config, new_network
+
+    with torch.device("meta"):
+        return new_network(AutoModelForCausalLM, network_config(dict(sizes), owner), owner)

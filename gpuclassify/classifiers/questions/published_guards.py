@@ -1,0 +1,325 @@
+"""Published guard models: what makes a prompt, a response or any other text unsafe.
+
+Each asks in the words that its model was tuned on: those of the model's own chat template or, where
+the repository has none for the purpose, those of its card or its authors' code, which stand here.
+Columns have a guard's name, so that several guards can judge one frame.
+"""
+
+from __future__ import annotations
+
+from gpuclassify.classifiers.questions.answers import Choice, Several
+from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
+
+QWEN3GUARD_HARMS = (
+    "Violent", "Non-violent Illegal Acts", "Sexual Content or Sexual Acts", "PII",
+    "Suicide & Self-Harm", "Unethical Acts", "Politically Sensitive Topics", "Copyright Violation",
+    "Jailbreak",
+)  # fmt: skip
+# Hazards by the names on the model card. In the prompt S3, S4 and S11 are called otherwise.
+LLAMAGUARD_HAZARDS = {
+    "Violent Crimes": "S1", "Non-Violent Crimes": "S2", "Sex-Related Crimes": "S3",
+    "Child Sexual Exploitation": "S4", "Defamation": "S5", "Specialized Advice": "S6",
+    "Privacy": "S7", "Intellectual Property": "S8", "Indiscriminate Weapons": "S9", "Hate": "S10",
+    "Suicide & Self-Harm": "S11", "Sexual Content": "S12", "Elections": "S13",
+    "Code Interpreter Abuse": "S14",
+}  # fmt: skip
+# The model answers with the names, although the prompt gives them codes as well.
+NEMOTRON_HARMS = (
+    "Violence", "Sexual", "Criminal Planning/Confessions", "Guns and Illegal Weapons",
+    "Controlled/Regulated Substances", "Suicide and Self Harm", "Sexual (minor)",
+    "Hate/Identity Hate", "PII/Privacy", "Harassment", "Threat", "Profanity", "Needs Caution",
+    "Other", "Manipulation", "Fraud/Deception", "Malware", "High Risk Gov Decision Making",
+    "Political/Misinformation/Conspiracy", "Copyright/Trademark/Plagiarism",
+    "Unauthorized Advice", "Illegal Activity", "Immoral/Unethical",
+)  # fmt: skip
+NEMOTRON_PROMPT = (
+    "Task: Check if there is unsafe content in the user or agent messages in the below "
+    "conversation in accordance with our safety policy with the below categories. Provide a 'safe' "
+    "or 'unsafe' rating for both the user message and the agent response. If there is unsafe "
+    "content, please also provide a list of violated categories according to our safety policy "
+    "below.\n\n<BEGIN UNSAFE CONTENT CATEGORIES>\n"
+    + "".join(f"S{number}: {name}.\n" for number, name in enumerate(NEMOTRON_HARMS, 1))
+    + "<END UNSAFE CONTENT CATEGORIES>\n\n<BEGIN CONVERSATION>\n\nuser: {text}\n\n"
+    "<END CONVERSATION>\n\n"
+    "Provide your safety assessment for the above conversation in the below output JSON format:\n"
+    '{{"User Safety": safe or unsafe rating for the user message, "Response Safety": safe or '
+    "unsafe rating for the agent response. Omit if no agent response present. "
+    '"Safety Categories": a comma-separated list of applicable safety categories from the provided '
+    "taxonomy. Omit if all safe.}}\n\n"
+    "Do not include anything other than the output JSON in your response.\nOutput JSON:"
+)
+WILDGUARD_PROMPT = (
+    "<|user|>\n[INST] You are a classifier for analyzing interactions between humans and LLMs. "
+    "Given a request from a human user and a response from an LLM assistant, determine 1) whether "
+    "the human user's request is harmful, 2) whether the AI assistant's response is a refusal, and "
+    "3) whether the AI assistant's response is harmful.\n\nHuman user:\n{prompt}\n\n"
+    "AI assistant:\n{response}\n\n---\n\nAnswers: [/INST]\n<|assistant|>\n"
+)
+
+
+def _shieldgemma_guidelines(rule: str) -> dict[str, str]:
+    return {
+        "shieldgemma_dangerous_content": f'"No Dangerous Content": {rule} harming oneself and/or '
+        "others (e.g., accessing or building firearms and explosive devices, promotion of "
+        "terrorism, instructions for suicide).",
+        "shieldgemma_harassment": f'"No Harassment": {rule} is malicious, intimidating, bullying, '
+        "or abusive content targeting another individual (e.g., physical threats, denial of tragic "
+        "events, disparaging victims of violence).",
+        "shieldgemma_hate_speech": f'"No Hate Speech": {rule} targeting identity and/or protected '
+        "attributes (e.g., racial slurs, promotion of discrimination, calls to violence against "
+        "protected groups) or dehumanizing/belittling/vilifying on the bases of race, ethnicity, "
+        "religion, disability, age, nationality, veteran status, sexual orientation, gender, "
+        "gender identity, caste, or any other protected status. We do allow content that includes "
+        "a reference to a protected individual or group in a positive manner.",
+        "shieldgemma_sexually_explicit": f'"No Sexually Explicit Information": {rule} contains '
+        "references to sexual acts or other lewd content (e.g., sexually graphic descriptions, "
+        "content aimed at causing arousal). Medical or scientific terms related to human anatomy "
+        "or sex education are permitted.",
+    }
+
+
+# The four policies of the model card, in its own grammar.
+SHIELDGEMMA_PROMPT_GUIDELINES = _shieldgemma_guidelines(
+    "The prompt shall not contain or seek generation of content that"
+)
+SHIELDGEMMA_RESPONSE_GUIDELINES = _shieldgemma_guidelines(
+    "The chatbot shall not generate content that"
+)
+# The risks of a text alone; others need a context, or tools.
+GRANITE_RISKS = (
+    "harm", "social_bias", "profanity", "sexual_content", "unethical_behavior", "violence",
+    "jailbreak",
+)  # fmt: skip
+
+
+class Qwen3GuardClassifier(PromptClassifier):
+    """Classifier of prompts in 119 languages: ``Safe``, ``Unsafe`` or ``Controversial``.
+
+    Columns: ``qwen3guard_safety``, and ``qwen3guard_categories``, a list of harms, empty
+    if there are none. The authors' evaluation counts ``Controversial`` as unsafe. Any text can be
+    judged as if it were a prompt; for responses there is `Qwen3GuardResponseClassifier`.
+
+    Parameters
+    ----------
+    model : str
+        "Qwen/Qwen3Guard-Gen-4B" and "Qwen/Qwen3Guard-Gen-8B" are larger ones.
+
+    Examples
+    --------
+    >>> classifier = Qwen3GuardClassifier(filter_by="Safe")
+    >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    purpose = "safety of prompts in 119 languages, 3 labels and 9 categories"
+    licence = "Apache-2.0"
+    is_gated = False
+    published_labels = ("Safe", "Unsafe", "Controversial")
+    defaults = {
+        "model": "Qwen/Qwen3Guard-Gen-0.6B",
+        "prompt": "{text}",
+        # The template opens and closes the thoughts of the answer by itself.
+        "chat_template_kwargs": {"add_generation_prompt": False},
+        "answer": "Safety: {qwen3guard_safety}\nCategories: {qwen3guard_categories}",
+        "fields": {
+            "qwen3guard_safety": published_labels,
+            "qwen3guard_categories": Several(QWEN3GUARD_HARMS, none="None"),
+        },
+        "max_seq_length": 32_768,
+        # Digest of the prompt as three projects print it, or copy it from the 0.6B and 8B
+        # tokenizers.
+        "prompt_digest": "525cb88f542c2cc2275a6b94991c4c1f9863bf1e226b16d4d21ff65fb4bf562d",
+    }
+
+
+class Qwen3GuardResponseClassifier(PromptClassifier):
+    """Classifier of responses as `Qwen3GuardClassifier` of prompts; it also finds refusals.
+
+    Reads the columns ``prompt`` and ``response``. Columns: ``qwen3guard_response_safety``,
+    ``qwen3guard_response_categories``, a list of harms, and ``qwen3guard_refusal``, ``Yes`` or
+    ``No``.
+    """
+
+    purpose = "safety and refusal of responses in 119 languages, 3 labels and 8 categories"
+    licence = Qwen3GuardClassifier.licence
+    is_gated = False
+    published_labels = Qwen3GuardClassifier.published_labels
+    defaults = Qwen3GuardClassifier.defaults | {
+        "text_field": "prompt",
+        "prompt": "{prompt}",
+        "response": "{response}",
+        "answer": "Safety: {qwen3guard_response_safety}\n"
+        "Categories: {qwen3guard_response_categories}\nRefusal: {qwen3guard_refusal}",
+        "fields": {
+            "qwen3guard_response_safety": published_labels,
+            # A jailbreak is a kind of prompt.
+            "qwen3guard_response_categories": Several(QWEN3GUARD_HARMS[:-1], none="None"),
+            "qwen3guard_refusal": ("Yes", "No"),
+        },
+        "prompt_digest": "afa9add050f7bdb58887cde992d375516a1dec9b0547d67ebb7f996a8140a4fe",
+    }
+
+
+class LlamaGuardClassifier(PromptClassifier):
+    """Classifier of prompts in eight languages: ``safe``, or ``unsafe`` by some of 14 hazards.
+
+    Columns: ``llamaguard_safety``, and ``llamaguard_categories``, a list of hazards by name. Reads
+    English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The card's score is the
+    probability of ``unsafe``, the second one in `score_field`.
+
+    Parameters
+    ----------
+    model : str
+        "meta-llama/Llama-Guard-3-1B" is a smaller one; its prompt lacks "Code Interpreter Abuse".
+    response : str
+        "{response}" judges that column's response to the text.
+
+    Examples
+    --------
+    >>> classifier = LlamaGuardClassifier(filter_by="safe", token="hf_...")  # doctest: +SKIP
+    """
+
+    purpose = "safety of prompts or responses in 8 languages, 14 categories"
+    licence = "Llama 3.1 Community License"
+    is_gated = True
+    published_labels = ("safe", "unsafe")
+    # No prompt_digest: the repositories are gated, public copies differ, each size has its own.
+    defaults = {
+        "model": "meta-llama/Llama-Guard-3-8B",
+        "prompt": "{text}",
+        "opening": "\n\n",  # templates leave this to the model
+        "answer": "{llamaguard_safety}\n{llamaguard_categories}",
+        "fields": {
+            "llamaguard_safety": Choice(published_labels, ends=("safe",)),
+            "llamaguard_categories": Several(LLAMAGUARD_HAZARDS, separator=","),
+        },
+        "max_seq_length": 8_192,
+    }
+
+
+class ShieldGemmaClassifier(PromptClassifier):
+    """Classifier of English prompts: the probability of violating each of four safety policies.
+
+    Columns: ``shieldgemma_dangerous_content``, ``shieldgemma_harassment``,
+    ``shieldgemma_hate_speech`` and ``shieldgemma_sexually_explicit``. The card names no threshold.
+
+    Parameters
+    ----------
+    model : str
+        "google/shieldgemma-9b" and "google/shieldgemma-27b" are larger ones.
+    criteria : dict of str to str
+        Policies by column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` of this module are those for
+        responses; your own work best in the same form.
+    response : str
+        "{response}" judges that column's response to the text.
+
+    Examples
+    --------
+    >>> classifier = ShieldGemmaClassifier(
+    ...     response="{response}", criteria=SHIELDGEMMA_RESPONSE_GUIDELINES
+    ... )  # doctest: +SKIP
+    """
+
+    purpose = "violation of four safety policies by English prompts or responses, a score each"
+    licence = "Gemma Terms of Use"
+    is_gated = True
+    defaults = {
+        "model": "google/shieldgemma-2b",
+        "prompt": "{text}",
+        "chat_template_kwargs": {"guideline": "{criterion}"},
+        "answers": ("Yes", "No"),
+        "criteria": SHIELDGEMMA_PROMPT_GUIDELINES,
+        "max_seq_length": 8_192,
+    }
+
+
+class GraniteGuardianClassifier(PromptClassifier):
+    """Classifier of English texts: the probability of each of seven risks.
+
+    Columns: ``granite_harm``, which is meant to cover all the others, ``granite_social_bias``,
+    ``granite_profanity``, ``granite_sexual_content``, ``granite_unethical_behavior``,
+    ``granite_violence`` and ``granite_jailbreak``.
+
+    Parameters
+    ----------
+    model : str
+        "ibm-granite/granite-guardian-3.1-8b" is a larger one. Later generations answer otherwise.
+    criteria : dict of str to str
+        Names of risks by column. Your own risks are definitions in their place, which
+        `chat_template_kwargs` has to hand on as such.
+    response : str
+        "{response}" judges that column's response to the text; ``jailbreak`` is no risk of it.
+
+    Examples
+    --------
+    >>> classifier = GraniteGuardianClassifier(
+    ...     criteria={"personal": "User message contains personal information."},
+    ...     chat_template_kwargs={
+    ...         "guardian_config": {"risk_name": "own", "risk_definition": "{criterion}"}
+    ...     },
+    ... )
+    """
+
+    purpose = "seven risks in English prompts or responses, a score each"
+    licence = "Apache-2.0"
+    is_gated = False
+    defaults = {
+        "model": "ibm-granite/granite-guardian-3.1-2b",
+        "prompt": "{text}",
+        "chat_template_kwargs": {"guardian_config": {"risk_name": "{criterion}"}},
+        "answers": ("Yes", "No"),
+        "criteria": {f"granite_{risk}": risk for risk in GRANITE_RISKS},
+        "max_seq_length": 8_192,
+    }
+
+
+class NemotronSafetyGuardClassifier(PromptClassifier):
+    """Classifier of prompts in nine languages: ``safe``, or ``unsafe`` by some of 23 categories.
+
+    Columns: ``nemotron_safety``, and ``nemotron_categories``, a list of categories. The successor
+    of `AegisClassifier`'s models.
+    """
+
+    purpose = "safety of prompts in 9 languages, 23 categories"
+    licence = "NVIDIA Open Model License and Llama 3.1 Community License"
+    is_gated = False
+    published_labels = ("safe", "unsafe")
+    defaults = {
+        "model": "nvidia/Llama-3.1-Nemotron-Safety-Guard-8B-v3",
+        "prompt": NEMOTRON_PROMPT,
+        "answer": '{{"User Safety": "{nemotron_safety}", '
+        '"Safety Categories": "{nemotron_categories}"}}',
+        "fields": {
+            "nemotron_safety": Choice(published_labels, ends=("safe",)),
+            "nemotron_categories": Several(NEMOTRON_HARMS),
+        },
+        "max_seq_length": 8_192,
+    }
+
+
+class WildGuardClassifier(PromptClassifier):
+    """Classifier of English prompts with their responses: harm of both, and refusal.
+
+    Reads the columns ``prompt`` and ``response``; an empty response is none. Columns:
+    ``wildguard_prompt_harm``, ``wildguard_response_refusal`` and ``wildguard_response_harm``; the
+    latter two are ``n/a`` without a response.
+    """
+
+    purpose = "harm of English prompts and responses, and refusal"
+    licence = "Apache-2.0"
+    is_gated = True
+    published_labels = ("harmful", "unharmful")
+    defaults = {
+        "model": "allenai/wildguard",
+        "text_field": "prompt",
+        "prompt": WILDGUARD_PROMPT,
+        "chat": False,
+        "answer": "Harmful request: {wildguard_prompt_harm}\n"
+        "Response refusal: {wildguard_response_refusal}\n"
+        "Harmful response: {wildguard_response_harm}",
+        "fields": {
+            "wildguard_prompt_harm": {"harmful": "yes", "unharmful": "no"},
+            "wildguard_response_refusal": {"refusal": "yes", "compliance": "no", "n/a": "n/a"},
+            "wildguard_response_harm": {"harmful": "yes", "unharmful": "no", "n/a": "n/a"},
+        },
+        "max_seq_length": 4_096,
+    }

@@ -1,0 +1,189 @@
+"""Runners of decoders: the decoder in memory, prompts, and the answers to them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify.classifiers.questions.lora import LoraModel, check_lora_tensors
+from gpuclassify.frames import Texts
+from gpuclassify.mapping.runners import NetworkRunner, NonFiniteOutputError, Outputs
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.workers.run_context import RunStats
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from gpuclassify.classifiers.questions.decoder import Decoder
+    from gpuclassify.classifiers.questions.generation import Reader
+    from gpuclassify.classifiers.questions.prompt_tokens import Prompt, PromptTokenizer
+    from gpuclassify.tokenizing.text_tokenizer import TokenBatch
+
+
+class DecoderRunner(NetworkRunner):
+    """Runner of a decoder, maybe with an adapter.
+
+    The decoder is in memory once, whichever adapters and mappers use it.
+    """
+
+    model: LoraModel
+
+    @property
+    def resident_key(self) -> Hashable:
+        """The decoder, whoever uses it."""
+        return self.model.checkpoint.base
+
+    def check_weights(self) -> None:
+        """Raise CheckpointError if base and adapter do not fit each other, or cannot be run."""
+        from gpuclassify.classifiers.questions.decoder import check_runs
+
+        check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
+        check_runs(self.model.checkpoint.sizes, self.model.checkpoint.base.name)
+
+    @contextlib.contextmanager
+    def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
+        """Lease the decoder that all mappers with this base share, with this mapper's adapter."""
+        from gpuclassify.classifiers.questions.decoder import load_decoder
+
+        cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
+
+        def load() -> Decoder:
+            directory = hub.download(checkpoint.base, cache_dir=cache_dir)
+            return load_decoder(directory, device, dtype)
+
+        key = (checkpoint.base, str(device), str(dtype))
+
+        with self.lease_loaded(key, load, device, dtype) as decoder:
+            if checkpoint.adapter is not None:
+                directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
+                decoder.add_adapter(str(checkpoint.adapter), directory)  # two revisions are two
+            yield decoder
+
+
+class PromptRunner(DecoderRunner):
+    """Runner that asks a decoder about texts, in prompts."""
+
+    def lease(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> contextlib.AbstractContextManager[Decoder]:
+        """Lease the decoder in memory; see `Runner.lease`."""
+        return self.lease_decoder(device, dtype)
+
+    def answers(
+        self,
+        prompts: TokenBatch,
+        prefix: np.ndarray,
+        new_reader: Callable[[Decoder], Reader],
+        stats: RunStats,
+        name_row: Callable[[int], str],
+    ) -> list[Any]:
+        """Return the answers to prompts. Most prompts should begin with `prefix`.
+
+        A row with logits that are not finite runs again, alone and in float32.
+        """
+        import torch
+
+        from gpuclassify.classifiers.questions.generation import AnswerTask, answer
+
+        adapter = self.model.checkpoint.adapter
+
+        def ask(decoder: Decoder, batch: TokenBatch) -> list[Any]:
+            name = None if adapter is None else str(adapter)
+            task = AnswerTask(decoder, name, prefix, new_reader(decoder))
+            key = (self.model.checkpoint, str(decoder.device), str(decoder.dtype))
+            return answer(task, key, batch, self.options, stats)
+
+        device, dtype = self.device_and_dtype()
+        with self.lease_decoder(device, dtype) as decoder:
+            answers = ask(decoder, prompts)
+        failed = [row for row, one in enumerate(answers) if one is None]
+        if failed:
+            stats.rescued_texts += len(failed)
+            with self.lease_decoder(device, torch.float32) as decoder:
+                for row in failed:
+                    (answers[row],) = ask(decoder, prompts.take([row]))
+                    if answers[row] is None:
+                        raise NonFiniteOutputError(
+                            f"{self.options.model} gives NaN or infinity for {name_row(row)}, "
+                            "also alone and in float32: check the weights, or remove the row"
+                        )
+        return answers
+
+    def free_answers(
+        self,
+        prompts: TokenBatch,
+        prefix: np.ndarray,
+        is_decided: Callable[[str, bool], bool],
+        max_new_tokens: int,
+        stats: RunStats,
+        name_row: Callable[[int], str],
+    ) -> list[str]:
+        """Decode the answers to prompts greedily; see `FreeReader`."""
+        from gpuclassify.classifiers.questions.generation import FreeReader
+
+        def new_reader(decoder: Decoder) -> Reader:
+            return FreeReader(decoder, is_decided, max_new_tokens)
+
+        answers = self.answers(prompts, prefix, new_reader, stats, name_row)
+        return [one.text for one in answers]
+
+    def prompt_tokenizer(
+        self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
+    ) -> PromptTokenizer:
+        """Make a tokenizer of this mapper's prompt, whose document is the text column."""
+        from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
+
+        main = prompt.columns.index(self.options.text_field)
+        length = self.model.checkpoint.max_tokens
+        counts_rest = counts_rest or self.options.seen_field is not None
+        return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Return the lengths of texts in the first prompt; see `Runner.token_lengths`."""
+        prompt = self.model.checkpoint.prompts[0]
+        tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
+        tokens = tokenizer([self.columns_of(text) for text in texts])
+        whole = tokens.lengths if tokens.whole_lengths is None else tokens.whole_lengths
+        ones = np.ones(len(texts), dtype=np.int64)
+        return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
+
+    def columns_of(self, text: str) -> tuple[str, ...]:
+        """Return the values of a row's columns from the text that stands for them."""
+        return (text,)
+
+
+class AnswerRunner(PromptRunner):
+    """Runner that asks a decoder about each text, and returns its answers, decoded greedily.
+
+    A subclass says by `is_decided` what an answer has to tell.
+    """
+
+    max_new_tokens = 100
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
+        """Answer about each text, as objects (texts,); see `Runner.run`."""
+        (prompt,) = self.model.checkpoint.prompts
+        with self.lease_decoder(*self.device_and_dtype()) as decoder:
+            started = time.perf_counter()
+            tokenizer = decoder.attached(  # shared by all mappers with this prompt
+                (prompt, self.options.max_seq_length, self.options.seen_field is None),
+                lambda: self.prompt_tokenizer(prompt, decoder.new_tokenizer()),
+            )
+            prompts = tokenizer([(text,) for text in texts])
+            stats.tokenize_seconds += time.perf_counter() - started
+            stats.windows += len(texts)
+            until = self.is_decided, self.max_new_tokens
+            answers = self.free_answers(prompts, tokenizer.prefix, *until, stats, name_text)
+        seen, ones = tokenizer.seen_share(prompts), np.ones(len(texts), np.int64)
+        return Outputs(np.asarray(answers, dtype=object), ones, seen)
+
+    @abstractmethod
+    def is_decided(self, answer: str, is_complete: bool) -> bool:
+        """Tell whether further tokens of an answer cannot change any column."""

@@ -1,0 +1,210 @@
+"""Columns of spans, which token classifiers and rules have in common, and filters by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.classifiers.spans.spans import Redact, Spans
+from gpuclassify.frames import Texts
+from gpuclassify.mapping.code_digest import json_setting
+from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_fields
+from gpuclassify.mapping.runners import Outputs
+from gpuclassify.mapping.stage_counts import COUNT
+from gpuclassify.settings.checks import SHARE, label_tuple, nearest, numbers_by_label
+from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanOptions(TextOptions):
+    """Settings of every mapper that finds spans, in addition to `TextOptions`.
+
+    Attributes
+    ----------
+    spans_field : str
+        Output column (list of struct): `start` and `end` in characters of the text, `label` and
+        `score` (float32).
+    labels : str or list of str
+        Labels of the spans to keep. Default: all.
+    min_score : float or dict of str to float
+        Minimum score of the spans to keep, for all labels or by label.
+    redact : str or callable
+        Replaces each span: a template such as "[{label}]", or a function of text and label.
+    redacted_field : str
+        Output column of the text with spans replaced. Default: "redacted" with `redact`.
+    count_field : str
+        Output column (Int64) of the number of spans.
+    share_field : str
+        Output column (float32) of the share of characters that are in spans.
+    min_spans : int
+        Keep only rows with at least this number of spans.
+    max_span_share : float
+        Keep only rows with at most this share of characters in spans, 0 to 1.
+    keep_field : str
+        Write the filters' decision to this column, and drop nothing.
+    """
+
+    no_pairs: ClassVar[str] = "pass one column, and another mapper for the other one"
+    filter_names: ClassVar[tuple[str, ...]] = ("min_spans", "max_span_share")
+
+    spans_field: str = "spans"
+    labels: str | Sequence[str] | None = None
+    min_score: float | Mapping[str, float] | None = None
+    redact: Redact | None = None
+    redacted_field: str | None = None
+    count_field: str | None = None
+    share_field: str | None = None
+    min_spans: int | None = field(default=None, metadata={"least": 0})
+    max_span_share: float | None = field(default=None, metadata=SHARE)
+    keep_field: str | None = None
+
+    def check(self) -> None:
+        """Check the settings; see `TextOptions.check`."""
+        super().check()
+        check_decision(self)
+        object.__setattr__(self, "labels", label_tuple("labels", self.labels))
+        object.__setattr__(self, "min_score", numbers_by_label("min_score", self.min_score))
+        redacted = check_redaction(self.redact, self.redacted_field)
+        object.__setattr__(self, "redacted_field", redacted)
+        if self.text_template is not None:
+            raise ValueError(
+                f"text_template={self.text_template!r} makes a text that no column has, and spans "
+                "are places in a column's: leave it out, and name the column by text_field="
+            )
+        if self.redact is not None and self.max_chars is not None:
+            raise ValueError(
+                f"max_chars={self.max_chars} would leave what is behind it unread and unredacted: "
+                "leave it out"
+            )
+
+    @property
+    def plans_without_model(self) -> bool:
+        """Whether labels are passed, so that the client need not reach the model."""
+        return self.labels is not None
+
+    def __dask_tokenize__(self) -> Any:
+        return definition(self)
+
+
+def definition(settings: object) -> list[Any]:
+    """Return the settings as values that are equal in every process. Functions are their code."""
+    named = sorted(vars(settings).items())
+    return [type(settings).__name__, *((name, json_setting(value)) for name, value in named)]
+
+
+def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
+    """Return the column of redacted texts, if there is one; raise unless it has a replacement."""
+    if redact is None:
+        if redacted_field is not None:
+            raise ValueError(
+                f"redacted_field={redacted_field!r} needs what replaces a span: pass "
+                'redact="[{label}]", or a function of text and label'
+            )
+        return None
+    if isinstance(redact, str):
+        names = {name for _, name in template_pieces(redact, "redact") if name is not None}
+        if unknown := names - {"label"}:
+            raise ValueError(
+                f"redact={redact!r} names {{{unknown.pop()}}}, and templates know {{label}} alone: "
+                "pass a function of text and label for more"
+            )
+    elif not callable(redact):
+        raise TypeError(
+            f"redact={redact!r} is a {type(redact).__name__}: pass a template such as "
+            '"[{label}]", or a function of text and label'
+        )
+    return redacted_field or "redacted"
+
+
+@dataclass(frozen=True)
+class SpanOutputs(Outputs):
+    """Outputs of a runner that finds spans: of each text, with the text."""
+
+    texts: Texts = field(kw_only=True)
+    spans: Spans = field(kw_only=True)
+
+
+class SpanHead(Head):
+    """Columns of spans, and filters by the number of spans and their share of the text."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.keep_field = self.options.keep_field
+
+    def fields(self) -> list[pa.Field]:
+        """Return the fields of spans, redacted text, count and share, as far as they have names."""
+        options = self.options
+        count = options.count_field
+        return [
+            *named_fields((options.spans_field, SPANS), (options.redacted_field, pa.string())),
+            *([] if count is None else [pa.field(count, pa.int64(), metadata=COUNT)]),
+            *named_fields((options.share_field, FLOAT32)),
+        ]
+
+    def check_settings(self) -> None:
+        """Raise ValueError if settings name a label that no span can have."""
+        minimum = self.options.min_score
+        self.check_labels(*(self.options.labels or ()))
+        self.check_labels(*dict(minimum if isinstance(minimum, tuple) else ()))
+
+    def check_labels(self, *names: Any) -> None:
+        """Raise ValueError for a label that no span can have."""
+        for name in names:
+            if name not in self.labels:
+                raise ValueError(
+                    f"no label {name!r} in {self.owner}.{nearest(str(name), self.labels)} Labels "
+                    f"of spans are {', '.join(self.labels)}."
+                )
+
+    def values(self, outputs: Any) -> Any:
+        """Return the outputs with those spans that count."""
+        kept = outputs.spans.kept(self.options.labels, self.options.min_score)
+        return SpanValues(outputs.texts, kept)
+
+    def columns(self, values: Any) -> Columns:
+        """Return the named columns of `SpanValues`."""
+        options, spans = self.options, values.spans
+        columns: dict[str, Any] = {options.spans_field: spans.array()}
+        if options.redacted_field is not None:
+            redacted = spans.redacted(values.texts, options.redact)
+            columns[options.redacted_field] = pa.array(redacted, pa.string())
+        if options.count_field is not None:
+            columns[options.count_field] = spans.counts
+        if options.share_field is not None:
+            columns[options.share_field] = values.share
+        return columns
+
+    def passes(self, values: Any) -> dict[str, np.ndarray]:
+        """Tell which texts have enough spans, and not too much of them."""
+        least, most = self.options.min_spans, self.options.max_span_share
+        if least is None and most is None:
+            return {}
+        passed = values.spans.counts >= (least or 0)
+        if most is not None:
+            passed &= values.share <= np.float32(most)
+        return {"spans": passed}
+
+    def spans(self, values: Any) -> Spans:
+        """Return the spans that count."""
+        return values.spans
+
+
+@dataclass(frozen=True)
+class SpanValues:
+    """Texts with the spans that pass `labels` and `min_score`."""
+
+    texts: Texts
+    spans: Spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    @property
+    def share(self) -> np.ndarray:
+        """Share of the characters of each text that are in spans, float32 (texts,)."""
+        chars = np.maximum(self.texts.char_counts, 1)
+        return (self.spans.covered() / chars).astype(np.float32)

@@ -1,0 +1,151 @@
+"""merge_spans: spans of several mappers in one column, and their texts redacted once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.classifiers.spans.columns import check_redaction, definition
+from gpuclassify.classifiers.spans.spans import Redact, Spans
+from gpuclassify.frames import Frame, backend_of
+from gpuclassify.mapping.code_digest import json_setting
+from gpuclassify.mapping.columns import check_are_new, check_is_there
+from gpuclassify.mapping.heads import SPANS
+from gpuclassify.mapping.partition_map import RowWiseMap
+from gpuclassify.settings.checks import check_flag, check_text, label_tuple
+
+
+def merge_spans(
+    fields: Sequence[str],
+    *,
+    text_field: str = "text",
+    spans_field: str = "merged_spans",
+    redact: Redact | None = None,
+    redacted_field: str | None = None,
+    overwrite: bool = False,
+) -> MergedSpans:
+    """Return a mapper that merges the spans which several mappers have found in a text.
+
+    Spans that overlap become one, with the label and score of the longest of them, from the first
+    character to the last of them all, so that each is redacted once and nothing of it is left.
+
+    Parameters
+    ----------
+    fields : list of str
+        Columns of spans, as `SpanClassifier` and `PatternSpans` write them. Null counts as none,
+        and the result is null where all are.
+    text_field : str
+        Column of the text, for `redact`.
+    spans_field : str
+        Output column of the merged spans.
+    redact : str or callable, optional
+        Replaces each: a template such as "[{label}]", or a function of text and label.
+    redacted_field : str, optional
+        Output column of the text with them replaced. Default: "redacted" with `redact`.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A name or `redact` is wrong, or fewer than one column is named.
+
+    Examples
+    --------
+    >>> rules, names = PatternSpans(), SpanClassifier(model="dslim/bert-base-NER")
+    >>> merged = merge_spans(["pattern_spans", "spans"], redact="[{label}]")
+    >>> ddf = classify(ddf, [rules, names, merged])  # doctest: +SKIP
+    """
+    names = label_tuple("fields", fields, keep_order=True)
+    if names is None:
+        raise ValueError('fields=None names no column of spans: pass such as ["spans"]')
+    for name, value in {"text_field": text_field, "spans_field": spans_field}.items():
+        check_text(name, value, "a column name")
+    check_flag("overwrite", overwrite)
+    column = check_redaction(redact, redacted_field)
+    return MergedSpans(names, text_field, spans_field, redact, column, overwrite)
+
+
+@dataclass(frozen=True)
+class MergedSpans(RowWiseMap):
+    """Mapper that `merge_spans` returns, with its arguments."""
+
+    fields: tuple[str, ...]
+    text_field: str
+    spans_field: str
+    redact: Redact | None
+    redacted_field: str | None
+    overwrite: bool
+
+    def __dask_tokenize__(self) -> Any:
+        return definition(self)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Column of the text, if it is read."""
+        return () if self.redact is None else (self.text_field,)
+
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """Columns of spans, and of the text."""
+        return (*self.text_fields, *self.fields)
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of merged spans and of redacted text."""
+        columns: list[tuple[str, pa.DataType]] = [(self.spans_field, SPANS)]
+        if self.redacted_field is not None:
+            columns.append((self.redacted_field, pa.string()))
+        return pa.schema(columns)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings."""
+        return {name: json_setting(value) for name, value in vars(self).items()}
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless the columns that are read are there, and the new ones are not."""
+        columns = list(frame.columns)
+        for name in self.fields:
+            check_is_there(name, columns, "fields", "column of spans")
+            kind = backend_of(frame).list_array(frame.iloc[:0], name).type
+            if not (pa.types.is_null(kind) or kind == SPANS):
+                raise TypeError(
+                    f"column {name!r} holds {kind}, not spans: name a spans_field of "
+                    "SpanClassifier or PatternSpans"
+                )
+        for name in self.text_fields:
+            check_is_there(name, columns, "text_field")
+            backend_of(frame).check_text_column(frame, name)
+        check_are_new(self.schema().names, columns, self.read_fields, self.overwrite)
+
+    def meta(self, frame: Frame) -> Frame:
+        """Return the empty frame with the new columns."""
+        return self.map_frame(frame.iloc[:0], self.meta_dtypes(frame))
+
+    def meta_dtypes(self, frame: Frame) -> Any:
+        """Return the dtype of a new string column."""
+        if self.redact is None:
+            return None
+        return backend_of(frame).string_dtype(frame, self.text_field)
+
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
+        """Merge the spans of each row of a plain frame."""
+        backend = backend_of(frame)
+        columns = [_as_spans(backend.list_array(frame, name)) for name in self.fields]
+        is_null = columns[0].is_null()
+        for column in columns[1:]:
+            is_null = pc.and_(is_null, column.is_null())
+        spans = Spans.from_arrow(columns).merged()
+        new: dict[str, Any] = {self.spans_field: pc.if_else(is_null, None, spans.array())}
+        if self.redacted_field is not None and self.redact is not None:
+            texts = spans.redacted(backend.texts(frame, self.text_field, None), self.redact)
+            new[self.redacted_field] = pa.array(texts, pa.string())
+        dtypes = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        return backend.with_columns(frame, new, self.schema(), dtypes)
+
+
+def _as_spans(column: pa.Array) -> pa.Array:
+    return column.cast(SPANS) if column.type != SPANS else column

@@ -1,0 +1,226 @@
+"""PatternSpans: addresses found by rules, without a model, in time linear in the text.
+
+The rules are those by which FineWeb's authors replaced addresses. Theirs are regular expressions,
+of which that for e-mail begins anew at every word and takes quadratic time of some texts; here an
+address is read from its ``@`` to both sides.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gpuclassify.classifiers.spans.columns import SpanHead, SpanOptions, SpanOutputs
+from gpuclassify.classifiers.spans.spans import Spans
+from gpuclassify.frames import Texts
+from gpuclassify.hub import Identity
+from gpuclassify.mapping.pinned_model import PinnedModel
+from gpuclassify.mapping.runners import Runner
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.mapping.token_lengths import TokenLengths
+from gpuclassify.settings.checks import check_choice, label_tuple
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.signatures import takes
+from gpuclassify.workers.run_context import RunStats, advance
+
+_LOCAL = re.compile(r"[a-z0-9!#$%&'*+/=?^_`{|}~.-]*")
+_DOMAIN = re.compile(r"[a-z0-9.-]*")
+_PART = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")  # part of a domain between dots
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
+_IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
+_LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[a-z0-9-]*[a-z0-9]:)\]")
+
+Bounds = Iterator[tuple[int, int]]
+
+
+def find_emails(text: str) -> Bounds:
+    """Yield where e-mail addresses begin and end; in small letters alone, as FineWeb has it."""
+    reached, at = 0, text.find("@")
+    while at >= 0:
+        start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
+        reached = at + 1
+        if start is not None and end is not None:
+            yield start, end
+            reached = end
+        at = text.find("@", reached)
+
+
+def _start_of_local(text: str, first: int, at: int) -> int | None:
+    """Return where the parts before an ``@`` begin, at an edge of a word; None without any.
+
+    Behind another address is one, which would show once that one is cut out.
+    """
+    reverse = _LOCAL.match(text[first:at][::-1])
+    local = reverse[0][::-1] if reverse else ""
+    local = local[local.rfind("..") + 2 :] if ".." in local else local
+    if local.endswith("."):
+        return None
+    for place in range(at - len(local), at):
+        before = place > first and _is_word(text[place - 1])
+        if text[place] != "." and before != _is_word(text[place]):
+            return place
+    return None
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def _end_of_domain(text: str, first: int) -> int | None:
+    """Return where the domain behind an ``@`` ends: two parts at least, or an address of bytes."""
+    if literal := _LITERAL.match(text, first):
+        return literal.end()
+    domain = _DOMAIN.match(text, first)
+    end = None
+    place = first
+    for number, part in enumerate(domain[0].split(".") if domain else ()):
+        match = _PART.match(part.rstrip("-"))
+        if match is None:
+            break
+        if number:
+            end = place + match.end()
+        if match.end() < len(part):
+            break
+        place += len(part) + 1
+    return end
+
+
+def find_ips(text: str) -> Bounds:
+    """Yield where public IPv4 addresses begin and end."""
+    for match in _IP.finditer(text):
+        with contextlib.suppress(ValueError):  # such as of leading zeros
+            if ipaddress.ip_address(match[0]).is_global:
+                yield match.span()
+
+
+PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find_ips}
+_SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatternOptions(SpanOptions):
+    """Settings of `PatternSpans`, in addition to `SpanOptions`.
+
+    Attributes
+    ----------
+    patterns : list of str
+        "email", "ip" (public addresses), or both.
+    text_field : str
+        Column of the text.
+    """
+
+    model: StrPath = field(default="", init=False)
+    revision: str | None = field(default=None, init=False)
+    cache_dir: StrPath | None = field(default=None, init=False)
+    patterns: str | Sequence[str] = ("email", "ip")
+    spans_field: str = "pattern_spans"
+
+    def check(self) -> None:
+        """Check the settings; see `TextOptions.check`."""
+        super().check()
+        patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
+        for pattern in patterns:
+            check_choice("patterns", pattern, tuple(PATTERNS))
+        object.__setattr__(self, "patterns", patterns)
+
+
+class PatternModel(PinnedModel):
+    """The rules, which are in no file; they have another number where a text gets other spans."""
+
+    identity = checkpoint = Identity("rules", "1", is_directory=False)  # type: ignore[assignment]
+    repositories = identities = ()  # type: ignore[assignment]
+    weights_files: ClassVar[dict[Identity, str]] = {}
+    unpinned = ""
+
+
+class PatternRunner(Runner):
+    """Runner of rules, on the CPU."""
+
+    def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
+        """Find the spans of distinct texts; see `Runner.run`."""
+        names = self.options.patterns
+        rows = [
+            (place, start, end, code)
+            for place, text in enumerate(texts)
+            for code, (start, end) in _spans_of(text, names)
+        ]
+        advance(len(texts))
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        spans = Spans.of(len(texts), names, [*columns, np.ones(len(rows), np.float32)])
+        ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
+        return SpanOutputs(np.zeros((len(texts), 0)), ones, all_read, texts=texts, spans=spans)
+
+    def token_lengths(self, texts: list[str]) -> TokenLengths:
+        """Return no tokens; see `Runner.token_lengths`."""
+        none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
+        return TokenLengths(none, none, ones, None)
+
+    @contextlib.contextmanager
+    def lease(self, device: object, dtype: object) -> Iterator[None]:
+        """Hold nothing; see `Runner.lease`."""
+        yield
+
+    def device_and_dtype(self) -> tuple[Any, Any]:
+        """Return the CPU and float32, without torch."""
+        return "cpu", np.dtype(np.float32)
+
+    def batch_bytes(self) -> int:
+        """Return 0: a text at a time takes nothing."""
+        return 0
+
+
+def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield spans of one text, each after the place of its pattern; none in an e-mail address."""
+    taken: list[tuple[int, int]] = []
+    for name in PATTERNS:
+        if name not in names or _SIGNS[name] not in text:
+            continue
+        earlier = [(0, 0), *taken]
+        for start, end in PATTERNS[name](text):
+            if earlier[bisect.bisect_left(earlier, (end, 0)) - 1][1] <= start:
+                taken.append((start, end))
+                yield names.index(name), (start, end)
+
+
+class PatternHead(SpanHead):
+    """Columns of spans that rules find."""
+
+    @property
+    def labels(self) -> list[Any]:
+        """Names of the patterns."""
+        return list(self.options.patterns)
+
+
+class PatternSpans(TextMapper[PatternOptions]):
+    """Mapper that finds e-mail addresses and public IP addresses by rules, without a model.
+
+    The rules are those by which FineWeb's addresses were replaced, in time linear in
+    the text. The columns are those of `SpanClassifier`, and a chain of both is one
+    pass; `merge_spans` joins their spans.
+
+    Examples
+    --------
+    >>> addresses = PatternSpans(["email", "ip"], redact="[{label}]")
+    >>> ddf = ddf.pipe(addresses)  # doctest: +SKIP
+    """
+
+    Options = PatternOptions
+    model_type = PatternModel
+    runner_type = PatternRunner
+    head_type = PatternHead
+    first_setting = "patterns"
+    family = "patterns"
+    purpose = "e-mail and public IP addresses, by rules"
+    licence = "none: there is no model"
+
+    if TYPE_CHECKING:
+
+        @takes(PatternOptions)
+        def __init__(self, **settings: Any) -> None: ...

@@ -1,0 +1,655 @@
+"""The index of test items: their distinct n-grams, and which items have each.
+
+It is a folder of arrays, which are mapped into memory, so that all workers of a machine share them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from gpuclassify.corpus.decontamination.items import ITEM
+from gpuclassify.corpus.decontamination.words import (
+    SPACE,
+    UNICODE,
+    buffers,
+    characters,
+    new_words,
+    ngram_key,
+    power_of,
+    read_words,
+)
+from gpuclassify.jobs.ledger.records import sealed, unsealed
+from gpuclassify.jobs.stores.local import LocalStore
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import Store
+from gpuclassify.settings.paths import is_only_mine, private_folder
+from gpuclassify.settings.signatures import short
+
+FORMAT = 2
+ABOUT = "index.json"
+MOST = 2**32 - 1  # words, and bytes of words
+MOST_WORDS = 255  # words of an n-gram
+ALL_BITS = 2**64 - 1
+_EMPTY = np.uint32(MOST)
+_BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
+
+
+class Ngrams(NamedTuple):
+    """Arrays of an index; of words, n-grams and distinct items.
+
+    ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
+    begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
+    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
+    ``short_bits`` for items that are one n-gram of fewer than n words, by the key of as many of
+    their first words as the shortest has. Its items are
+    ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
+    of each item. ``settings``: the bits of a key that count, n, and other widths that there are.
+    """
+
+    text: np.ndarray
+    starts: np.ndarray
+    keys: np.ndarray
+    places: np.ndarray
+    widths: np.ndarray
+    slots: np.ndarray
+    bits: np.ndarray
+    short_bits: np.ndarray
+    owner_starts: np.ndarray
+    owners: np.ndarray
+    counts: np.ndarray
+    settings: np.ndarray
+
+
+# Files of an index, and the types of the arrays in them.
+_DTYPES = {
+    **dict.fromkeys(("text.npy", "widths.npy"), np.uint8),
+    **dict.fromkeys(("starts.npy", "places.npy", "slots.npy"), np.uint32),
+    **dict.fromkeys(("owner_starts.npy", "owners.npy", "counts.npy"), np.uint32),
+    **dict.fromkeys(("keys.npy", "bits.npy", "short_bits.npy", "settings.npy"), np.uint64),
+    **{f"item_{name}.npy": np.uint8 for name in ITEM.names},
+    **{f"item_{name}_offsets.npy": np.int64 for name in ITEM.names},
+}
+
+
+class Hits(NamedTuple):
+    """N-grams that documents have: of each hit the document, the n-gram, and the bytes it spans."""
+
+    documents: np.ndarray
+    ngrams: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ItemIndex:
+    """Index of test items.
+
+    Attributes
+    ----------
+    ngrams : Ngrams
+    items : pyarrow.Table
+        Of each distinct item ``source``, ``id`` and ``text``, in the order of the items.
+    about : dict
+        Settings and counts: JSON values.
+    """
+
+    ngrams: Ngrams
+    items: pa.Table
+    about: Mapping[str, Any]
+
+    @classmethod
+    def build(
+        cls,
+        items: pa.Table,
+        *,
+        ngram: int = 13,
+        min_words: int = 8,
+        max_items: int = 10,
+        key_bits: int = ALL_BITS,
+    ) -> ItemIndex:
+        """Index the distinct items of a table with ``source``, ``id`` and ``text``.
+
+        N-grams that stand in more than `max_items` items weigh nothing. Of keys only some bits
+        count where a test wants many that are equal.
+        """
+        about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
+        read = items.filter(pc.is_valid(items["text"])).combine_chunks()
+        words, counts = item_words(read["text"].cast(pa.large_string()).combine_chunks())
+        is_long = pa.array(counts >= min_words)
+        read, short, words = (
+            read.filter(is_long),
+            read.filter(pc.invert(is_long)),
+            words.filter(is_long),
+        )
+        coded, sources = words.dictionary_encode(), read["source"].dictionary_encode()
+        codes = coded.indices.to_numpy().astype(np.int64) * 2**32
+        codes += sources.combine_chunks().indices.to_numpy()
+        first = np.sort(np.unique(codes, return_index=True)[1])
+        unique, words = read.take(pa.array(first)), words.take(pa.array(first))
+        index = cls(_collect(*buffers(words), ngram, key_bits), unique, {})
+        per_source: dict[str, dict[str, int]] = {}
+        for name, counted in (("items", items), ("distinct", unique), ("too_short", short)):
+            for pair in pc.value_counts(counted["source"]).to_pylist():
+                known = {"items": 0, "distinct": 0, "too_short": 0}
+                per_source.setdefault(pair["values"], known)[name] = pair["counts"]
+        about |= {"format": FORMAT, "unicode": UNICODE, "sources": per_source, "boilerplate": {}}
+        often = index.document_counts(coded.dictionary) > max_items
+        return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
+
+    def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
+        """Return the index without some n-grams, bool (ngrams,), which then weigh nothing."""
+        ngrams, keep = self.ngrams, ~is_boilerplate
+        kept = np.flatnonzero(keep)
+        ends = ngrams.owner_starts.astype(np.int64)
+        sizes = ends[1:] - ends[:-1]
+        owners = ngrams.owners[np.repeat(keep, sizes)]
+        about = dict(self.about)
+        if len(gone := np.flatnonzero(is_boilerplate)):
+            shown = [self.ngram_text(number) for number in gone[:20]]
+            entry = {"ngrams": len(gone), "such_as": shown}
+            about["boilerplate"] = {**about["boilerplate"], reason: entry}
+        new = ngrams._replace(
+            keys=ngrams.keys[kept],
+            places=ngrams.places[kept],
+            widths=ngrams.widths[kept],
+            owner_starts=_starts(sizes[kept]),
+            owners=owners,
+            counts=np.bincount(owners, minlength=len(self.items)).astype(np.uint32),
+        )
+        about["ngrams"] = len(kept)
+        about["weightless_items"] = int((new.counts == 0).sum())
+        return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
+
+    def ngram_text(self, number: int) -> str:
+        """Return the words of an n-gram."""
+        starts, place = self.ngrams.starts, int(self.ngrams.places[number])
+        end = int(starts[place + int(self.ngrams.widths[number])])
+        return bytes(self.ngrams.text[int(starts[place]) : end]).decode().rstrip()
+
+    def hits(self, texts: pa.LargeStringArray) -> Hits:
+        """Find the n-grams of the index in texts, in their order."""
+        data, starts = buffers(texts)
+        return Hits(*_find_hits(data, starts, characters(), self.ngrams))
+
+    def document_counts(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """Count the texts that have each n-gram, int64 (ngrams,)."""
+        ngrams = len(self.ngrams.keys)
+        counts = np.zeros(ngrams, np.int64)
+        for start in range(0, len(texts) if ngrams else 0, _BLOCK):
+            hits = self.hits(texts[start : start + _BLOCK])
+            pairs = distinct(hits.documents * ngrams + hits.ngrams)
+            counts += np.bincount(pairs % ngrams, minlength=ngrams)
+        return counts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.ngrams)
+
+    def save(self, folder: Store) -> str:
+        """Write the index into a folder; return its digest, which stands in the last file."""
+        folder.make()
+        digests = {}
+        for name, array in self._arrays().items():
+            content = _header(array.dtype, len(array)) + array.tobytes()
+            folder.replace(name, content)
+            digests[name] = hashlib.sha256(content).hexdigest()
+        digest = _digest_of(digests)
+        about = {**self.about, "files": digests, "digest": digest}
+        folder.replace(ABOUT, sealed(about, indent=1))
+        return digest
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the index, by file name."""
+        arrays = self.ngrams._asdict()
+        for name in ITEM.names:
+            data, offsets = buffers(self.items[name].combine_chunks())
+            arrays[f"item_{name}"] = data[offsets[0] : offsets[-1]]
+            arrays[f"item_{name}_offsets"] = offsets - offsets[0]
+        return {f"{name}.npy": array for name, array in arrays.items()}
+
+
+def open_index(store: Store) -> ItemIndex:
+    """Return the index in a folder, after checking it; on this machine, processes share its memory.
+
+    An index that others can write, or that is not on this machine, is copied once into the user's
+    folder for temporary files.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is none.
+    ValueError
+        It is of another version, not as it was written, or its arrays contradict each other.
+    """
+    return _opened(store, store.read(ABOUT), store.stamp())
+
+
+def about_index(folder: Store) -> dict[str, Any]:
+    """Read an index's settings and digests; see `open_index` for errors."""
+    return _parse_about(folder, folder.read(ABOUT))
+
+
+def is_sound(folder: Store) -> bool:
+    """Tell whether a folder has an index whose files are as they were written; reads them all."""
+    try:
+        digests = about_index(folder)["files"]
+        return all(folder.digest(name) == digest for name, digest in digests.items())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _parse_about(folder: Store, content: bytes) -> dict[str, Any]:
+    about = unsealed(content)
+    if about is None:
+        raise _unsound(folder, f"{ABOUT} is not as it was written")
+    version = about.get("format"), about.get("unicode")
+    if version != (FORMAT, UNICODE):
+        raise _unsound(
+            folder,
+            f"it has format {short(version[0])} for Unicode {short(version[1])}, and this Python "
+            f"reads {FORMAT} and {UNICODE}",
+        )
+    files = about.get("files")
+    if (
+        not isinstance(files, dict)
+        or files.keys() != _DTYPES.keys()
+        or not all(isinstance(digest, str) for digest in files.values())
+        or about.get("digest") != _digest_of(files)
+    ):
+        raise _unsound(folder, f"{ABOUT} names other files than an index has")
+    if not isinstance(about.get("boilerplate"), dict):
+        raise _unsound(folder, f"{ABOUT} has no counts of boilerplate")
+    return about
+
+
+def _unsound(folder: Store, problem: str) -> ValueError:
+    return ValueError(
+        f"the index of test items in {folder} cannot be used: {problem}. Build it again"
+    )
+
+
+def _digest_of(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
+    """Open the index with this ``index.json``; a process checks it once, until it is replaced."""
+    about = _parse_about(store, content)
+    folder = _local_folder(store, about)
+    files = about["files"].items()
+    arrays = {name: _read_array(folder, name, digest) for name, digest in files}
+    ngrams = _frozen(Ngrams(*(arrays[f"{name}.npy"] for name in Ngrams._fields)))
+    try:
+        columns = [
+            _checked_texts(arrays[f"item_{name}.npy"], arrays[f"item_{name}_offsets.npy"])
+            for name in ITEM.names
+        ]
+        index = ItemIndex(ngrams, pa.table(columns, schema=ITEM), about)
+        wrong = next((name for name, fits in _checks(index) if not fits), None)
+    except pa.ArrowInvalid as err:
+        raise _unsound(folder, f"its texts are damaged ({err})") from err
+    if wrong is not None:
+        raise _unsound(folder, f"{wrong} contradicts its other files")
+    return index
+
+
+def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
+    """Return a folder with the files of an index that no other user can write."""
+    if isinstance(store, LocalStore):
+        paths = [store.root, *map(store.path, about["files"])]
+        if all(map(is_only_mine, paths)):
+            return store
+    folder = open_store(private_folder() / "indexes" / _digest_of(about["files"]))
+    folder.make()
+    for name, digest in about["files"].items():
+        if not (folder.has(name) and folder.digest(name) == digest):
+            try:
+                content = store.read(name)
+            except FileNotFoundError as err:
+                raise _unsound(store, f"it lacks {name}") from err
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise _unsound(store, f"{name} is not as it was written")
+            folder.replace(name, content)
+    return folder
+
+
+def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
+    """Map the array in a file of an index into memory."""
+    content = pa.memory_map(folder.path(name)).read_buffer()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _unsound(folder, f"{name} is not as it was written")
+    dtype = np.dtype(_DTYPES[name])
+    head = len(_header(dtype, 0))  # NumPy's headers of short shapes are equally long
+    count, rest = divmod(content.size - head, dtype.itemsize)
+    if count < 0 or rest or content[:head] != _header(dtype, count):
+        raise _unsound(folder, f"{name} is not an array of {dtype}")
+    return np.frombuffer(content.slice(head), dtype)
+
+
+def _header(dtype: np.dtype, count: int) -> bytes:
+    """Return the header of a ``.npy`` file of a one-dimensional array."""
+    header = io.BytesIO()
+    form = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(header, form)
+    return header.getvalue()
+
+
+def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
+    """Return the texts in a buffer; ArrowInvalid unless offsets ascend and all is UTF-8."""
+    parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    texts = pa.Array.from_buffers(pa.large_string(), max(0, len(offsets) - 1), parts)
+    texts.validate(full=True)
+    return texts
+
+
+def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each array, and whether it fits those before it.
+
+    Compiled code checks no bounds, and searches the hash table until it meets an empty slot.
+    """
+    ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
+    widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
+    yield (
+        "settings",
+        (
+            len(ngrams.settings) > 1
+            and int(widths[-1]) == index.about.get("ngram")
+            and 0 < widths[0] <= widths[-1] <= MOST_WORDS
+            and np.all(widths[1:] > widths[:-1])
+        ),
+    )
+    starts = ngrams.starts.astype(np.int64)
+    yield (
+        "starts",
+        (
+            len(starts) > 0
+            and starts[0] == 0
+            and starts[-1] == len(ngrams.text)
+            and np.all(starts[1:] > starts[:-1])
+            and np.all(ngrams.text[starts[1:] - 1] == SPACE)
+        ),
+    )
+    _checked_texts(ngrams.text, starts)
+    fits = len(ngrams.widths) == count < MOST and np.isin(np.unique(ngrams.widths), widths).all()
+    yield "widths", fits
+    yield (
+        "places",
+        (
+            len(ngrams.places) == count
+            and np.all(ngrams.places.astype(np.int64) + ngrams.widths < len(starts))
+        ),
+    )
+    ends = ngrams.owner_starts.astype(np.int64)
+    yield (
+        "owner_starts",
+        (
+            len(ends) == count + 1
+            and ends[0] == 0
+            and ends[-1] == len(ngrams.owners)
+            and np.all(ends[1:] >= ends[:-1])
+        ),
+    )
+    yield "owners", np.all(ngrams.owners < items)
+    yield "counts", np.array_equal(ngrams.counts, np.bincount(ngrams.owners, minlength=items))
+    for name, table in _table(ngrams).items():
+        yield name, np.array_equal(getattr(ngrams, name), table)
+
+
+def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
+    """Return the normalized words of each text, each followed by a space, and their counts."""
+    data, starts = buffers(texts)
+    content, offsets, counts = _all_words(data, starts, characters())
+    buffer = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffer), counts
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the distinct values, sorted; NumPy's own way hashes, and takes ten times as long."""
+    values = np.sort(values)
+    return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
+def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ngrams:
+    """Return the distinct n-grams of the words of distinct items."""
+    if len(data) >= MOST:
+        raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
+    count, room = read_words(data, characters(), new_words(len(data)))
+    starts, sums = room[1][: count + 1], room[2][: count + 1]
+    bounds = np.searchsorted(starts, offsets)  # word offsets of items
+    lengths = np.diff(bounds)
+    positions = np.where(lengths >= n, lengths - n + 1, 1)
+    owners = np.repeat(np.arange(len(lengths)), positions)
+    slots = np.full(_slot_count(len(owners)), _EMPTY)
+    starts = starts.astype(np.uint32)
+    of_positions, keys, places, widths = _insert(
+        data, starts, sums, bounds, n, np.uint64(key_bits), slots, len(owners)
+    )
+    pairs = distinct(of_positions * len(lengths) + owners)
+    ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
+    counts = np.bincount(owners, minlength=len(lengths)).astype(np.uint32)
+    owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
+    settings = np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64)
+    parts = (owner_starts, owners.astype(np.uint32), counts, settings)
+    none = np.zeros(0, np.uint64)  # the tables, which are made of what the others say
+    found = _frozen(Ngrams(data, starts, keys, places, widths, none, none, none, *parts))
+    return _frozen(found._replace(**_table(found)))
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint32)
+
+
+def _slot_count(entries: int) -> int:
+    """Return the hash table size for `entries`: a power of two, at most two thirds full."""
+    return 1 << max(4, (3 * entries // 2).bit_length())
+
+
+def _frozen(ngrams: Ngrams) -> Ngrams:
+    """Return read-only arrays, like mapped files, so that numba compiles for one array type."""
+    made = [np.ascontiguousarray(array).view() for array in ngrams]
+    for array in made:
+        array.setflags(write=False)
+    return Ngrams(*made)
+
+
+def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
+    """Return the hash table of n-grams by key, and the Bloom filters before it."""
+    keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
+    slots = np.full(_slot_count(len(keys)), _EMPTY)
+    _fill_slots(keys, slots)
+    least = int(ngrams.settings[2]) if len(ngrams.settings) > 2 else 0
+    places, key_bits = ngrams.places[is_short], ngrams.settings[0]
+    beginnings = _keys_at(places, least, ngrams.text, ngrams.starts, key_bits, characters())
+    filters = []
+    for chosen in (keys[~is_short], beginnings):
+        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 12 bits and more an n-gram
+        _fill_bits(chosen, bits)
+        filters.append(bits)
+    return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
+
+
+@njit(nogil=True, cache=True)
+def _all_words(data, starts, table):
+    """Return the words of all texts, and the byte offset and number of each text's words."""
+    content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
+    offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
+    room = new_words(0)
+    for text in range(len(counts)):
+        count, room = read_words(data[starts[text] : starts[text + 1]], table, room)
+        size, begin = room[1][count], offsets[text]
+        if begin + size > len(content):
+            wider = np.empty(2 * (begin + size), np.uint8)
+            wider[:begin] = content[:begin]
+            content = wider
+        content[begin : begin + size] = room[0][:size]
+        offsets[text + 1], counts[text] = begin + size, count
+    return content[: offsets[-1]].copy(), offsets, counts
+
+
+@njit(nogil=True, cache=True)
+def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
+    """Assign numbers to distinct n-grams in order of appearance; compare keys, then words."""
+    numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
+    places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
+    last, count, at = np.int64(len(slots) - 1), 0, 0
+    for item in range(len(bounds) - 1):
+        first, stop = bounds[item], bounds[item + 1]
+        width = min(n, stop - first)
+        power = power_of(width)
+        for place in range(first, max(first, stop - n) + 1):
+            key = ngram_key(sums, place, width, power) & key_bits
+            slot = np.int64(key) & last
+            while slots[slot] != _EMPTY:
+                known = slots[slot]
+                first_place = np.int64(places[known])
+                if (
+                    keys[known] == key
+                    and widths[known] == width
+                    and _is_equal(text, starts, first_place, text, starts, place, width)
+                ):
+                    break
+                slot = (slot + 1) & last
+            if slots[slot] == _EMPTY:
+                slots[slot] = count
+                keys[count], places[count], widths[count] = key, place, width
+                count += 1
+            numbers[at] = slots[slot]
+            at += 1
+    return numbers, keys[:count].copy(), places[:count].copy(), widths[:count].copy()
+
+
+@njit(nogil=True, cache=True)
+def _is_equal(text, starts, place, other_text, other_starts, other_place, width):
+    """Tell whether two runs of words are the same."""
+    begin, end = np.int64(starts[place]), np.int64(starts[place + width])
+    shift = np.int64(other_starts[other_place]) - begin
+    if np.int64(other_starts[other_place + width]) - shift != end:
+        return False
+    for byte in range(begin, end):  # noqa: SIM110 - numba compiles no generator here
+        if text[byte] != other_text[byte + shift]:
+            return False
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _fill_slots(keys, slots):
+    last = np.int64(len(slots) - 1)
+    for number in range(len(keys)):
+        slot = np.int64(keys[number]) & last
+        while slots[slot] != _EMPTY:
+            slot = (slot + 1) & last
+        slots[slot] = number
+
+
+@njit(nogil=True, cache=True)
+def _fill_bits(keys, bits):
+    for key in keys:
+        bits[_block(key, bits)] |= _mask(key)
+
+
+@njit(nogil=True, cache=True)
+def _keys_at(places, width, text, starts, key_bits, table):
+    """Return the keys of the n-grams of `width` words at the given word offsets."""
+    keys, room, power = np.empty(len(places), np.uint64), new_words(0), power_of(width)
+    for number in range(len(places)):
+        place = np.int64(places[number])
+        _, room = read_words(text[starts[place] : starts[place + width]], table, room)
+        keys[number] = ngram_key(room[2], 0, width, power) & key_bits
+    return keys
+
+
+@njit(nogil=True, cache=True)
+def _block(key, bits):
+    return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
+
+
+@njit(nogil=True, cache=True)
+def _mask(key):
+    """Return three bits of a block: few pass by accident, and memory is read once."""
+    one, six = np.uint64(1), np.uint64(63)
+    key >>= np.uint64(8)
+    bits = one << (key & six) | one << (key >> np.uint64(6) & six)
+    return bits | one << (key >> np.uint64(12) & six)
+
+
+@njit(nogil=True, cache=True)
+def _find_hits(data, starts, table, ngrams):
+    """Find n-grams in texts: keys propose, words decide; see `Hits`."""
+    hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
+    room, proposed = new_words(0), np.empty(0, np.int64)
+    for text in range(len(starts) - 1):
+        words, room = read_words(data[starts[text] : starts[text + 1]], table, room)
+        if len(proposed) < words + 1:
+            proposed = np.empty(2 * words + 1, np.int64)
+        n = np.int64(ngrams.settings[1])
+        proposals = _propose(room[2], words, n, key_bits, ngrams.bits, proposed)
+        if proposals:
+            count, hits = _decide(proposed[:proposals], n, words, room, ngrams, text, hits, count)
+        if len(ngrams.settings) > 2:
+            least, bits = np.int64(ngrams.settings[2]), ngrams.short_bits
+            proposals = _propose(room[2], words, least, key_bits, bits, proposed)
+            for number in range(2, len(ngrams.settings) if proposals else 0):
+                width, some = np.int64(ngrams.settings[number]), proposed[:proposals]
+                count, hits = _decide(some, width, words, room, ngrams, text, hits, count)
+    return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
+
+
+@njit(nogil=True, cache=True)
+def _propose(sums, words, width, key_bits, bits, proposed):
+    """Write the word offsets whose key passes the Bloom filter; return their number.
+
+    Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
+    in flight at once.
+    """
+    power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
+    places = np.uint64(max(0, words - width + 1))
+    for place in range(places):
+        keys[place] = ngram_key(sums, place, width, power) & key_bits
+    for place in range(places):
+        key = keys[place]
+        mask = _mask(key)
+        proposed[count] = place  # `count` never exceeds `place`
+        count += np.uint64(bits[_block(key, bits)] & mask == mask)
+    return np.int64(count)
+
+
+@njit(nogil=True, cache=True)
+def _decide(proposed, width, words, room, ngrams, text, hits, count):
+    """Add the n-grams of the index that stand at words of a text to the hits."""
+    power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
+    for place in proposed:
+        if place + width > words:
+            continue
+        key = ngram_key(room[2], place, width, power) & ngrams.settings[0]
+        slot = np.int64(key) & last
+        while ngrams.slots[slot] != _EMPTY:
+            known = ngrams.slots[slot]
+            first = np.int64(ngrams.places[known])
+            if (
+                ngrams.keys[known] == key
+                and ngrams.widths[known] == width
+                and _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, width)
+            ):
+                if count == hits.shape[1]:
+                    wider = np.empty((4, 2 * count), np.int64)
+                    wider[:, :count] = hits
+                    hits = wider
+                hits[0, count], hits[1, count] = text, known
+                hits[2, count], hits[3, count] = room[3][place], room[4][place + width - 1]
+                count += 1
+                break
+            slot = (slot + 1) & last
+    return count, hits

@@ -1,0 +1,161 @@
+"""Test items: from files, or from a frame, as a table that an index is built of."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.jobs.input.files import InputFile, find_files
+from gpuclassify.jobs.input.parts import read_part
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.store import UnreadableInputError
+from gpuclassify.mapping.partition_map import is_dask_frame
+from gpuclassify.settings.checks import nearest
+
+ITEM = pa.schema([(name, pa.large_string()) for name in ("source", "id", "text")])
+ROW_ID = "id"  # the column of ids, where there is one and no other is named
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Columns of items: those of text, whether a row's texts are one item, and that of ids."""
+
+    texts: tuple[str, ...]
+    are_joined: bool
+    row_id: str | None
+
+    def chosen(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
+        """Return a source's text columns, and its id column if it has one."""
+        texts = [name for name in self.texts if name in columns]
+        if not texts:
+            raise ValueError(
+                f"{source} has none of the columns {list(self.texts)}; its columns are "
+                f"{list(columns)}.{nearest(self.texts[0], map(str, columns))} Pass against_field="
+            )
+        if self.row_id is not None and self.row_id not in columns:
+            near = nearest(self.row_id, map(str, columns))
+            raise ValueError(f"{source} has no column of ids {self.row_id!r}.{near}")
+        row_id = self.row_id or (ROW_ID if ROW_ID in columns and ROW_ID not in texts else None)
+        return texts, row_id
+
+    def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
+        """Return the items of a pandas frame: of each row one, or one of each column of text."""
+        names, row_id = self.chosen([*frame.columns], source)
+        backend = backend_of(frame)
+        for name in names:
+            backend.check_text_column(frame, name)
+        texts = [backend.text_array(frame, name).to_pylist() for name in names]
+        rows = (
+            [str(first_row + row) for row in range(len(frame))]
+            if row_id is None
+            else [str(value) for value in frame[row_id].tolist()]
+        )
+        if self.are_joined:
+            texts = [["\n".join(filter(None, row)) or None for row in zip(*texts, strict=True)]]
+        ends = [f"/{name}" for name in names] if len(texts) > 1 else [""]
+        ids = [f"{row}{end}" for row in rows for end in ends]
+        mixed = [text for row in zip(*texts, strict=True) for text in row]
+        return pa.table([[source] * len(ids), ids, mixed], schema=ITEM)
+
+
+@dataclass(frozen=True)
+class ItemFiles:
+    """Files of items: Parquet or JSON lines, each a benchmark."""
+
+    paths: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return repr([redacted(path) for path in self.paths])
+
+    def identity(self) -> dict[str, str]:
+        """Return each file's size and version by name, to detect changed inputs."""
+        return {
+            redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
+            for file in self._files()
+        }
+
+    def _files(self) -> list[InputFile]:
+        """Return the files. The files of one path have one format; paths may differ."""
+        files = {file.path: file for path in self.paths for file in find_files([path], {})}
+        return [*files.values()]
+
+    def tables(self, fields: Fields) -> Iterator[pa.Table]:
+        """Yield the items of the files."""
+        for path, source, texts, row_id in self._columns(fields):
+            chosen = [*texts, *([] if row_id is None else [row_id])]
+            plan, row = FileReader([path], fields=chosen).find_parts("whole"), 0
+            for part in plan.parts:
+                frame = read_part(part, plan.schema)
+                yield fields.items(frame, source, row)
+                row += len(frame)
+
+    def check(self, fields: Fields) -> None:
+        """Raise UnreadableInputError or ValueError unless every file has the columns."""
+        for _ in self._columns(fields):
+            pass
+
+    def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
+        """Yield path, name, text columns and id column (or None) of each file."""
+        paths = [file.path for file in self._files()]
+        names = [posixpath.basename(redacted(path)) for path in paths]
+        for path, name in zip(paths, names, strict=True):
+            columns = FileReader([path]).find_parts("whole").schema.arrow.names
+            source = name if names.count(name) == 1 else redacted(path)
+            yield (path, source, *fields.chosen(columns, redacted(path)))
+
+
+@dataclass(frozen=True, eq=False)
+class ItemFrame:
+    """Items of a frame, as a table of its columns; None where an index is known that has them."""
+
+    digest: str
+    rows: int
+    frame: Any
+
+    @classmethod
+    def of(cls, frame: Any) -> ItemFrame:
+        """Take over a frame of pandas or cudf; a constructor computes no lazy one."""
+        import pandas as pd
+
+        if is_dask_frame(frame):
+            raise TypeError("against= got a Dask frame: pass ddf.compute(), or the files of items")
+        plain = to_pandas(frame)
+        hashes = pd.util.hash_pandas_object(plain.astype(str), index=False).to_numpy()
+        content = repr([*map(str, plain.columns)]).encode() + hashes.tobytes()
+        return cls(hashlib.sha256(content).hexdigest(), len(plain), plain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ItemFrame) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<frame of {self.rows:,} items>"
+
+    def check(self, fields: Fields) -> None:
+        """Raise ValueError unless the frame has the columns."""
+        fields.chosen([*self.frame.columns], "the frame of items")
+
+    def identity(self) -> dict[str, str]:
+        """Return the SHA-256 of the frame's columns and rows, to detect changes."""
+        return {"frame": self.digest}
+
+    def tables(self, fields: Fields) -> Iterator[pa.Table]:
+        """Yield the items of the frame."""
+        yield fields.items(self.frame, "frame")
+
+
+def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
+    """Return all items; UnreadableInputError if there is none."""
+    table = pa.concat_tables([ITEM.empty_table(), *against.tables(fields)])
+    if not len(table):
+        raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
+    return table

@@ -1,0 +1,565 @@
+"""Decontaminate: which documents hold which test items, as columns of a frame."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.corpus.decontamination.index import (
+    ABOUT,
+    MOST_WORDS,
+    ItemIndex,
+    about_index,
+    is_sound,
+    open_index,
+)
+from gpuclassify.corpus.decontamination.items import Fields, ItemFiles, ItemFrame, read_items
+from gpuclassify.corpus.decontamination.matching import (
+    Matches,
+    cut_text,
+    find_passages,
+    match_items,
+)
+from gpuclassify.frames import Frame, Texts, backend_of
+from gpuclassify.jobs.stores.names import HTTP, file_format
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.store import Store
+from gpuclassify.mapping.columns import check_are_new, check_is_there
+from gpuclassify.mapping.partition_map import RowWiseMap
+from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
+from gpuclassify.settings.checks import SHARE, check_settings, plain_value
+from gpuclassify.settings.options import StrPath, check_decision
+from gpuclassify.settings.signatures import as_json, call_text, short
+from gpuclassify.workers.run_context import current_run
+
+logger = logging.getLogger(__name__)
+
+SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64())])
+MARGIN = 200  # characters, as GPT-3's authors left around a passage
+BINS = 20  # bins of overlaps from 0 to 1 in reports
+# Settings on which the index depends.
+OF_INDEX = (
+    "against_field",
+    "join_fields",
+    "against_id",
+    "ngram",
+    "min_words",
+    "max_items",
+    "ignore",
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Decontaminate(RowWiseMap):
+    """Mapper that tells which documents hold which test items, exactly, and where.
+
+    A document holds an item to the share of the item's n-grams of words that it has;
+    words are compared without case, punctuation, symbols, line breaks and forms of the same
+    characters, and characters of scripts without spaces are words. Hashes propose and words decide:
+    nothing is found that is not there. Every text gets the same answer in any company.
+
+    The index of the items is built once, in the client, and mapped into memory by
+    all workers of a machine.
+
+    Parameters
+    ----------
+    against : str, path, list of them, or frame
+        Test items: files of Parquet or JSON lines, each a benchmark; a frame; or the folder of an
+        index, such as ``clean/_decontamination/index`` of a job.
+    against_field : str or list of str
+        Columns of the items' texts.
+    join_fields : bool
+        Make one item of a row's texts. Default: each text is an item, so that a question is found
+        without its answer.
+    against_id : str
+        Column that identifies rows. Default: ``id`` where there is one, else the row's number.
+    ngram : int
+        Words of an n-gram.
+    min_words : int
+        Words that an item needs. One of fewer than `ngram` words is found where all of them stand
+        in a row; of fewer than this, it is left out, and counted.
+    threshold : float
+        Share of an item's n-grams, 0 to 1, that makes a document contaminated.
+    max_items : int
+        N-grams that stand in more items than this are boilerplate, and weigh nothing.
+    ignore : str or list of str
+        Texts whose n-grams weigh nothing either.
+    text_field : str
+        Column of the text.
+    label_field : str
+        Output column (boolean): whether the document holds an item.
+    score_field : str
+        Output column (float32) of the share of the worst item.
+    item_field : str
+        Output column of the file and id of the worst item; null unless contaminated.
+    items_field : str
+        Output column (list of strings) of all items that reach the threshold, the worst first.
+    passages_field : str
+        Output column (list of start and end, in characters) of their passages.
+    cut : bool
+        Write the text without these passages to `kept_text_field`.
+    cut_margin : int
+        Characters that are cut around each passage, too.
+    kept_text_field : str
+        Its column; that of the text, to replace it. Default: ``kept_text``.
+    filter_by : bool
+        Keep only rows with this label: False keeps clean documents.
+    keep_field : str
+        Write the filter's decision to this column, and drop nothing.
+    overwrite : bool
+        Replace output columns that the dataset already has.
+    index_dir : str or path
+        Folder or URL, in reach of all workers, where indexes are kept. Default: a folder of this
+        user on this machine.
+
+    Examples
+    --------
+    >>> clean = Decontaminate(against="evals/*.jsonl", filter_by=False)
+    >>> ddf = ddf.pipe(clean)  # doctest: +SKIP
+    """
+
+    against: Any
+    against_field: str | Sequence[str] = "question"
+    join_fields: bool = False
+    against_id: str | None = None
+    ngram: int = 13
+    min_words: int = 8
+    threshold: float = field(default=0.2, metadata=SHARE)
+    max_items: int = 10
+    ignore: str | Sequence[str] = ()
+    text_field: str = "text"
+    label_field: str = "contaminated"
+    score_field: str = "contamination"
+    item_field: str = "contaminated_by"
+    items_field: str | None = None
+    passages_field: str | None = None
+    cut: bool = False
+    cut_margin: int = field(default=MARGIN, metadata={"least": 0})
+    kept_text_field: str | None = None
+    filter_by: bool | None = None
+    keep_field: str | None = None
+    overwrite: bool = False
+    index_dir: StrPath | None = None
+
+    filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            if setting.name != "against":
+                value = plain_value(getattr(self, setting.name))
+                value = os.fspath(value) if isinstance(value, os.PathLike) else value
+                object.__setattr__(self, setting.name, value)
+        object.__setattr__(self, "against", _as_items(self.against))
+        for name in ("against_field", "ignore"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        check_settings(self)
+        check_decision(self)
+        if not self.against_field:
+            raise ValueError("against_field=[] names no column: pass that of the items' text")
+        if not 1 <= self.min_words <= self.ngram <= MOST_WORDS:
+            raise ValueError(
+                f"min_words={self.min_words} and ngram={self.ngram}: pass 1 <= min_words <= ngram "
+                f"<= {MOST_WORDS}"
+            )
+        if not self.threshold > 0:
+            raise ValueError("threshold=0 would call every document contaminated: pass more")
+        if self.kept_text_field is not None and not self.cut:
+            raise ValueError(
+                f"kept_text_field={self.kept_text_field!r} has nothing to hold: pass cut=True too"
+            )
+
+    # Identity for Dask and pickle, and repr.
+
+    @property
+    def filters(self) -> bool:
+        """Whether the filter is set."""
+        return self.filter_by is not None
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether there is a filter, and no column for its decision."""
+        return self.filters and self.keep_field is None
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """Text column, in a tuple."""
+        return (self.text_field,)
+
+    @property
+    def main_text_fields(self) -> tuple[str, ...]:
+        """Text column, in a tuple."""
+        return (self.text_field,)
+
+    @property
+    def cut_field(self) -> str | None:
+        """Column of the texts that are cut, if they are."""
+        return (self.kept_text_field or "kept_text") if self.cut else None
+
+    def schema(self) -> pa.Schema:
+        """Return the new columns."""
+        new = [
+            pa.field(self.label_field, pa.bool_(), metadata=LABEL),
+            pa.field(self.score_field, pa.float32()),
+            pa.field(self.item_field, pa.string()),
+        ]
+        if self.items_field is not None:
+            new.append(pa.field(self.items_field, pa.list_(pa.string())))
+        if self.passages_field is not None:
+            new.append(pa.field(self.passages_field, pa.list_(SPAN)))
+        if self.cut_field is not None:
+            new.append(pa.field(self.cut_field, pa.string()))
+        if self.keep_field is not None:
+            new.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
+        return pa.schema(new)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name, without the place of the index."""
+        names = [setting.name for setting in fields(self) if setting.name != "index_dir"]
+        return {name: getattr(self, name) for name in names}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as JSON values, and a digest of the items."""
+        described = {name: as_json(value) for name, value in self.settings().items()}
+        return {**described, "items": f"sha256:{self._key()}"}
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (
+            "Decontaminate",
+            sorted((n, repr(v)) for n, v in self.settings().items()),
+            self._key(),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        if "_folder" in state and isinstance(self.against, ItemFrame):  # the index has it
+            state["against"] = replace(self.against, frame=None)
+        return state
+
+    def __repr__(self) -> str:
+        return self.code(short)
+
+    def code(self, show: Callable[[Any], str] = repr) -> str:
+        """Return the call that makes it, with each setting as `show` gives it."""
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        changed = {n: v for n, v in self.settings().items() if v != defaults[n]}
+        return call_text("Decontaminate", changed, show)
+
+    # Methods for the client.
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless the frame has the column of text, and room for the new ones."""
+        columns, backend = list(frame.columns), backend_of(frame)
+        check_is_there(self.text_field, columns, "text_field")
+        backend.check_text_column(frame, self.text_field)
+        schema = self.schema()
+        names = [name for name in schema.names if name != self._replaced()]
+        others = [name for name in columns if name != self._replaced()]
+        check_are_new(names, others, [self.text_field], self.overwrite)
+        backend.check_new_columns(schema)
+
+    def _replaced(self) -> str | None:
+        return self.cut_field if self.cut_field == self.text_field else None
+
+    def prepare(self) -> None:
+        """Build the index, or find it where it has been built."""
+        if "_folder" not in vars(self):
+            object.__setattr__(self, "_folder", self._built())
+
+    def at(self, folder: Store) -> Decontaminate:
+        """Return the same mapper with its index in a folder, where it will be once it is needed."""
+        made = replace(self)
+        object.__setattr__(made, "_folder", folder)
+        return made
+
+    def build(self) -> ItemIndex:
+        """Build the index in memory."""
+        index = ItemIndex.build(
+            read_items(self.against, self.item_columns),
+            ngram=self.ngram,
+            min_words=self.min_words,
+            max_items=self.max_items,
+        )
+        if self.ignore:
+            texts = pa.array(self.ignore, pa.large_string())
+            index = index.without(index.document_counts(texts) > 0, "in ignore=")
+        return replace(index, about={**index.about, **self._index_settings()})
+
+    def _index_settings(self) -> dict[str, Any]:
+        """Return the settings that an index is stored with, as JSON values."""
+        settings = {name: getattr(self, name) for name in OF_INDEX if name != "ignore"}
+        return settings | {"against_field": [*self.against_field]}
+
+    @property
+    def item_columns(self) -> Fields:
+        """Columns of the items."""
+        return Fields(tuple(self.against_field), self.join_fields, self.against_id)
+
+    @property
+    def saved(self) -> Store | None:
+        """Folder of the index that `against` names, if it names one."""
+        if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
+            path = self.against.paths[0]
+            if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file of items
+                return None
+            store = open_store(path)
+            with contextlib.suppress(NotADirectoryError):  # it is a file
+                if not store.is_pattern and store.has(ABOUT):
+                    return store
+        return None
+
+    def _built(self) -> Store:
+        if (saved := self.saved) is not None:
+            about = about_index(saved)
+            for name, value in self._index_settings().items():
+                if (stored := about.get(name)) != value:
+                    raise ValueError(
+                        f"{saved} is an index of {name}={short(stored)}, not {value!r}: pass "
+                        f"{name}={short(stored)}, or the files of items"
+                    )
+            if self.ignore:
+                raise ValueError(f"{saved} is an index, which ignore= cannot change: pass files")
+            return saved
+        folder = open_store(self.index_dir or _cache()).below(self._key()[:32])
+        if not is_sound(folder):
+            if folder.has(ABOUT):
+                logger.warning("%s is not as it was written, and is built again", folder)
+            self.build().save(folder)
+        return folder
+
+    def _key(self) -> str:
+        """Return the SHA-256 of the items, by their files' versions, and of settings for them."""
+        if "_items" not in vars(self):  # kept, and pickled: a run is about the items that it met
+            saved = self.saved
+            identity = (
+                self.against.identity()
+                if saved is None
+                else {"index": about_index(saved)["digest"]}
+            )
+            about = [identity, *(getattr(self, name) for name in OF_INDEX)]
+            digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+            object.__setattr__(self, "_items", digest)
+        return str(vars(self)["_items"])
+
+    def meta(self, frame: Frame) -> Any:
+        """Return the empty frame with the result's columns and dtypes."""
+        empty, schema = frame.iloc[:0], self.schema()
+        arrays = {new.name: pa.array([], new.type) for new in schema}
+        return backend_of(frame).with_columns(empty, arrays, schema, self.meta_dtypes(frame))
+
+    def meta_dtypes(self, frame: Frame) -> Any:
+        """Return the dtype of new string columns."""
+        return backend_of(frame).string_dtype(frame, self.text_field)
+
+    # Methods for workers.
+
+    @property
+    def index(self) -> ItemIndex:
+        """Index, mapped into memory; FileNotFoundError if this machine does not reach it."""
+        self.prepare()
+        folder: Store = vars(self)["_folder"]
+        try:
+            return open_index(folder)
+        except FileNotFoundError as err:
+            raise FileNotFoundError(
+                f"the index of test items is not in {folder}, as seen from this machine: pass "
+                "index_dir= with a folder or URL that the client and all workers reach"
+            ) from err
+
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
+        """Find test items in one plain frame; texts are read on the host."""
+        backend, schema = backend_of(frame), self.schema()
+        string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
+        arrays, keep = self.compute(backend.text_array(frame, self.text_field))
+        result = backend.with_columns(frame, arrays, schema, string_dtype)
+        return backend.take_rows(result, keep) if self.drops_rows else result
+
+    def compute(self, texts: pa.LargeStringArray) -> tuple[dict[str, pa.Array], np.ndarray]:
+        """Return new columns for texts, and which pass the filter: all without one, never null."""
+        started, index = time.perf_counter(), self.index
+        hits = index.hits(texts)
+        matches = match_items(index, hits)
+        worst, reached = matches.worst(), matches.only(matches.shares >= self.threshold)
+        is_null = pc.is_null(texts).to_numpy(zero_copy_only=False)
+        shares, items = np.zeros(len(texts)), np.full(len(texts), -1)
+        shares[worst.documents] = worst.shares
+        items[worst.documents] = worst.items
+        label = shares >= self.threshold
+        passages = find_passages(index, texts, hits, reached)
+        names = item_names(index, np.where(label, items, -1))
+        columns = [
+            pa.array(label, mask=is_null),
+            pa.array(shares.astype(np.float32), mask=is_null),
+            names,
+        ]
+        if self.items_field is not None:
+            columns.append(_lists(reached.documents, item_names(index, reached.items), is_null))
+        if self.passages_field is not None:
+            spans = pa.StructArray.from_arrays([*map(pa.array, passages[1:])], fields=[*SPAN])
+            columns.append(_lists(passages[0], spans, is_null))
+        if self.cut:
+            columns.append(_cut(texts, *passages, self.cut_margin))
+        keep = ~is_null & (label == self.filter_by) if self.filters else np.ones(len(texts), bool)
+        if self.keep_field is not None:
+            columns.append(pa.array(keep))
+        arrays = dict(zip(self.schema().names, columns, strict=True))
+        if (stages := current_run().stages) is not None:
+            outcomes = ItemOutcomes.of(self, texts, is_null, label, index, worst, passages)
+            positions = np.where(is_null, -1, np.cumsum(~is_null) - 1)
+            counts = count_matches(index, matches, reached)
+            seconds = time.perf_counter() - started
+            more: dict[str, Any] = {"truncated_texts": 0, "seconds": seconds}
+            stages.add(self, outcomes, positions, arrays, contamination=counts, **more)
+        return arrays, keep
+
+
+@dataclass(frozen=True)
+class ItemOutcomes(TextOutcomes):
+    """Results of `Decontaminate` for texts, with the passages of its examples beside the items."""
+
+    pairs: tuple[tuple[str, float, str], ...] = ()  # benchmark, share, and both in two lines
+
+    @classmethod
+    def of(
+        cls, mapper: Decontaminate, texts: pa.LargeStringArray, is_null: np.ndarray,
+        label: np.ndarray, index: ItemIndex, worst: Matches, passages: Sequence[np.ndarray],
+    ) -> ItemOutcomes:  # fmt: skip
+        """Return the outcomes of the texts that are not null."""
+        stages, there = current_run().stages, ~is_null
+        passed = {"label": label[there] == mapper.filter_by} if mapper.filters else None
+        shown = worst.only(worst.shares >= mapper.threshold)
+        most = stages.most_examples if stages else 0
+        pairs = tuple(_examples(index, texts, shown, passages, most))
+        strings = Texts(texts.filter(pa.array(there)).to_pylist())
+        return cls(strings, passed, pa.array(label[there]), pairs=pairs)
+
+    def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
+        """Return the worst passages by benchmark, each with its item in a second line."""
+        groups: dict[str, list[list[Any]]] = {}
+        for source, share, both in self.pairs:
+            groups.setdefault(source, []).append([share, both])
+        return {"labels": groups, "dropped": {}}
+
+
+def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
+    """Count documents by benchmark, "" being all, and by item.
+
+    ``documents`` and ``items`` are about those that reach the threshold; ``shares`` says how many
+    documents' largest share is in each twentieth, 20 being all of an item.
+    """
+    counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
+    for name, all_matches, those in _by_source(index, matches, reached):
+        counts["shares"][name] = _bins(all_matches.worst().shares)
+        counts["documents"][name] = len(those.worst().shares)
+        if name:
+            ids = index.items["id"].take(pa.array(those.items))
+            pairs = pc.value_counts(ids).to_pylist()
+            counts["items"][name] = {pair["values"]: pair["counts"] for pair in pairs}
+    return counts
+
+
+def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
+    """Yield "" with all matches, then each benchmark of the first ones with its matches."""
+    yield ("", *matches)
+    names = [
+        np.array(index.items["source"].take(pa.array(each.items)).to_pylist(), dtype=object)
+        for each in matches
+    ]
+    for source in dict.fromkeys(names[0].tolist()):
+        chosen = zip(matches, names, strict=True)
+        yield (source, *(each.only(of_each == source) for each, of_each in chosen))
+
+
+def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
+    """Return file and id of items; null for -1."""
+    places = pa.array(items, mask=items < 0)
+    source, name = (index.items[column].take(places) for column in ("source", "id"))
+    mark = pa.scalar("#", pa.large_string())
+    joined = pc.binary_join_element_wise(source, name, mark).cast(pa.string())
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _bins(shares: np.ndarray) -> dict[str, int]:
+    bins = np.bincount((shares * BINS + 1e-9).astype(int))
+    return {str(number): int(count) for number, count in enumerate(bins) if count}
+
+
+def _examples(
+    index: ItemIndex,
+    texts: pa.LargeStringArray,
+    worst: Matches,
+    passages: Sequence[np.ndarray],
+    most: int,
+) -> list[tuple[str, float, str]]:
+    """Return up to `most` documents with the largest overlap per benchmark, with their items."""
+    made: list[tuple[str, float, str]] = []
+    taken: dict[str, int] = {}
+    for place in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
+        document, item = int(worst.documents[place]), int(worst.items[place])
+        source = index.items["source"][item].as_py()
+        taken[source] = taken.get(source, 0) + 1
+        if taken[source] <= most:
+            start = int(passages[1][np.searchsorted(passages[0], document)])
+            passage = beginning(texts[document].as_py()[start:])
+            both = f"{passage}\n{beginning(index.items['text'][item].as_py())}"
+            made.append((source, round(float(worst.shares[place]), 4), both))
+    return made
+
+
+def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
+    """Return lists of values, which are in the order of documents."""
+    sizes = np.bincount(documents, minlength=len(is_null))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
+
+
+def _cut(
+    texts: pa.LargeStringArray,
+    documents: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    margin: int,
+) -> pa.Array:
+    """Return the texts without passages."""
+    rows, first = np.unique(documents, return_index=True)
+    cut = [
+        cut_text(texts[int(row)].as_py(), starts[begin:stop], ends[begin:stop], margin)
+        for row, begin, stop in zip(rows, first, np.append(first, len(documents))[1:], strict=True)
+    ]
+    is_cut = np.zeros(len(texts), bool)
+    is_cut[rows] = True
+    return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))
+
+
+def _as_items(against: Any) -> ItemFiles | ItemFrame:
+    if isinstance(against, ItemFiles | ItemFrame):
+        return against
+    if hasattr(against, "columns"):
+        return ItemFrame.of(against)
+    paths = [against] if isinstance(against, str | os.PathLike) else against
+    if not isinstance(paths, list | tuple) or not paths:
+        raise TypeError(
+            f"against={short(against)} is a {type(against).__name__}: pass files of test items, "
+            "such as 'evals/*.jsonl', a frame, or the folder of an index"
+        )
+    if not all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths):
+        raise TypeError(f"against={short(against)} holds what is no path: pass texts, such as 'a'")
+    return ItemFiles(tuple(os.fspath(path) for path in paths))
+
+
+def _cache() -> str:
+    """Return the folder of this user's indexes on this machine."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return str(Path(home, "gpuclassify", "indexes"))

@@ -1,0 +1,262 @@
+"""Words of texts as they are compared, with their hashes and their places in the text.
+
+A text's characters are decomposed as NFKD does, which makes equal what NFKC makes equal, and case
+is folded; decimal digits of any script become those of ASCII. Letters, digits and marks make
+words; a character of a script without spaces is a word by itself. Invisible characters of format
+vanish. All else, such as punctuation, symbols and white space of any kind and length, stands
+between words and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, mix
+
+_GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
+_KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # key: first letter of the Unicode category
+_ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # beyond: nothing but gaps
+_SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # variation selectors
+SPACE = 32
+_ROOM = 256  # bytes, and words, that a character becomes at most
+_MOST_MARKS = 32  # marks sorted after one letter: two more than stream-safe text has
+_START = np.uint64(0xCBF29CE484222325)
+UNICODE = unicodedata.unidata_version
+
+
+class Characters(NamedTuple):
+    """Normalization tables by code point.
+
+    Attributes
+    ----------
+    quick : ndarray of uint8, shape (256,)
+        Normalized byte of each ASCII character in a word, a space for separators, 0 for other
+        bytes.
+    becomes : ndarray of int32, shape (code points,)
+        Normalized code point, or ``-1 - index`` of a sequence in `several`.
+    several : ndarray of int32
+        Sequences of code points, each preceded by its length.
+    kinds, orders : ndarray of uint8, shape (code points,)
+        Role of a code point in a word, and the sort key of marks.
+    """
+
+    quick: np.ndarray
+    becomes: np.ndarray
+    several: np.ndarray
+    kinds: np.ndarray
+    orders: np.ndarray
+
+
+@functools.cache
+def characters() -> Characters:
+    """Return the table, made once a process in a fraction of a second."""
+    becomes = np.arange(0x110000, dtype=np.int32)
+    kinds, orders = np.full(len(becomes), _GAP, np.uint8), np.zeros(len(becomes), np.uint8)
+    several: list[int] = []
+    for first, last in _ASSIGNED:
+        chars = [*map(chr, range(first, last))]
+        kinds[first:last] = [_KINDS.get(unicodedata.category(char)[0], _GAP) for char in chars]
+        kinds[first:last][[unicodedata.category(char) == "Cf" for char in chars]] = _NOTHING
+        orders[first:last] = [*map(unicodedata.combining, chars)]
+        for code, char in enumerate(chars, first):
+            if char.isascii() and not char.isupper():
+                continue
+            folded = [ord(each) for each in _fold(char)]
+            if len(folded) == 1:
+                becomes[code] = folded[0]
+            else:
+                becomes[code] = -1 - len(several)
+                several += [len(folded), *folded]
+    for first, last in WITHOUT_SPACES:
+        block = kinds[first : last + 1]
+        block[block == _WORD] = _ALONE
+    for first, last in _SELECTORS:
+        kinds[first:last] = _NOTHING
+    quick = np.zeros(256, np.uint8)
+    quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], SPACE)
+    made = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
+    for array in made:
+        array.setflags(write=False)  # read-only like mapped arrays, so that numba compiles once
+    return made
+
+
+def _fold(char: str) -> str:
+    for _ in range(2):  # a second time, some change again
+        char = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold())
+    return "".join(str(unicodedata.decimal(each, each)) for each in char)
+
+
+def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of texts, null as empty, and where each begins and the last one ends."""
+    texts = texts.fill_null("")
+    offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
+    starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(data, np.uint8), starts if len(texts) else np.zeros(1, np.int64)
+
+
+@njit(nogil=True, cache=True)
+def new_words(size):
+    """Allocate buffers for the words of a text of `size` bytes; see `read_words`."""
+    words = size // 2 + 2 * _ROOM
+    text = np.empty(size + size // 4 + 2 * _ROOM, np.uint8)
+    starts, sums = np.empty(words, np.int64), np.empty(words, np.uint64)
+    return text, starts, sums, np.empty(words, np.int64), np.empty(words, np.int64)
+
+
+@njit(nogil=True, cache=True)
+def read_words(data, table, room):
+    """Read a text's normalized words into `room`; return their number and the buffers used.
+
+    The buffers are the words' bytes, each followed by a space; the offset of each word in them, and
+    of the end; prefix sums of the words' hashes, for `ngram_key`; and the byte offsets in the text
+    at which each word begins and ends. Larger buffers are allocated if `room` is too small.
+    """
+    size = len(data)
+    while True:
+        if len(room[0]) < size + _ROOM:
+            room = new_words(size)
+        count = _fill_words(data, table, *room)
+        if count >= 0:
+            break
+        size = 2 * len(room[0])
+    sums, total = room[2], np.uint64(0)
+    for place in range(count):
+        word = mix(sums[place])
+        sums[place] = total
+        total = total * _START + word
+    sums[count] = total
+    return count, room
+
+
+@njit(nogil=True, cache=True)
+def ngram_key(sums, first, width, power):
+    """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
+    behind = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
+    return mix(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
+
+
+@njit(nogil=True, cache=True)
+def power_of(width):
+    """Return the factor of a prefix sum `width` words later."""
+    power = np.uint64(1)
+    for _ in range(width):
+        power *= _START
+    return power
+
+
+@njit(nogil=True, cache=True)
+def _fill_words(data, table, text, starts, hashes, begins, ends):
+    """Fill `read_words`' room; return the number of words, or -1 if there is too little."""
+    marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
+    waiting, count, size, at = 0, 0, 0, 0
+    state, word = _GAP, _START
+    starts[0] = 0
+    while at < len(data):
+        if waiting == 0 and state != _ALONE:
+            at, count, size, word, state = _read_ascii(
+                data, table.quick, text, starts, hashes, begins, ends, at, count, size, word, state
+            )
+            if at == len(data):
+                break
+        if size + len(data) - at + _ROOM > len(text) or count + _ROOM > len(starts):
+            return -1
+        begin = at
+        longer, at = character(data, at)
+        code, pieces, place = np.int64(table.becomes[longer]), 1, np.int64(-1)
+        if code < 0:
+            place = -code
+            pieces = table.several[place - 1]
+        for piece in range(pieces):
+            if place >= 0:
+                code = np.int64(table.several[place + piece])
+            kind, order = table.kinds[code], table.orders[code]
+            if kind == _NOTHING:
+                continue
+            if order > 0 and kind == _MARK and waiting < _MOST_MARKS:
+                if state == _GAP:
+                    begins[count] = begin
+                    state = _WORD
+                spot = waiting
+                while spot > 0 and orders[spot - 1] > order:
+                    marks[spot], orders[spot] = marks[spot - 1], orders[spot - 1]
+                    spot -= 1
+                marks[spot], orders[spot] = code, order
+                waiting += 1
+                ends[count] = at
+                continue
+            for spot in range(waiting):
+                word, size = _write(marks[spot], word, text, size)
+            waiting = 0
+            is_new = kind == _ALONE or (kind == _WORD and state == _ALONE)
+            if state != _GAP and (kind == _GAP or is_new):
+                word, size, count = _end_word(word, text, size, starts, hashes, count)
+                state = _GAP
+            if kind != _GAP:
+                if state == _GAP:
+                    begins[count] = begin
+                    state = _WORD if kind == _MARK else kind
+                word, size = _write(code, word, text, size)
+                ends[count] = at
+    for spot in range(waiting):
+        word, size = _write(marks[spot], word, text, size)
+    if state != _GAP:
+        word, size, count = _end_word(word, text, size, starts, hashes, count)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
+    """Read up to the next character beyond ASCII; return the places, the word, and its state.
+
+    Without a branch for each end of a word, which no processor could foresee: what stands behind
+    the last word is overwritten until one ends there.
+    """
+    one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
+    at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # spares tests of signs
+    in_word = np.uint64(state == _WORD)
+    while at < stop and count < most:
+        code = quick[data[at]]
+        if code == 0:
+            break
+        is_word = np.uint64(code != SPACE)
+        text[size] = code
+        size += is_word | in_word
+        hashes[count] = word
+        begins[count + (in_word | is_word ^ one)] = at
+        at += one
+        ends[count + (is_word ^ one)] = at
+        count += in_word & (is_word ^ one)
+        starts[count + is_word] = size
+        longer = add(word, np.uint64(code))
+        word = longer if is_word else _START
+        in_word = is_word
+    return np.int64(at), np.int64(count), np.int64(size), word, _WORD if in_word else _GAP
+
+
+@njit(nogil=True, cache=True)
+def _end_word(word, text, size, starts, hashes, count):
+    text[size] = SPACE
+    starts[count + 1] = size + 1
+    hashes[count] = word
+    return _START, size + 1, count + 1
+
+
+@njit(nogil=True, cache=True)
+def _write(code, word, text, size):
+    """Write a code point as UTF-8."""
+    if code < 0x80:
+        text[size] = code
+        return add(word, np.uint64(code)), size + 1
+    more = 1 + (code >= 0x800) + (code >= 0x10000)
+    text[size] = (0x7F80 >> more) & 0xFF | code >> 6 * more
+    for place in range(1, more + 1):
+        text[size + place] = 0x80 | code >> 6 * (more - place) & 0x3F
+    for place in range(size, size + more + 1):
+        word = add(word, np.uint64(text[place]))
+    return word, size + more + 1

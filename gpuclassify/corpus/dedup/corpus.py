@@ -1,0 +1,199 @@
+"""The documents of a Dask frame by number: the partition's number, and the row's within it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from dask.base import clone_key
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
+
+from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.frames.lazy import from_parts
+
+# A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
+ROW_BITS = 40
+# Partitions of the corpus whose keys, or whose documents with candidates, are shuffled as one.
+KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to deduplicate, and an earlier corpus to compare them with.
+
+    Partitions of the earlier corpus are numbered after the dataset's partitions.
+    """
+
+    dataset: Any
+    earlier: Any = None
+
+    @property
+    def own_partitions(self) -> int:
+        """Number of partitions of `dataset`."""
+        return self.dataset.npartitions
+
+    @property
+    def npartitions(self) -> int:
+        """Number of partitions of both."""
+        return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
+
+    def empty(self, columns: Sequence[str]) -> pd.DataFrame:
+        """Return a pandas frame without rows with these columns, even if the dataset is in cudf."""
+        meta = self.dataset._meta[list(dict.fromkeys(columns))]
+        return to_pandas(meta)
+
+    def map(
+        self,
+        function: Callable[..., pd.DataFrame],
+        columns: Sequence[str],
+        *each: Sequence[Any],
+        meta: pd.DataFrame,
+        **options: Any,
+    ) -> dd.DataFrame:
+        """Return a lazy frame of ``function(frame, partition, *each[partition], **options)``.
+
+        Every call reads the files again: see `read_apart`. The function gets a partition with
+        `columns`, in the dataset's own library, its number, and of `each` (such as delayed values)
+        the item of this number; it returns a pandas frame, without rows equal to `meta`.
+        """
+        call = dask.delayed(function, pure=True)
+        frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
+        parts = [part for frame in frames for part in read_apart(frame, columns, meta)]
+        results = [
+            call(part, number, *(values[number] for values in each), **options)
+            for number, part in enumerate(parts)
+        ]
+        return from_parts(results, meta)
+
+
+def like(dataset: Any, result: dd.DataFrame) -> Any:
+    """Return the result in the kind of frame that `dataset` is: computed for a plain one."""
+    is_lazy = isinstance(dataset, dd.DataFrame)
+    backend = backend_of(dataset._meta if is_lazy else dataset)
+    if backend_of(result._meta) is not backend:
+        result = result.to_backend(backend.__name__.rpartition(".")[2])
+    return result if is_lazy else backend.with_views(result.compute(scheduler="sync"), dataset)
+
+
+def document_numbers(partition: int, rows: int) -> np.ndarray:
+    """Return the numbers of a partition's documents, int64 (rows,)."""
+    return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
+
+
+def partitioning(partitions: int, rows: Any) -> Any:
+    """Return a number that identifies a partitioning: the count of partitions, and one's rows."""
+    return (partitions << ROW_BITS) + rows
+
+
+def value_texts(values: pd.Series) -> np.ndarray:
+    """Return a text per value, (rows,), None for null: equal where values are, of any type.
+
+    A type of fractions holds 5 as 5.0, and one of times a day in seconds or in nanoseconds.
+    """
+    codes, distinct = pd.factorize(values)
+    return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
+
+
+def _text_of(value: object) -> str | None:
+    if isinstance(value, date):  # a time is one, and a day begins at midnight
+        time = pd.Timestamp(value)
+        return (time if time.tz is None else time.tz_convert("UTC")).isoformat()
+    if isinstance(value, timedelta):
+        return pd.Timedelta(value).isoformat()
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real | Decimal):
+        return str(value)
+    if not math.isfinite(value):
+        return None if math.isnan(value) else str(float(value))
+    whole = round(value)
+    return str(whole) if whole == value else format(Decimal(str(value)), "f").rstrip("0")
+
+
+def are_rounded(*dtypes: Any) -> bool:
+    """Return whether integers of these types become fractions where both are in one column."""
+    together = pd.concat([pd.Series([], dtype=dtype) for dtype in dtypes])
+    return together.dtype.kind == "f" and any(map(pd.api.types.is_integer_dtype, dtypes))
+
+
+def check_comparable(
+    name: str, ours: object, theirs: object, here: str, there: str, *, are_ids: bool = False
+) -> None:
+    """Raise TypeError unless values of two types, here and there, may be equal and stay so."""
+    if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
+        raise TypeError(
+            f"column {name!r} holds {ours} {here} and {theirs} {there}: convert one of them"
+        )
+
+
+def _kind_of(dtype: Any) -> tuple[str, bool]:
+    """Return the kind of a type: one for numbers of any width, another for times with a zone."""
+    if isinstance(dtype, pd.CategoricalDtype):
+        dtype = dtype.categories.dtype
+    kind = getattr(dtype, "kind", "")  # none of a column that is not there
+    is_zoned = getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None
+    return "i" if kind != "b" and pd.api.types.is_numeric_dtype(dtype) else kind, is_zoned
+
+
+def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
+    """Move the rows of `frame` to the partitions of its column ``document``, as the index."""
+    divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
+    return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
+
+
+def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
+    """Move rows with equal values of `column` to one partition; `gathered` partitions become one.
+
+    Rows of keys are few bytes each: shuffled in as many partitions as there are of texts, most of
+    the time would go into tasks.
+    """
+    fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
+    return fewer.shuffle(column, shuffle_method=choose_shuffle())
+
+
+def choose_shuffle() -> str | None:
+    """Return Dask's method to shuffle with: its default on a cluster, else in memory."""
+    try:
+        from distributed import get_client
+
+        get_client()
+    except ValueError:
+        return "tasks"
+    return None
+
+
+def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
+    """Return the frame's partitions, delayed and unoptimised: Dask would join small ones.
+
+    Where the frame is read from files and nothing else, the tasks are copies for this purpose
+    (anything that Dask can tokenize), so that no partition is kept in memory for another reader.
+    """
+    from dask.dataframe.dask_expr._expr import Projection
+    from dask.dataframe.dask_expr.io import FromMap, ReadParquet
+
+    wanted = None if columns is None else list(dict.fromkeys(columns))
+    expression = frame.expr
+    while isinstance(expression, Projection):
+        expression = expression.frame
+    if not isinstance(expression, (FromMap, ReadParquet)):
+        parts = frame.to_delayed(optimize_graph=False)
+        pick = dask.delayed(operator.getitem, pure=True)
+        return parts if wanted is None else [pick(part, wanted) for part in parts]
+    chosen = frame if wanted is None else frame[wanted].simplify()
+    parts = chosen.to_delayed(optimize_graph=False)
+    graph = dict(parts[0].dask)
+    seed = tokenize(purpose, columns)
+    names = {key: clone_key(key, seed) for key in graph}
+    copies = {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
+    together = HighLevelGraph.from_collections(seed, copies, dependencies=())
+    return [Delayed(names[part.key], together, layer=seed) for part in parts]

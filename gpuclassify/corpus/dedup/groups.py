@@ -1,0 +1,186 @@
+"""Groups of duplicates: their documents are brought together, and which one stays is decided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from gpuclassify.corpus.dedup.corpus import ROW_BITS, partitioning, value_texts
+from gpuclassify.frames import backend_of, to_pandas
+
+LENGTH = "length"  # in `keep_by`: text length in characters, unless the frame has this column
+BEGINNING_CHARS = 200  # length of text excerpts in summaries
+VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes per character
+
+
+def take_members(
+    frame: Any, partition: int, components: pd.DataFrame, settings: Any
+) -> pd.DataFrame:
+    """Return the documents of a partition that may have a duplicate, with their sort keys.
+
+    `components` has their ``root``, and ``similarity`` if known, by document number. The result has
+    the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and following,
+    ``source``, ``text`` (whole if it is to be verified), and ``partition_rows`` if ids are
+    positions. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`.
+    """
+    # Roots may be repeated.
+    components = components[~components.index.duplicated()].sort_index()
+    documents = components.index.to_numpy()
+    rows = frame.iloc[documents - (partition << ROW_BITS)]
+    texts = backend_of(rows).text_array(rows, settings.text_field)
+    columns: dict[str, Any] = {"document": documents}
+    columns |= {name: components[name].to_numpy() for name in components.columns}
+    columns |= ranking(rows, documents, settings)
+    source = settings.source_field
+    names = np.full(len(rows), "") if source is None else value_texts(to_pandas(rows)[source])
+    columns["source"] = pd.array(names, "str")
+    if settings.id_field is None:
+        columns["partition_rows"] = len(frame)
+    if not settings.verification:
+        texts = pc.utf8_slice_codeunits(pc.utf8_ltrim_whitespace(texts), 0, BEGINNING_CHARS)
+    columns["text"] = pd.array(texts, dtype="str")
+    return pd.DataFrame(columns)
+
+
+def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
+    """Return the columns that `ranked` sorts documents by: ``id``, ``rank_0`` and on.
+
+    Without `id_field`, ids are the documents' numbers, int64 (rows,).
+    """
+    id_field, keep_by = settings.id_field, settings.keep_by
+    chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
+    plain = to_pandas(chosen)
+    for name, dtype in plain.dtypes.items():
+        if isinstance(dtype, pd.CategoricalDtype):  # categories may be in order of appearance
+            plain = plain.astype({name: dtype.categories.dtype})
+    columns: dict[str, Any] = {"id": documents if id_field is None else plain[id_field].array}
+    for number, name in enumerate(keep_by):
+        if name in plain.columns:
+            columns[f"rank_{number}"] = plain[name].array
+        else:
+            texts = backend_of(rows).text_array(rows, settings.text_field)
+            columns[f"rank_{number}"] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+    return columns
+
+
+def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
+    """Decide for whole sets of candidates which documents stay: a row for each of `members`.
+
+    `members` are as `take_members` returns them, all documents of one ``root`` among them; those of
+    partitions after the `own_partitions` are of an earlier corpus, and stay. Without `verification`
+    every set is a group.
+    """
+    members = ranked(members, own_partitions, "root")
+    root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
+    rows = np.arange(len(members))
+    starts = np.flatnonzero(np.diff(root, prepend=-1))
+    compared = np.zeros(len(members), np.int8)
+    if "similarity" in members:
+        first = pd.Series(rows, members["document"]).reindex(root).to_numpy()
+        kept, similarity = first, members["similarity"].to_numpy()
+    elif verification is None:
+        kept = np.repeat(starts, np.diff(starts, append=len(rows)))
+        similarity = np.where(kept == rows, 1, np.nan).astype(np.float32)
+    else:
+        kept, similarity, compared = _verified(members, starts, verification)
+    kept = np.where(is_earlier, rows, kept)
+    sizes = np.bincount(kept, minlength=len(rows))
+    beginnings = members["text"].str.lstrip().str.slice(0, BEGINNING_CHARS)
+    by_position = [name for name in members if name == "partition_rows"]
+    return pd.DataFrame(
+        {
+            **members[["document", "id", *by_position]],
+            # The smallest id that is not of the earlier corpus.
+            "group": members["id"].take(_smallest(members["id"], kept, is_earlier)).array,
+            "keep": kept == rows,
+            "similarity": similarity,  # float32 to the one that is kept; NaN if not measured
+            "compared": compared,  # int8, how many documents its text was compared with
+            "size": sizes[kept],  # int64, documents in the group
+            # How many documents are near the border of a cluster, in one row of the cluster.
+            "near_border": members.get("near_border", 0),
+            "is_earlier": is_earlier,
+            "source": members["source"],
+            # Beginning of a kept text, without leading white space.
+            "beginning": beginnings.where(kept == rows, ""),
+        }
+    )
+
+
+def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
+    """Return for each row the row of the smallest id in its group, int64 (rows,)."""
+    order = ids.array.argsort()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    place[is_earlier] += len(order)  # both corpora may have an id: theirs name no group of ours
+    smallest = np.full(len(order), 2 * len(order))
+    np.minimum.at(smallest, kept, place)
+    return order[smallest[kept] % max(len(order), 1)]
+
+
+def listed(
+    decisions: pd.DataFrame,
+    *,
+    id_name: str,
+    has_similarity: bool,
+    has_earlier: bool,
+    partitions: int | None,
+) -> pd.DataFrame:
+    """Return the part of `decide`'s result that users get: documents in groups of two and more.
+
+    With positions, in a frame of so many `partitions`, also `partitioning` of each.
+    """
+    columns = ["id", "group", "keep"]
+    columns += ["similarity"] if has_similarity else []
+    columns += ["is_earlier"] if has_earlier else []
+    listing = decisions.loc[decisions["size"] > 1, columns]
+    if partitions is not None:
+        rows = decisions.loc[decisions["size"] > 1, "partition_rows"]
+        listing["partitions"] = partitioning(partitions, rows)
+    return listing.rename(columns={"id": id_name}).reset_index(drop=True)
+
+
+def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
+    """Sort by the column `within`, and for equal values the document that is to stay first.
+
+    Documents of partitions after the dataset's are those of an earlier corpus: they come before
+    others, and the column ``is_earlier`` is added.
+    """
+    is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
+    members = members.assign(is_earlier=is_earlier)
+    ranks = [name for name in members.columns if name.startswith("rank_")]
+    by = [within, "is_earlier", *ranks, "id", "document"]
+    ascending = [name in (within, "id", "document") for name in by]
+    return members.sort_values(by, ascending=ascending, na_position="last", ignore_index=True)
+
+
+def _verified(
+    members: pd.DataFrame, starts: np.ndarray, settings: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for each row the row that stays for it, their similarity, and comparisons made."""
+    from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
+
+    texts = backend_of(members).text_array(settings.compared(members, "text"), "text")
+    by_characters = settings.compare_by == "characters"
+    size = settings.char_ngrams if by_characters else settings.token_ngrams
+    least = settings.threshold if settings.min_similarity is None else settings.min_similarity
+    is_earlier, bounds = members["is_earlier"].to_numpy(), np.append(starts, len(members))
+    bytes_before = np.append(0, np.cumsum(pc.binary_length(texts)))[bounds]
+    cuts = np.flatnonzero(np.diff(bytes_before[:-1] // VERIFIED_BYTES)) + 1
+    results = []
+    for first, end in pairwise([0, *cuts.tolist(), len(starts)]):  # whole groups
+        rows = slice(bounds[first], bounds[end])
+        sets = ngram_sets(texts[rows], size, by_characters=by_characters)
+        matches = match_groups(
+            sets,
+            bounds[first : end + 1] - rows.start,
+            is_earlier[rows],
+            threshold=least,
+            measure=settings.measure,
+        )
+        results.append((matches.kept + rows.start, matches.similarity, matches.compared))
+    kept, similarity, compared = map(np.concatenate, zip(*results, strict=True))
+    return kept, similarity, compared

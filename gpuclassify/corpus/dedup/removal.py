@@ -1,0 +1,176 @@
+"""Dropping documents from a frame, by position or by id, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+
+from gpuclassify.corpus.dedup.corpus import (
+    ROW_BITS,
+    Corpus,
+    by_partition,
+    check_comparable,
+    choose_shuffle,
+    document_numbers,
+    like,
+    partitioning,
+    read_apart,
+    value_texts,
+)
+from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
+from gpuclassify.frames.lazy import as_dask, from_parts
+
+ID = "id"  # the column of ids, where there is one and no other is named
+POSITIONS = (ID, "position")  # candidate columns for positions of documents without ids
+PARTITIONS = "partitions"  # column that identifies the partitioning; see `partitioning`
+
+
+class RepeatedIdsError(ValueError):
+    """Ids that do not tell documents apart: one is null, or occurs twice."""
+
+
+def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame) -> Any:
+    """Return `dataset` without the documents that `duplicates` has with ``keep`` false.
+
+    Rows, order, index, divisions and columns of what stays are unchanged.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    duplicates : same type as `dataset`
+        As `ExactDuplicates` and the like return it, or written and read again. Its first column is
+        one of `dataset`, or else ``id`` or ``position``, positions in the very partitions of
+        `dataset`, which ``partitions`` tells.
+
+    Raises
+    ------
+    TypeError
+        Ids are of another type than those of `dataset`, or something is no frame.
+    ValueError
+        `duplicates` lacks a column, or names documents by a column that `dataset` does not have.
+        When computed: by positions in other partitions.
+    """
+    corpus, listing = Corpus(as_dask(dataset)), as_dask(duplicates)
+    id_name = str(listing.columns[0])
+    if "keep" not in listing.columns:
+        raise ValueError(
+            f"duplicates has the columns {list(listing.columns)}: pass what ExactDuplicates, "
+            "FuzzyDuplicates or SemanticDuplicates returned, with the column 'keep'"
+        )
+    check_single(corpus.dataset, id_name)
+    has_ids = PARTITIONS not in listing.columns
+    if has_ids and id_name not in corpus.dataset.columns:
+        raise ValueError(
+            f"duplicates names documents by {id_name!r}, which the frame does not have: pass the "
+            f"frame with that column. If they are positions, a column {PARTITIONS!r} is missing, "
+            "which tells the partitions: pass what was returned, with all its columns"
+        )
+    meta = removed(listing._meta)
+    gone = listing.map_partitions(removed, meta=meta)
+    if has_ids:
+        gone = _numbers_of(corpus, gone, id_name)
+    return like(dataset, drop_documents(corpus.dataset, gone.rename(columns={id_name: "document"})))
+
+
+def check_single(frame: Frame, name: str) -> None:
+    """Raise ValueError if several columns have this name."""
+    count = [*frame.columns].count(name)
+    if count > 1:
+        raise ValueError(f"{count} columns are called {name!r}: rename all but one")
+
+
+def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
+    """Drop the documents whose numbers `gone` has, in the partitions that hold them."""
+    lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
+    drop = dask.delayed(drop_rows, pure=True)
+    parts = [
+        drop(part, number, numbers, dataset.npartitions)
+        for number, (part, numbers) in enumerate(
+            zip(read_apart(dataset, None, "removal"), lists, strict=True)
+        )
+    ]
+    divisions = dataset.divisions if dataset.known_divisions else None
+    return from_parts(parts, dataset._meta, divisions)
+
+
+def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
+    """Return one of `partitions` partitions without the documents in the index of `gone`.
+
+    Raises ValueError if `gone` has positions of another partitioning.
+    """
+    if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
+        count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
+        raise ValueError(
+            f"duplicates names documents by position in {count:,} partitions, one of {rows:,} "
+            f"rows, and partition {partition} of the {partitions:,} here has {len(frame):,}: pass "
+            "the frame with its partitions as they were, or find duplicates by id_field="
+        )
+    is_kept = np.ones(len(frame), bool)
+    is_kept[gone.index.to_numpy() - (partition << ROW_BITS)] = False
+    return frame if is_kept.all() else backend_of(frame).take_rows(frame, is_kept)
+
+
+def removed(duplicates: Frame) -> pd.DataFrame:
+    """Return the ids, in the first column, of documents that go."""
+    plain = to_pandas(duplicates)
+    goes = ~plain["keep"].astype(bool)
+    if "is_earlier" in plain:
+        goes &= ~plain["is_earlier"].astype(bool)
+    named = [plain.columns[0], *plain.columns.intersection([PARTITIONS])]
+    return plain.loc[goes, named].reset_index(drop=True)
+
+
+def numbered_ids(
+    frame: Frame, partition: int, id_field: str, are_texts: bool = False
+) -> pd.DataFrame:
+    """Return ``id`` and ``document`` of a partition: its ids, and the numbers they stand for."""
+    ids = to_pandas(frame[[id_field]])
+    named = _as_texts(ids) if are_texts else ids
+    numbers = document_numbers(partition, len(ids))
+    return pd.DataFrame({"id": named[id_field].array, "document": numbers})
+
+
+def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
+    """Raise RepeatedIdsError if one of these ids is null or occurs twice; else True."""
+    is_null = ids["id"].isna()
+    wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
+    if not len(wrong):
+        return True
+    first = wrong["id"].iloc[0]
+    same = wrong[wrong["id"].isna() if pd.isna(first) else wrong["id"] == first]
+    places = [
+        f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
+        for number in same["document"].tolist()[:2]
+    ]
+    shown = first.item() if hasattr(first, "item") else first  # 6 rather than np.int64(6)
+    what = "null" if pd.isna(first) else repr(shown)
+    # ID is the default column.
+    or_else = "rename this one" if id_field == ID else "leave id_field out"
+    raise RepeatedIdsError(
+        f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
+        f"{' and of '.join(places)}: name another column, or {or_else}, so that positions name "
+        "documents"
+    )
+
+
+def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
+    """Return the document numbers of ids."""
+    ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
+    check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
+    are_texts = ours != theirs  # such as kinds of strings, and widths of integers
+    meta = numbered_ids(corpus.empty([id_name]), 0, id_name, are_texts)
+    ids = corpus.map(numbered_ids, [id_name], id_field=id_name, are_texts=are_texts, meta=meta)
+    if are_texts:
+        gone = gone.map_partitions(_as_texts, meta=_as_texts(gone._meta))
+    gone = gone.rename(columns={id_name: "id"})
+    return ids.merge(gone, on="id", shuffle_method=choose_shuffle())[["document"]]
+
+
+def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
+    """Return the ids, in the first column, as texts that are equal where ids of any type are."""
+    name = ids.columns[0]
+    return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

@@ -1,0 +1,518 @@
+"""Semantic duplicates: documents whose embeddings point in almost the same direction.
+
+Embeddings become vectors of length 1, k-means of a sample of them cuts the corpus into clusters,
+and within a cluster each vector is compared with all that stay. Matrix products run on the worker's
+GPU if it has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.corpus.dedup.corpus import (
+    MEMBERS_GATHERED,
+    Corpus,
+    document_numbers,
+    read_apart,
+    shuffle,
+)
+from gpuclassify.corpus.dedup.duplicates import (
+    Duplicates,
+    Keep,
+    accepts_old_spellings,
+    group_hashes,
+)
+from gpuclassify.corpus.dedup.groups import ranked, ranking
+from gpuclassify.frames import Frame, backend_of, name_row, unpack_digests
+from gpuclassify.frames.lazy import from_parts, reduce_tree
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.settings.checks import SHARE, check_text
+from gpuclassify.workers.retire import on_sound_device
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_DOCUMENTS = 2_000  # mean documents per cluster, unless n_clusters= is set
+CENTROID_SAMPLES = 50  # minimum sampled documents per centroid
+NO_CENTROID = np.zeros((1, 0), np.float32)  # result without documents
+MOST_NEAR_BORDERS = 0.1  # share of documents near borders that causes a warning
+SAMPLE = ["number", "embedding"]  # columns that a sample has
+ROUNDING = 1e-6  # rounding error of a cosine in float32, subtracted from the threshold
+BLOCK_ROWS = 1024  # compared with all survivors at a time
+TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have different products
+
+
+@accepts_old_spellings("semantic")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SemanticDuplicates(Duplicates):
+    """Documents with similar embeddings, even if they share no words.
+
+    K-means divides the corpus into clusters. Within a cluster, documents are
+    visited in the order of `keep_by`. A document is a duplicate if its embedding
+    is similar to a document that is kept; the most similar earlier one counts.
+    Null and empty texts, and null and all-zero embeddings, have no duplicates.
+
+    Pairs in different clusters are missed. A near-duplicate at the threshold has
+    the distance δ = sqrt(2 - 2 * threshold). In a random direction of `width`
+    dimensions, its distance towards a border has the standard deviation
+    δ / sqrt(width). A summary counts the documents that are nearer to a border
+    as ``near_border``, and more than a tenth of them causes a warning. The share
+    of missed pairs at the threshold is between half of this share and all of it;
+    for more similar pairs it is smaller.
+
+    Parameters
+    ----------
+    embedder : Embedder or str
+        Embedder of the texts, or the name of its model. Default: `Embedder`'s model.
+    embedding_field : str, optional
+        Column of existing embeddings (lists of numbers), instead of `embedder`. They are read twice
+        instead of being held in the workers' memory.
+    threshold : float
+        Minimum cosine of duplicates, 0 to 1, minus 1e-6 for rounding.
+    n_clusters : int, optional
+        Number of clusters. More clusters need less work, and find fewer pairs. Default: one per
+        2,000 documents, at most one per 50 documents of the sample.
+    max_iter : int
+        Passes of k-means over the sample.
+    sample_size : int
+        Documents that clusters are fitted to. They do not depend on order and partitioning.
+    seed : int
+        Seed of k-means.
+
+    Examples
+    --------
+    >>> SemanticDuplicates(id_field="id", threshold=0.97).remove(ddf)  # doctest: +SKIP
+    """
+
+    embedder: Embedder | str | None = None
+    embedding_field: str | None = None
+    threshold: float = field(default=0.95, metadata=SHARE)
+    n_clusters: int | None = None
+    max_iter: int = 20
+    sample_size: int = 100_000
+    seed: int = field(default=42, metadata={"least": 0})
+
+    has_similarity = True
+    libraries = ("sklearn",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_clusters is not None and self.n_clusters > self.sample_size:
+            raise ValueError(
+                f"n_clusters={self.n_clusters} cannot be fitted to sample_size={self.sample_size} "
+                f"documents: pass sample_size={self.n_clusters * CENTROID_SAMPLES} or more"
+            )
+        if self.embedding_field is not None:
+            if self.embedder is not None:
+                raise ValueError(
+                    f"embedder={self.embedder!r} and embedding_field={self.embedding_field!r} both "
+                    "give embeddings: pass one of them"
+                )
+            return
+        if self.embedder is None:
+            object.__setattr__(self, "embedder", Embedder.defaults["model"])
+        fields = self.embedder.text_fields if isinstance(self.embedder, Embedder) else ()
+        if fields not in ((), (self.text_field,)):
+            raise ValueError(
+                f"the embedder reads {', '.join(map(repr, fields))} and text_field is "
+                f"{self.text_field!r}: pass the same to both"
+            )
+        if not isinstance(self.embedder, Embedder):
+            check_text("embedder", self.embedder, "an Embedder or the name of its model")
+
+    def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
+        """Find documents with a similar document that is kept; see `match_clusters`."""
+        embedder = self.make_embedder()
+        if embedder is not None:
+            embedder.prepare()
+        columns = list(dict.fromkeys([*self.signature_fields, *self.member_fields(corpus)]))
+        options: dict[str, Any] = {"settings": self, "embedder": embedder}
+        meta = embedding_frame(corpus.empty(columns), 0, **options)
+        signatures = keep("signatures", corpus.map(embedding_frame, columns, meta=meta, **options))
+        if embedder is None:  # read twice, so that embeddings are not held in memory
+            samples = corpus.map(sample_frame, columns, meta=meta[SAMPLE], **options)
+            parts = samples.to_delayed(optimize_graph=False)
+        else:
+            take = dask.delayed(take_sample, pure=True)
+            parts = [take([part], self.sample_size) for part in read_apart(signatures, SAMPLE, "")]
+        sample = reduce_tree(functools.partial(take_sample, size=self.sample_size), parts)
+        fitted = dask.delayed(find_centroids, pure=True)(sample, self)
+        # A separate step: fitted again on another machine, they may differ in their last bits.
+        centroids_frame = keep("centroids", from_parts([fitted], meta[["embedding"]]))
+        (centroids,) = centroids_frame.to_delayed(optimize_graph=False)
+        meta = to_clusters(meta, pd.DataFrame({"embedding": pack(NO_CENTROID)}), self.threshold)
+        clusters = signatures.map_partitions(to_clusters, centroids, self.threshold, meta=meta)
+        moved = shuffle(clusters, "key", MEMBERS_GATHERED)
+        matched = {"own_partitions": corpus.own_partitions, "threshold": self.threshold}
+        meta = match_clusters(meta, **matched)
+        return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
+
+    def make_embedder(self) -> Embedder | None:
+        """Return the mapper that embeds texts; None where `embedding_field` has embeddings."""
+        if isinstance(self.embedder, str):
+            return Embedder(model=self.embedder, text_field=self.text_field)
+        return self.embedder
+
+    def mappers(self) -> list[PartitionMap]:
+        """Return the embedder, if there is one."""
+        embedder = self.make_embedder()
+        return [] if embedder is None else [embedder]
+
+    @property
+    def signature_fields(self) -> list[str]:
+        """Columns that determine candidates."""
+        return [*super().signature_fields, *filter(None, [self.embedding_field])]
+
+    def _check(self, frame: Frame) -> None:
+        super()._check(frame)
+        embedder = self.make_embedder()
+        if embedder is not None:
+            embedder.check(frame[[self.text_field]])
+        if self.embedding_field is not None:
+            unit_vectors(frame.iloc[:0], self.embedding_field)
+
+
+@on_sound_device
+def embedding_frame(
+    frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
+) -> pd.DataFrame:
+    """Return the embeddings of the documents that have any.
+
+    Columns are ``document`` (int64), ``number`` (int64, by which a sample is drawn), ``within``
+    (int64, equal where `by` is), ``embedding`` (as of `pack`), and what `ranking` gives.
+    """
+    digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
+    if embedder is not None:
+        embedded = embedder.map_frame(frame[[settings.text_field]])
+        vectors, has_direction = unit_vectors(embedded, embedder.options.embedding_field)
+    else:
+        assert settings.embedding_field is not None
+        vectors, has_direction = unit_vectors(frame, settings.embedding_field)
+        digests[has_direction] = vector_digests(vectors)  # equal texts may have different ones
+    vectors = vectors[is_candidate[has_direction]]
+    is_candidate = is_candidate & has_direction
+    documents = document_numbers(partition, len(frame))[is_candidate]
+    rows = backend_of(frame).take_rows(frame, is_candidate)
+    return pd.DataFrame(
+        {
+            "document": documents,
+            "number": digests[is_candidate, 0],
+            "within": group_hashes(rows, settings.by),
+            "embedding": pack(vectors),
+            **ranking(rows, documents, settings),
+        }
+    )
+
+
+def sample_frame(
+    frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
+) -> pd.DataFrame:
+    """Take a sample, as `take_sample`, of the embeddings of a partition."""
+    embeddings = embedding_frame(frame, partition, settings, embedder)
+    return take_sample([embeddings[SAMPLE]], settings.sample_size)
+
+
+def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
+    """Find centroids of the clusters, rows of ``embedding``; warn if borders part too much."""
+    vectors = unpack(sample["embedding"])
+    if not len(vectors):
+        return pd.DataFrame({"embedding": pack(NO_CENTROID)})
+    documents = estimate_documents(sample["number"].to_numpy(), settings.sample_size)
+    most = max(len(vectors) // CENTROID_SAMPLES, 1)
+    chosen = settings.n_clusters or min(max(documents // CLUSTER_DOCUMENTS, 1), most)
+    count = min(chosen, len(vectors))
+    centroids = fit_centroids(vectors, count, settings.max_iter, settings.seed)
+    _, distances = assign(vectors, centroids)
+    share = (distances < border_width(settings.threshold, vectors.shape[1])).mean()
+    if share > MOST_NEAR_BORDERS:
+        logger.warning(
+            "%.0f%% of the documents lie so near the border of a cluster that near-duplicates may "
+            "lie beyond it, where they are missed: pass a smaller n_clusters than %d",
+            100 * share,
+            count,
+        )
+    return pd.DataFrame({"embedding": pack(centroids)})
+
+
+@on_sound_device
+def to_clusters(
+    embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
+) -> pd.DataFrame:
+    """Return embeddings with ``key`` (int64), one per cluster, and ``near_border`` (bool)."""
+    vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
+    clusters, distances = assign(vectors, centres)
+    keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
+    near = distances < border_width(threshold, centres.shape[1])
+    return embeddings.drop(columns=["number", "within"]).assign(key=keys, near_border=near)
+
+
+@on_sound_device
+def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
+    """Find, in whole clusters, the documents that have a similar one.
+
+    Columns are ``document`` and ``root`` (int64, the one that stays, which has a row as well),
+    ``similarity`` (float32) of both, and ``near_border`` (int64): how many documents of a cluster
+    are near its border, reported in the row of its first one, which is there even if it has no
+    duplicate.
+    """
+    embeddings = ranked(embeddings, own_partitions, "key")
+    keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
+    kept = np.arange(len(keys))
+    similarity = np.ones(len(keys), np.float32)
+    near = np.zeros(len(keys), np.int64)
+    is_near = embeddings["near_border"].to_numpy() & ~is_earlier
+    starts = np.flatnonzero(np.diff(keys, prepend=~keys[:1]))
+    for start, end in itertools.pairwise([*starts.tolist(), len(keys)]):
+        cluster = slice(start, end)
+        vectors = unpack(embeddings["embedding"].iloc[cluster])
+        places, similarity[cluster] = match(vectors, int(is_earlier[cluster].sum()), threshold)
+        kept[cluster] = start + places
+        near[start] = is_near[cluster].sum()
+    is_found = (kept != np.arange(len(keys))) | (near > 0)
+    is_found[kept[is_found]] = True
+    documents = embeddings["document"].to_numpy()
+    components = {"document": documents, "root": documents[kept], "similarity": similarity}
+    return pd.DataFrame({**components, "near_border": near})[is_found].reset_index(drop=True)
+
+
+def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a column's embeddings at length 1, float32, and which rows have a direction.
+
+    The column is of lists of numbers, equally long: Arrow lists of any kind, or objects that Arrow
+    reads as such (lists, arrays). Null and all zeros have no direction.
+    """
+    lists = backend_of(frame).list_array(frame, column)
+    if not _holds_numbers(lists.type):
+        raise TypeError(
+            f"column {column!r} holds {lists.type}, not lists of numbers: name the column of "
+            "embeddings as embedding_field=. (Dask makes strings of lists in an object column: "
+            "give it Arrow's type, pandas.ArrowDtype(pyarrow.list_(pyarrow.float32())))"
+        )
+    is_given = lists.is_valid().to_numpy(zero_copy_only=False)
+    if not is_given.any():
+        return np.zeros((0, 0), np.float32), is_given
+    present = lists.drop_null()
+    rows = np.flatnonzero(is_given)
+    widths = pc.list_value_length(present).to_numpy()
+    is_other = (widths != widths[0]) | (widths == 0)
+    if is_other.any():
+        at = int(is_other.argmax())
+        raise ValueError(
+            f"{name_row(frame, int(rows[at]))} of column {column!r} holds {widths[at]} numbers "
+            f"and {name_row(frame, int(rows[0]))} {widths[0]}: all must be of one model"
+        )
+    numbers = present.flatten().to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        vectors = numbers.astype(np.float32).reshape(len(rows), -1)
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.all():
+        raise ValueError(
+            f"{name_row(frame, int(rows[is_finite.argmin()]))} of column {column!r} holds a number "
+            "that is not finite: make that embedding null, or compute it anew in float32"
+        )
+    largest = np.abs(vectors).max(axis=1)
+    is_given[rows] = largest > 0
+    # Divided twice, because squares of very large and very small numbers are no float32.
+    vectors = vectors[largest > 0] / largest[largest > 0, None]
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), is_given
+
+
+def vector_digests(vectors: np.ndarray) -> np.ndarray:
+    """Return the MD5 of each vector's bytes, int64 (vectors, 2)."""
+    digests = (hashlib.md5(vector, usedforsecurity=False).digest() for vector in vectors)
+    return unpack_digests(b"".join(digests))
+
+
+def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
+    """Pack vectors, float32 (rows, width), into a column of bytes.
+
+    Of the types that hold a vector a row, this is the one that every shuffle of Dask returns as
+    it was: "p2p" fails on Arrow's lists.
+    """
+    rows, width = vectors.shape
+    ends = np.arange(rows + 1, dtype=np.int64) * width * vectors.itemsize
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(vectors))]
+    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
+    return pd.arrays.ArrowExtensionArray(values)
+
+
+def unpack(packed: pd.Series) -> np.ndarray:
+    """Return the vectors that `pack` made a column of, float32 (rows, width)."""
+    check_widths(packed)
+    data = bytearray().join(packed.to_list())
+    return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
+
+
+def check_widths(packed: pd.Series) -> None:
+    """Raise ValueError unless all vectors that `pack` made a column of are equally wide."""
+    widths = pc.unique(pc.binary_length(pa.array(packed.array))).to_pylist()
+    if len(widths) > 1:
+        raise ValueError(
+            f"embeddings have {widths[0] // 4} numbers in one partition and {widths[1] // 4} in "
+            "another: all must be of one model"
+        )
+
+
+def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
+    """Take the rows of the `size` smallest different numbers: the same for any order and parts."""
+    together = pd.concat(parts, ignore_index=True)
+    check_widths(together["embedding"])
+    return together.drop_duplicates("number").nsmallest(size, "number")
+
+
+def estimate_documents(numbers: np.ndarray, size: int) -> int:
+    """Estimate the number of distinct uniform numbers from the `size` smallest ones.
+
+    The k-th smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al.,
+    "Counting Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its
+    relative error is about 1 / sqrt(k).
+    """
+    if len(numbers) < size:
+        return len(numbers)
+    return int((size - 1) / ((float(numbers[-1]) + 2.0**63) / 2.0**64))
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+        return types.is_floating(kind) or types.is_integer(kind) or types.is_null(kind)
+    return types.is_null(kind)  # type of an empty partition
+
+
+def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
+    """Fit k-means centroids of length 1, float32 (count, width), to at least `count` vectors.
+
+    One CPU thread fits them, so that all machines give equal results; 2,000 centroids of 100,000
+    vectors with 384 dimensions take 100 s. The start is random, because k-means++ took fifteen
+    times as long without better clusters. Centroids are normalized: the mean of scattered vectors
+    is short, so close to vectors of all directions, and would attract a large cluster.
+    """
+    if count == 1:
+        return vectors[:1]
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    means = KMeans(count, init="random", n_init=1, max_iter=max_iter, random_state=seed)
+    with threadpool_limits(1):
+        centroids = means.fit(vectors).cluster_centers_
+    lengths = np.linalg.norm(centroids, axis=1, keepdims=True)
+    return (centroids / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+
+
+def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each vector's nearest centroid, int64, and its cluster's border distance, float32.
+
+    The border with the cluster of the second nearest centroid b is the plane midway between both
+    centroids; a vector x of the cluster of a lies (|x - b|² - |x - a|²) / (2 |a - b|) from it.
+    Infinitely far, if there is no other cluster.
+    """
+    import torch
+
+    clusters = np.zeros(len(vectors), np.int64)
+    distances = np.full(len(vectors), np.inf, np.float32)
+    if len(centroids) == 1:
+        return clusters, distances
+    centres = _on_device(centroids)
+    halves = (centres * centres).sum(dim=1) / 2
+    step = max(TILE_NUMBERS // len(centroids), 1)
+    for at in range(0, len(vectors), step):
+        scores = _on_device(vectors[at : at + step]) @ centres.T - halves  # (|x|² - |x - c|²) / 2
+        best, nearest = torch.topk(scores, 2, dim=1)
+        apart = (centres[nearest[:, 0]] - centres[nearest[:, 1]]).norm(dim=1)
+        clusters[at : at + step] = nearest[:, 0].cpu().numpy()
+        distances[at : at + step] = ((best[:, 0] - best[:, 1]) / apart).nan_to_num(0).cpu().numpy()
+    return clusters, distances
+
+
+def border_width(threshold: float, width: int) -> float:
+    """Return the typical distance of a near-duplicate from its document, towards a border.
+
+    Unit vectors with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions
+    has the standard deviation 1 / sqrt(width) along any one of them.
+
+    The full distance sqrt(2 - 2 t) would be a strict bound, but it is not useful: 93 to 98% of
+    MiniLM's embeddings were nearer than that to a border, and at most 2% of their pairs were split.
+    """
+    return float(np.sqrt((2 - 2 * threshold) / max(width, 1)))
+
+
+def match(
+    vectors: np.ndarray, staying: int, threshold: float, tile_numbers: int = TILE_NUMBERS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find for each vector, in order, the most similar survivor before it, if similar enough.
+
+    A vector without one survives. Those that do not are no reason for others to go, so that each
+    of them has a survivor that is similar to it.
+
+    Vectors are float32 and of length 1, those to keep first; the `staying` first ones survive
+    whatever they are similar to, which is a cosine of `threshold` and more. Returns the position of
+    the survivor, int64, for a survivor its row, and the cosine with it, float32, at most 1.
+    """
+    points = _on_device(vectors)
+    limit = threshold - ROUNDING
+    kept = np.arange(len(vectors))
+    similarity = np.ones(len(vectors), np.float32)
+    for first in range(staying, len(vectors), BLOCK_ROWS):
+        block = points[first : first + BLOCK_ROWS]
+        survivors = np.flatnonzero(kept[:first] == np.arange(first))
+        best, nearest = _most_similar(block, points, survivors, tile_numbers)
+        _match_within((block @ block.T).cpu().numpy(), first, best, nearest, limit)
+        goes = np.flatnonzero(best >= limit)
+        kept[first + goes] = nearest[goes]
+        similarity[first + goes] = np.minimum(best[goes], 1)
+    return kept, similarity
+
+
+def _most_similar(
+    block: torch.Tensor, points: torch.Tensor, survivors: np.ndarray, tile_numbers: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the highest cosine of each of a block with survivors, and the first that has it."""
+    best = np.full(len(block), -np.inf, np.float32)
+    nearest = np.zeros(len(block), np.int64)
+    step = tile_numbers // BLOCK_ROWS
+    for at in range(0, len(survivors), step):
+        tile = survivors[at : at + step]
+        values, places = (block @ points[tile].T).max(dim=1)
+        similarities = values.cpu().numpy()
+        is_better = similarities > best
+        best[is_better] = similarities[is_better]
+        nearest[is_better] = tile[places.cpu().numpy()[is_better]]
+    return best, nearest
+
+
+def _match_within(
+    cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
+) -> None:
+    """Update `best` and `nearest` of a block with the survivors in the block itself."""
+    goes = best >= limit
+    is_before = np.tri(len(cosines), k=-1, dtype=bool)
+    for row in np.flatnonzero(((cosines >= limit) & is_before).any(axis=1)):
+        before = np.where(goes[:row], -np.inf, cosines[row, :row])
+        place = int(before.argmax())
+        if before[place] > best[row]:
+            best[row], nearest[row] = before[place], first + place
+        goes[row] = best[row] >= limit
+
+
+def _on_device(values: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(values).to("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,219 @@
+"""Summary of duplicates in numbers: counts, shares by source, the largest groups, alarms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from gpuclassify.corpus.dedup.corpus import value_texts
+from gpuclassify.frames import Frame, to_pandas
+from gpuclassify.pages import html_table, text_table
+
+MOST_GROUPS = 20  # largest groups listed, with the beginnings of their texts
+SHOWN, SHOWN_CHARS = 5, 60  # sources and groups, as text
+BINS = 20  # bins of the histogram of similarities, from 0 to 1
+COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
+FEWEST_DOCUMENTS = 1_000  # smallest source whose own share of duplicates is checked
+
+
+class TooManyDuplicatesError(ValueError):
+    """More duplicates to remove than the settings allow."""
+
+
+class Group(NamedTuple):
+    """Group of duplicates: documents, its name, and the beginning of the text that is kept."""
+
+    size: int
+    group: Any
+    beginning: str
+
+
+@dataclass(repr=False)
+class DuplicatesSummary:
+    """Counts of duplicates.
+
+    Attributes
+    ----------
+    documents : int
+    in_groups, groups : int
+        Documents that have a duplicate, and groups of them; an earlier corpus's are included.
+    blank : int
+        Those of them whose text is nothing but white space.
+    removed : int
+        Documents that are not kept.
+    compared, accepted, rejected : int
+        Pairs of candidates whose texts were compared, and those similar enough or not.
+    near_border : int
+        Documents of which a semantic duplicate may have been missed; see
+        `gpuclassify.corpus.dedup.semantic.SemanticDuplicates`.
+    sources : dict of str to (int, int)
+        Documents and those removed, by source.
+    similarities : list of int
+        Removed documents by similarity to the kept one, in equal bins from 0 to 1.
+    largest : list of Group
+        Of groups of blank texts, the largest alone is among them.
+    """
+
+    documents: int = 0
+    in_groups: int = 0
+    groups: int = 0
+    blank: int = 0
+    removed: int = 0
+    compared: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    near_border: int = 0
+    sources: dict[str, tuple[int, int]] = field(default_factory=dict)
+    similarities: list[int] = field(default_factory=lambda: [0] * BINS)
+    largest: list[Group] = field(default_factory=list)
+
+    @property
+    def removed_share(self) -> float:
+        """Share of all documents that is removed."""
+        return self.removed / self.documents if self.documents else 0.0
+
+    @property
+    def shown(self) -> list[str]:
+        """Lines about the largest groups for people: those of blank texts are counted together."""
+        texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
+        shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
+        blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
+        return shown[:SHOWN] + blank
+
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("DuplicatesSummary", self._rows())
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        """Yield its lines for people: a name or nothing, and a text."""
+        yield "removed", f"{self.removed:,} of {self.documents:,} ({self.removed_share:.1%})"
+        pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
+        size = f"{self.in_groups:,} documents in {self.groups:,} groups"
+        yield "found", size + (pairs if self.compared else "")
+        large = {k: v for k, v in self.sources.items() if v[0] >= FEWEST_DOCUMENTS} or self.sources
+        by_share = sorted(large.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
+        if len(self.sources) > 1:
+            shown = [f"{name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
+            yield "sources", f"the largest share goes of {'; '.join(shown)}"
+        for number, line in enumerate(self.shown):
+            yield "" if number else "largest", line
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values by name, for JSON."""
+        groups = [group._asdict() for group in self.largest]
+        return {**asdict(self), "removed_share": self.removed_share, "largest": groups}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> DuplicatesSummary:
+        """Make a summary from the values that `as_dict` returned."""
+        known = {
+            figure.name: values[figure.name] for figure in fields(cls) if figure.name in values
+        }
+        known["sources"] = {name: tuple(counts) for name, counts in values["sources"].items()}
+        known["largest"] = [Group(**group) for group in values["largest"]]
+        return cls(**known)
+
+
+def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
+    """Count a partition's ``documents`` by ``source``; without sources all are of one, ""."""
+    if source_field is None:
+        return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
+    values = frame[[source_field]]
+    plain = to_pandas(values)
+    counts = source_names(plain[source_field]).value_counts()
+    names = pd.array(counts.index.to_numpy(), "str")
+    return pd.DataFrame({"source": names, "documents": counts.to_numpy()})
+
+
+def source_names(values: pd.Series) -> pd.Series:
+    """Return the values as text; null has a name as well."""
+    return pd.Series(value_texts(values), dtype="str").fillna("null")
+
+
+def summarize(
+    documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
+) -> DuplicatesSummary:
+    """Sum the partitions' results of `count_documents` and `count_decisions`."""
+    total = DuplicatesSummary()
+    counted: Counter[str] = Counter()
+    for frame in documents:
+        for source, count in zip(frame["source"], frame["documents"], strict=True):
+            counted[str(source)] += int(count)
+    removed: Counter[str] = Counter()
+    for part in decisions:
+        for name in (*COUNTS, "blank"):
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        total.similarities = [
+            a + b for a, b in zip(total.similarities, part.similarities, strict=True)
+        ]
+        total.largest = _largest([*total.largest, *part.largest])
+        for source, (_, gone) in part.sources.items():
+            removed[str(source)] += gone
+    total.documents = counted.total()
+    total.sources = {name: (counted[name], removed[name]) for name in sorted(counted)}
+    return total
+
+
+def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
+    """Count one partition's result of `gpuclassify.corpus.dedup.groups.decide`."""
+    in_groups = decisions[decisions["size"] > 1]
+    goes = in_groups[~in_groups["keep"]]
+    compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
+    measured = goes["similarity"].dropna().to_numpy()
+    bins = np.clip(measured * BINS, 0, BINS - 1).astype(int)
+    heads = in_groups[in_groups["keep"]]
+    sources = source_names(goes["source"]).value_counts()
+    groups = zip(heads["size"].tolist(), heads["group"].tolist(), heads["beginning"], strict=True)
+    return DuplicatesSummary(
+        in_groups=len(in_groups),
+        groups=len(heads),
+        blank=int(heads.loc[heads["beginning"] == "", "size"].sum()),
+        removed=len(goes),
+        compared=compared,
+        accepted=accepted,
+        rejected=compared - accepted,
+        near_border=int(decisions["near_border"].sum()),
+        sources={str(name): (0, int(count)) for name, count in sources.items()},
+        similarities=np.bincount(bins, minlength=BINS).tolist(),
+        largest=_largest([Group(*group) for group in groups]),
+    )
+
+
+def refuse(
+    summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
+) -> None:
+    """Raise TooManyDuplicatesError if more would go than is allowed; None allows everything."""
+    largest = summary.largest[0] if summary.largest else Group(0, None, "")
+    if max_group_size is not None and largest.size > max_group_size:
+        raise TooManyDuplicatesError(
+            f"group {largest.group!r} has {largest.size:,} documents, more than "
+            f"max_group_size={max_group_size:,}; its text begins {largest.beginning[:80]!r}. "
+            "Where that is boilerplate, remove it from the texts or run ExactDuplicates first; "
+            "where it is no duplicate, raise threshold= or min_similarity="
+        )
+    if max_removed_share is None:
+        return
+    shares = [("the corpus", summary.documents, summary.removed)]
+    sources = ((f"source {name!r}", *counts) for name, counts in summary.sources.items())
+    shares += [share for share in sources if share[1] >= FEWEST_DOCUMENTS]
+    for where, documents, gone in shares:
+        if gone > max_removed_share * documents:
+            raise TooManyDuplicatesError(
+                f"{gone:,} of {documents:,} documents of {where} would go "
+                f"({gone / documents:.1%}), more than max_removed_share={max_removed_share}: look "
+                "at the largest groups in summarize(), and raise the limit if they are right"
+            )
+
+
+def _largest(groups: list[Group]) -> list[Group]:
+    """Return the groups with texts that show, and the largest blank one, for alarms."""
+    ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
+    blank = [group for group in ordered if not group.beginning][1:]
+    return [group for group in ordered if group not in blank][:MOST_GROUPS]

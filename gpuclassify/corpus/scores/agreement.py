@@ -1,0 +1,377 @@
+"""Agreement of people and models who labelled the same rows, with intervals, as a page too."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuclassify.corpus.scores.quantiles import ALL, ScoreColumns
+from gpuclassify.corpus.scores.saved import write_file
+from gpuclassify.corpus.training.evaluation import Figures, intervals, require_libraries
+from gpuclassify.corpus.training.tasks import grades_of
+from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.mapping.partition_map import is_dask_frame
+from gpuclassify.pages import html_table, page_template, text_columns, visible
+from gpuclassify.settings.checks import label_tuple, with_plain_values
+
+FIGURES = {
+    "same": "the same",
+    "kappa": "Cohen's kappa",
+    "alpha": "Krippendorff's alpha",
+    "spearman": "Spearman's correlation",
+    "difference": "mean absolute difference",
+}
+MOST_DIFFERING, MOST_SHOWN, MOST_LABELS = 1_000, 20, 40  # rows kept; rows and labels of a page
+TEXT_CHARS = 300  # characters of a text shown on a page
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of columns of labels or scores; see `agreement`.
+
+    Attributes
+    ----------
+    between : tuple of str
+        Columns.
+    kind : {"labels", "grades", "scores"}
+        What they hold: grades are whole numbers, few of them.
+    rows : int
+        Rows in which two of the columns have a value.
+    figures : pandas.DataFrame
+        ``group`` (a value of the column `by`, None for all rows), ``figure``, ``between`` (a pair
+        of columns, or all), ``rows``, ``value`` and its 95% interval from ``low`` to ``high``.
+        NaN where it is not defined, as the correlation with a constant.
+    confusion : dict of (str, str) to pandas.DataFrame
+        By pair of columns: rows, or the sum of their weights, by value of the first and the second.
+        Without those of scores.
+    differing : pandas.DataFrame
+        Rows whose values differ, the most different ones first, at most a thousand.
+    """
+
+    between: tuple[str, ...]
+    kind: str
+    rows: int
+    figures: pd.DataFrame
+    confusion: dict[tuple[str, str], pd.DataFrame]
+    differing: pd.DataFrame
+
+    def __repr__(self) -> str:
+        head = ("", "between", "rows", "value", "95% interval")
+        least = "at least " * (len(self.differing) == MOST_DIFFERING)
+        count = f"{least}{len(self.differing):,} of {self.rows:,} rows differ"
+        return "\n".join([*text_columns([head, *self.lines()]), count])
+
+    def _repr_html_(self) -> str:
+        rows = ((f"{name}: {of}", f"{value} {low}") for name, of, _, value, low in self.lines())
+        return html_table("Agreement", rows)
+
+    def lines(self) -> Iterator[tuple[str, ...]]:
+        """Yield name, columns, rows, value and interval of each figure, for people."""
+        for each in _records(self.figures):
+            value, low, group = each["value"], each["low"], each["group"]
+            yield (
+                visible(FIGURES[each["figure"]] + ("" if group is None else f", {group}")),
+                visible(each["between"]),
+                f"{each['rows']:,}",
+                "–" if value is None else f"{value:.3f}",
+                "" if low is None else f"{low:.3f} to {each['high']:.3f}",
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with only the differing rows that a page shows."""
+        return {
+            "between": [*self.between],
+            "kind": self.kind,
+            "rows": self.rows,
+            "figures": _records(self.figures),
+            "confusion": [
+                {"between": [*pair], "labels": [*counts.columns], "counts": counts.values.tolist()}
+                for pair, counts in self.confusion.items()
+            ],
+            "differing": _records(self.differing.head(MOST_SHOWN)),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, one file of HTML that opens without a network."""
+        template = page_template("gpuclassify", "scores", "agreement.html.j2")
+        tables = {
+            pair: counts.iloc[:MOST_LABELS, :MOST_LABELS].to_dict("index")
+            for pair, counts in self.confusion.items()
+        }
+        rows = _records(self.differing.head(MOST_SHOWN))
+        shown = [{k: "–" if v is None else str(v)[:TEXT_CHARS] for k, v in r.items()} for r in rows]
+        page = template.render(agreement=self, lines=[*self.lines()], tables=tables, rows=shown)
+        write_file(path, page.encode("utf-8", "replace"))
+
+
+@with_plain_values
+def agreement(
+    dataset: Frame | LazyFrame,
+    between: Sequence[str],
+    *,
+    by: str | None = None,
+    weight: str | None = None,
+    text_field: str = "text",
+) -> Agreement:
+    """Measure the agreement of people or models that labelled or scored the same rows.
+
+    Labels: the share of equal rows and Cohen's kappa of each pair of columns. Numbers: Spearman's
+    correlation and the mean absolute difference; for grades also Cohen's kappa with quadratic
+    weights. All columns together: Krippendorff's alpha, nominal or interval. Each figure has its
+    95% interval from a bootstrap over rows, unless no draw changes it. A row counts if at least two
+    columns have a value. The order of rows does not matter.
+
+    Parameters
+    ----------
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame or cudf.DataFrame
+        Labelled rows. All of them are loaded into memory.
+    between : sequence of str
+        Two columns or more, all of labels or all of numbers; null is no label.
+    by : str, optional
+        Column, such as the language; figures are repeated for each of its values.
+    weight : str, optional
+        Column of numbers above 0, such as the weights of `sample`: figures are those of the dataset
+        that it was drawn from. Intervals take the rows for drawn one by one, which is a little wide
+        for strata.
+    text_field : str
+        Column of text shown with rows that differ, if it exists.
+
+    Returns
+    -------
+    Agreement
+        Its ``print`` is a table, and ``save("page.html")`` writes a page.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column is missing or of another kind, a weight is not above 0, or no row has two values.
+    ModuleNotFoundError
+        ``gpuclassify[train]`` is not installed.
+
+    Examples
+    --------
+    >>> found = agreement(rows, ["human", "llm", "head"], weight="weight")  # doctest: +SKIP
+    >>> print(found)  # doctest: +SKIP
+    """
+    require_libraries("comparing labels")
+    names = tuple(dict.fromkeys(label_tuple("between", between, keep_order=True) or ()))
+    if len(names) < 2:
+        raise ValueError(f"between={[*names]}: name two columns or more")
+    frame = _frame_of(dataset, [*names, *filter(None, [by, weight])], text_field)
+    labels, values = _values(frame, names)
+    weights = _weights(frame, weight)
+    groups, group_names = ScoreColumns((), by=by).groups(frame)
+    compared = (~np.isnan(values)).sum(axis=1) > 1
+    if not compared.any():
+        raise ValueError(f"no row has values in two of {[*names]}: name other columns")
+    order = np.lexsort([weights, *values.T])  # the draws of intervals follow from the rows alone
+    order = order[compared[order]]
+    is_grades = labels is None and grades_of(values[~np.isnan(values)]) is not None
+    kind = "labels" if labels is not None else "grades" if is_grades else "scores"
+    parts: list[tuple[str | None, np.ndarray]] = [(None, order)]
+    if by is not None:
+        keys = sorted(range(len(group_names)), key=lambda code: group_names[code])
+        parts += [(_plain(group_names[code]), order[groups[order] == code]) for code in keys]
+    figures = [
+        (group, *figure)
+        for group, rows in parts
+        if len(rows)
+        for figure in _figures(values[rows], weights[rows], names, kind)
+    ]
+    kinds = dict.fromkeys(("group", "figure", "between"), object)
+    kinds |= {"rows": np.int64, **dict.fromkeys(("value", "low", "high"), np.float64)}
+    return Agreement(
+        names,
+        kind,
+        int(compared.sum()),
+        pd.DataFrame(figures, columns=[*kinds], dtype=object).astype(kinds),
+        _confusion(values, weights, names, labels) if kind != "scores" else {},
+        _differing(frame, values, weights, kind),
+    )
+
+
+def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
+    """Return the columns as a pandas frame; ValueError if one is not there, or there twice."""
+    empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
+    for name in needed:
+        ScoreColumns((), by=name).check(empty)
+    names = dict.fromkeys([*needed, *[text_field] * (text_field in dataset.columns)])
+    frame = dataset[[*names]]
+    return to_pandas(frame.compute() if is_dask_frame(frame) else frame)
+
+
+def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
+    """Return labels, None for numbers, and values or positions of labels, float64 (rows, names)."""
+    numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
+    if len(numeric) == len(names):
+        columns = [ScoreColumns((name,)).values(frame, name) for name in names]
+        return None, np.stack(columns, axis=1).astype(np.float64)
+    if filled := [name for name in numeric if frame[name].notna().any()]:
+        others = [name for name in names if name not in numeric]
+        raise TypeError(
+            f"the column {filled[0]!r} holds numbers, and {others[0]!r} does not: compare labels "
+            "with labels, or numbers with numbers"
+        )
+    pairs = [ScoreColumns((), by=name).groups(frame) for name in names]
+    known = sorted({key for _, keys in pairs for key in keys} - {ALL})
+    place = {key: float(number) for number, key in enumerate(known)} | {ALL: np.nan}
+    columns = [np.array([place[key] for key in keys] or [np.nan])[codes] for codes, keys in pairs]
+    return [_plain(key) for key in known], np.stack(columns, axis=1)
+
+
+def _plain(key: str) -> str:
+    """Return the value of a `group_key` as text."""
+    return key if key == ALL else str(json.loads(key))
+
+
+def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
+    if name is None:
+        return np.ones(len(frame))
+    if frame[name].dtype.kind not in "fiu":
+        raise TypeError(f"weight={name!r} holds {frame[name].dtype}: name a column of numbers")
+    weights = ScoreColumns((name,)).values(frame, name).astype(np.float64)
+    if not ((weights > 0) & np.isfinite(weights)).all():
+        raise ValueError(f"weight={name!r} has null or {np.nanmin(weights)}: weights are above 0")
+    return weights
+
+
+def _figures(
+    values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
+) -> Iterator[tuple[Any, ...]]:
+    """Yield name, columns, rows, value, and interval of each figure."""
+    calls: list[tuple[str, np.ndarray, Figures]] = []
+    for one, other in itertools.combinations(range(len(names)), 2):
+        both = ~np.isnan(values[:, [one, other]]).any(axis=1)
+        pair = f"{names[one]}, {names[other]}"
+        if both.any():
+            a, b = values[both][:, [one, other]].T
+            calls.append((pair, both, _of_pair(a, b, weights[both], kind)))
+    several = (~np.isnan(values)).sum(axis=1) > 1
+    everyone = _of_all(values[several], weights[several], kind)
+    calls.append((", ".join(names), several, everyone))
+    for between, taken, figures in calls:
+        rows = np.arange(taken.sum())
+        summary = figures(rows)
+        ends = intervals(figures, summary, rows)
+        for figure, value in summary.items():
+            low, high = ends[figure] or (np.nan, np.nan)
+            yield figure, between, len(rows), np.nan if value is None else value, low, high
+
+
+def _of_pair(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
+    """Return the figures of two columns, float64 (rows,), as a function of rows.
+
+    (The functions of scikit-learn take milliseconds, the bootstrap a thousand calls, and scipy's
+    correlation takes no weights.)
+    """
+    codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
+    labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
+    count = int(max(a.max(), b.max())) + 1 if labels else 0
+
+    def figures(rows: np.ndarray) -> dict[str, float | None]:
+        shares = weights[rows] / weights[rows].sum()
+        x, y = a[rows], b[rows]
+        same = float(shares[x == y].sum())
+        if labels:
+            p, q = (np.bincount(column[rows], shares, count) for column in labels)
+            return {"same": same, "kappa": _coefficient(1 - same, 1 - float(p @ q))}
+        of_scores = {
+            "spearman": _spearman(codes[0][rows], codes[1][rows], shares),
+            "difference": float(shares @ np.abs(x - y)),
+        }
+        if kind == "scores":
+            return of_scores
+        by_chance = shares @ x**2 + shares @ y**2 - 2 * (shares @ x) * (shares @ y)
+        return {"same": same, "kappa": _coefficient(shares @ (x - y) ** 2, by_chance)} | of_scores
+
+    return figures
+
+
+def _coefficient(observed: float, by_chance: float) -> float | None:
+    """Return ``1 - observed / by_chance``; None if nothing is expected by chance."""
+    return float(1 - observed / by_chance) if by_chance > 1e-12 else None
+
+
+def _spearman(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
+    """Return the correlation of the ranks of two columns of codes, int64 (rows,)."""
+    ranks = []
+    for codes in (a, b):
+        sums = np.bincount(codes, weights)
+        if np.count_nonzero(sums) < 2:
+            return None
+        ranks.append((np.cumsum(sums) - sums / 2)[codes])
+    (x, products), (_, y) = np.cov(np.stack(ranks), aweights=weights)
+    return float(products / np.sqrt(x * y))
+
+
+def _of_all(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
+    """Return Krippendorff's alpha of all columns, float64 (rows, columns), as a function of rows.
+
+    Labels are unit vectors, whose squared distances are 2 if they differ: nominal and interval
+    distances are of one kind then, and sums of vectors and of their squares tell the distances of
+    all pairs. Weights count as if they were 1 on average.
+    """
+    is_there = ~np.isnan(values)
+    counts = is_there.sum(axis=1)
+    if kind == "labels":
+        codes = np.unique(values[is_there], return_inverse=True)[1]
+        sums = np.zeros((len(values), codes.max() + 1))
+        np.add.at(sums, (np.nonzero(is_there)[0], codes), 1)
+        squares = counts.astype(np.float64)
+    else:
+        centred = np.where(is_there, values - values[is_there].mean(), 0)
+        sums, squares = centred.sum(axis=1, keepdims=True), (centred**2).sum(axis=1)
+    distances = (counts * squares - (sums**2).sum(axis=1)) / (counts - 1)
+    shares = weights / weights.mean()
+
+    def figures(rows: np.ndarray) -> dict[str, float | None]:
+        times = np.bincount(rows, minlength=len(values)) * shares
+        total = times @ counts
+        by_chance = (total * (times @ squares) - ((times @ sums) ** 2).sum()) / (total - 1)
+        return {"alpha": _coefficient(times @ distances / total, by_chance / total)}
+
+    return figures
+
+
+def _confusion(
+    values: np.ndarray, weights: np.ndarray, names: Sequence[str], labels: list[str] | None
+) -> dict[tuple[str, str], pd.DataFrame]:
+    known = np.unique(values[~np.isnan(values)]) if labels is None else np.arange(len(labels))
+    names_of = labels or [f"{grade:.0f}" for grade in known]
+    tables = {}
+    for one, other in itertools.combinations(range(len(names)), 2):
+        both = ~np.isnan(values[:, [one, other]]).any(axis=1)
+        if both.any():
+            counts = np.zeros((len(known), len(known)))
+            places = np.searchsorted(known, values[both][:, [one, other]].T)
+            np.add.at(counts, tuple(places), weights[both])
+            tables[names[one], names[other]] = pd.DataFrame(counts, names_of, names_of)
+    return tables
+
+
+def _differing(
+    frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
+) -> pd.DataFrame:
+    """Return the rows whose values differ: those with most labels, or farthest apart, first."""
+    ordered = np.sort(values, axis=1)  # null last
+    if kind == "labels":
+        spread = (np.diff(ordered, axis=1) > 0).sum(axis=1)
+    else:
+        spread = np.nan_to_num(np.nanmax(ordered, axis=1, initial=-np.inf) - ordered[:, 0])
+    rows = np.flatnonzero(spread > 0)
+    content = frame.iloc[rows].map(str).to_numpy().T
+    order = np.lexsort([*content, -weights[rows], -spread[rows]])
+    return frame.iloc[rows[order[:MOST_DIFFERING]]]
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    plain = frame.astype(object)
+    rows: list[Any] = plain.where(plain.notna(), None).to_dict("records")
+    return rows

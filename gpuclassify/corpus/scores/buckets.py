@@ -1,0 +1,346 @@
+"""Score buckets: edges between equal shares of a corpus, columns of bucket numbers, the best share.
+
+The recipe of Nemotron-CC: the scores of several classifiers are each cut into 20 buckets of equal
+weight, and a document's bucket is the largest of these.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import dask
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.corpus.scores.quantiles import (
+    Compute,
+    ScoreColumns,
+    compute_here,
+    weighted_quantiles,
+)
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.frames import Frame, LazyFrame, backend_of
+from gpuclassify.mapping.columns import check_are_new
+from gpuclassify.mapping.partition_map import RowWiseMap
+from gpuclassify.settings.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_text,
+    label_tuple,
+    with_plain_values,
+)
+
+Combine = Literal["max", "min"]  # how a row's buckets of several scores are combined
+UNKNOWN = -1
+MOST_BUCKETS = 1_000
+SETTINGS = ("combine", "bucket_field", "overwrite")  # settings of `ScoreBuckets` except edges
+
+
+@dataclass(frozen=True)
+class ScoreEdges(Saved):
+    """Lower bounds of buckets of scores.
+
+    Attributes
+    ----------
+    n : int
+        Number of buckets, from 0 for the lowest scores to n - 1.
+    edges : dict of str to dict of str to list of float
+        Lowest score of each bucket but the first (n - 1 numbers), by column of scores and by group.
+        Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    by : str, optional
+        Column of groups.
+    weight : str, optional
+        Weight of the rows.
+    """
+
+    n: int
+    edges: Mapping[str, Mapping[str, Sequence[float]]]
+    by: str | None = None
+    weight: str | None = None
+
+    what: ClassVar[str] = "edges of buckets"
+
+    def check_saved(self) -> None:
+        """Raise ValueError unless groups have ascending edges, one less than n."""
+        check_buckets(self.n)
+        rows = [row for groups in self.edges.values() for row in groups.values()]
+        if any(len(row) != self.n - 1 or sorted(row) != [*row] for row in rows):
+            raise ValueError(f"{self.n} buckets have {self.n - 1} ascending edges in each group")
+
+
+@with_plain_values
+def score_edges(
+    dataset: Frame | LazyFrame,
+    scores: str | Sequence[str],
+    *,
+    n: int = 20,
+    weight: str | None = None,
+    by: str | None = None,
+    text_field: str = "text",
+) -> ScoreEdges:
+    """Find edges that cut each column of scores into `n` buckets of equal weight.
+
+    Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
+    smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
+    partitions are. Null and NaN take no part. Columns of float32 are read in two passes, others in
+    four, very many groups in more: write or persist a lazy frame of scores first, which would
+    run its models each time.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    scores : str or sequence of str
+        Columns of numbers.
+    n : int
+        Number of buckets, 2 to 1,000.
+    weight : str, optional
+        Column of whole numbers, or ``"bytes"``: those of the text in UTF-8. Default: rows count
+        alike.
+    by : str, optional
+        Column, such as the language, within each of whose values buckets are cut.
+    text_field : str
+        Column of text, for ``weight="bytes"``.
+
+    Returns
+    -------
+    ScoreEdges
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column is missing or of another kind, a weight is negative, there is no score, or there
+        are more than 1,000 groups.
+
+    Examples
+    --------
+    >>> edges = score_edges(ddf, ["edu_score", "hq_score"], weight="bytes")  # doctest: +SKIP
+    >>> ddf = add_buckets(ddf, edges)  # doctest: +SKIP
+    """
+    check_buckets(n)
+    return find_edges(dataset, score_columns(scores, weight, by, text_field), n)
+
+
+def score_columns(
+    scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
+) -> ScoreColumns:
+    """Return the columns to compute edges for; see `score_edges` for the arguments."""
+    names = label_tuple("scores", scores, keep_order=True)
+    if names is None:
+        raise ValueError("scores=None: name a column of scores, or several")
+    return ScoreColumns(tuple(dict.fromkeys(names)), weight, by, text_field)
+
+
+def check_buckets(n: int) -> None:
+    """Raise unless `n` is a possible number of buckets."""
+    check_count("n", n)
+    if not 2 <= n <= MOST_BUCKETS:
+        raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
+
+
+def find_edges(
+    dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
+) -> ScoreEdges:
+    """Find the edges of `score_edges`; `compute` gives the results of a list of delayed tasks."""
+
+    def ranks(total: int) -> list[int]:
+        return [max(1, -(-total * k // n)) for k in range(1, n)]
+
+    edges = weighted_quantiles(dataset, columns, ranks, compute)
+    _refuse_empty(edges)
+    return ScoreEdges(n, edges, columns.by, columns.weight)
+
+
+def add_buckets(
+    dataset: Frame | LazyFrame,
+    edges: ScoreEdges | str | Path,
+    *,
+    combine: Combine = "max",
+    bucket_field: str = "bucket",
+    overwrite: bool = False,
+) -> Any:
+    """Add the bucket of each score, and of all of them together, to a dataset.
+
+    `ScoreBuckets` with these arguments, applied to `dataset`.
+    """
+    mapper = ScoreBuckets(edges, combine=combine, bucket_field=bucket_field, overwrite=overwrite)
+    return mapper(dataset)
+
+
+class ScoreBuckets(RowWiseMap):
+    """Mapper that adds ``<score>_bucket`` for each score column and a combined one; whole numbers.
+
+    A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
+    upper one. A null or NaN score, and a score of a group that the edges do not know, is in bucket
+    -1, of which the combined bucket takes no notice, unless all are.
+
+    Parameters
+    ----------
+    edges : ScoreEdges, str or Path
+        As `score_edges` gave them, or the file that they were saved to.
+    combine : {"max", "min"}
+        Which of a row's buckets is the combined one.
+    bucket_field : str
+        Column of the combined bucket.
+    overwrite : bool
+        Replace columns that the dataset already has.
+    """
+
+    def __init__(
+        self,
+        edges: ScoreEdges | str | Path,
+        *,
+        combine: Combine = "max",
+        bucket_field: str = "bucket",
+        overwrite: bool = False,
+    ) -> None:
+        check_choice("combine", combine, get_args(Combine))
+        check_text("bucket_field", bucket_field, 'a column name such as "bucket"')
+        self.edges = edges if isinstance(edges, ScoreEdges) else ScoreEdges.load(edges)
+        self.combine = combine
+        self.bucket_field = bucket_field
+        self.overwrite = overwrite
+        *bucket_columns, combined = self.schema().names
+        if combined in bucket_columns:
+            raise ValueError(
+                f"bucket_field={combined!r} is the bucket of one score: choose another"
+            )
+
+    @property
+    def columns(self) -> ScoreColumns:
+        """Columns that are read."""
+        return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
+
+    def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
+        """Return a mapper with the same settings and other edges."""
+        return ScoreBuckets(edges, **{setting: getattr(self, setting) for setting in SETTINGS})
+
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """Columns of the scores and of groups."""
+        return tuple(self.columns.needed)
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of a column for each score, and the combined one."""
+        names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
+        return pa.schema([pa.field(name, pa.int64()) for name in names])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings, and a digest of the edges."""
+        return {
+            "scores": ", ".join(self.edges.edges),
+            "n": self.edges.n,
+            "weight": self.edges.weight,
+            "by": self.edges.by,
+            "edges": self.edges.digest(),
+            "combine": self.combine,
+            "bucket_field": self.bucket_field,
+        }
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless the columns of scores exist, and the new columns do not."""
+        self.columns.check(frame)
+        names, columns = self.schema().names, [*map(str, frame.columns)]
+        check_are_new(names, columns, self.read_fields, self.overwrite)
+
+    def meta(self, frame: Frame) -> Any:
+        """Return the empty frame with the buckets' columns."""
+        return self.map_frame(frame.iloc[:0])
+
+    def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
+        """Add the buckets to a plain frame."""
+        codes, groups = self.columns.groups(frame)
+        buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
+        for codes_of_column, (name, of_groups) in zip(
+            buckets, self.edges.edges.items(), strict=True
+        ):
+            values = self.columns.values(frame, name).astype(np.float64)
+            for code, group in enumerate(groups):
+                if group in of_groups:
+                    rows = (codes == code) & ~np.isnan(values)
+                    codes_of_column[rows] = np.digitize(values[rows], of_groups[group])
+        if self.combine == "max":
+            combined = buckets.max(0, initial=UNKNOWN)
+        else:  # without those that are not known, if any are
+            most = np.iinfo(np.int64).max
+            least = np.where(buckets == UNKNOWN, most, buckets).min(0, initial=most)
+            combined = np.where(least == most, UNKNOWN, least)
+        arrays = [pa.array(column) for column in (*buckets, combined)]
+        schema = self.schema()
+        new = dict(zip(schema.names, arrays, strict=True))
+        return backend_of(frame).with_columns(frame, new, schema, None)
+
+
+@with_plain_values
+def keep_top(
+    dataset: Any,
+    score: str,
+    *,
+    share: float,
+    weight: str | None = None,
+    by: str | None = None,
+    text_field: str = "text",
+) -> Any:
+    """Return the rows with the highest scores, which have the share `share` of all weight.
+
+    The threshold is the highest score at which the rows above and at it have that share, exactly;
+    rows that tie with it stay. Rows without a score go. Of a dataset without rows, such as an empty
+    shard, none is kept. Reads the dataset as `score_edges` does.
+
+    Parameters
+    ----------
+    dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+    score : str
+        Column of numbers.
+    share : float
+        In (0, 1].
+    weight, by, text_field
+        As in `score_edges`; with `by`, the share of each group stays.
+
+    Returns
+    -------
+    same type as `dataset`
+        Lazy for Dask input; rows, order, index and partitions as they are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `score_edges` does, and if `share` is no share.
+    """
+    check_number("share", share, "a share such as 0.1")
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share!r} must be above 0 and at most 1, such as 0.1")
+    part = Fraction(str(share))
+
+    def rank(total: int) -> list[int]:
+        return [total + 1 - -(-total * part.numerator // part.denominator)]
+
+    columns = ScoreColumns((score,), weight, by, text_field)
+    edges = weighted_quantiles(dataset, columns, rank)
+    if not edges[score] and len(dataset):
+        _refuse_empty(edges)
+    thresholds = {group: values[0] for group, values in edges[score].items()}
+    keep = functools.partial(_above, columns=columns, thresholds=thresholds)
+    if dask.is_dask_collection(dataset):
+        return dataset.map_partitions(keep, meta=dataset._meta, token="keep_top")
+    return keep(dataset)
+
+
+def _above(frame: Frame, columns: ScoreColumns, thresholds: Mapping[str, float]) -> Any:
+    codes, groups = columns.groups(frame)
+    least = np.array([thresholds.get(group, np.nan) for group in groups])[codes]
+    is_kept = columns.values(frame, *columns.names).astype(np.float64) >= least
+    return backend_of(frame).take_rows(frame, is_kept)
+
+
+def _refuse_empty(edges: Mapping[str, Mapping[str, Any]]) -> None:
+    empty = [name for name, groups in edges.items() if not groups]
+    if empty:
+        raise ValueError(
+            f"{empty} have no scores with a weight above 0: give rows with scores, and weights"
+        )

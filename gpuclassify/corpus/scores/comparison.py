@@ -1,0 +1,309 @@
+"""Two settings of a classifier on the same rows: how fast each is, and which rows it moves."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from gpuclassify.classifiers.spans.spans import Spans, as_texts
+from gpuclassify.corpus.scores.saved import write_file
+from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
+from gpuclassify.mapping.heads import SPANS
+from gpuclassify.mapping.lines import LinesHead
+from gpuclassify.mapping.partition_map import is_dask_frame
+from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.pages import html_table, page_template, text_table
+from gpuclassify.settings.checks import check_count
+
+WARM_UP_ROWS = 4
+MOST_MOVED, MOST_POINTS, MOST_LABELS = 20, 1_000, 40  # limits of a page
+TEXT_CHARS = 200  # characters of a moved row's text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Changes from one setting of a classifier to another; see `compare`.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The calls of both, with what they do not have in common.
+    rows : int
+        That both have classified.
+    rows_per_second : tuple of float
+        Of both, models loaded, in this process.
+    changed_labels, changed_rows : float or None
+        Share of the rows that get another label; that only one of them keeps. None where there are
+        no labels, or no filters.
+    largest_difference, mean_difference : float or None
+        Between scores of a row: of probabilities, numbers or embeddings, the largest of each row.
+        None where there are none, or not as many in both.
+    agreement : dict of str to (int, float)
+        By label of the first: its rows, and the share of them to which the second gives it too; of
+        spans how many there are, and the share of them that the second finds too. There the label
+        of a row is all of its spans.
+    moved : pandas.DataFrame
+        Rows with another label or decision, then those whose scores differ most: ``text`` and, of
+        both, ``label_a`` and ``label_b``, ``score_`` (the largest of a row) and ``kept_``.
+    points : list of (float, float)
+        Such scores of both, of at most a thousand rows.
+    """
+
+    names: tuple[str, str]
+    rows: int
+    rows_per_second: tuple[float, float]
+    changed_labels: float | None
+    changed_rows: float | None
+    largest_difference: float | None
+    mean_difference: float | None
+    agreement: dict[str, tuple[int, float]]
+    moved: pd.DataFrame
+    points: list[tuple[float, float]]
+
+    @property
+    def changed(self) -> float:
+        """Larger share of rows that change their label, or whether they are kept."""
+        return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
+
+    @property
+    def speed_up(self) -> float:
+        """Ratio of the second setting's speed to the first one's."""
+        return self.rows_per_second[1] / self.rows_per_second[0]
+
+    def __repr__(self) -> str:
+        return text_table(self._lines())
+
+    def _repr_html_(self) -> str:
+        return html_table("Comparison", self._lines())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, with only the moved rows that a page shows."""
+        moved = self.moved.head(MOST_MOVED).astype(object)
+        plain = {
+            figure.name: getattr(self, figure.name)
+            for figure in fields(self)
+            if figure.name != "points"
+        }
+        return plain | {"moved": moved.where(moved.notna(), None).to_dict("records")}
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, one file of HTML that opens without a network."""
+        template = page_template("gpuclassify", "scores", "comparison.html.j2")
+        ends = np.array([(0.0, 1.0), *self.points])
+        labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
+        page = template.render(
+            comparison=self,
+            lines=list(self._lines()),
+            labels=labels,
+            low=float(ends.min()),
+            high=float(ends.max()),
+            moved=self.moved.head(MOST_MOVED).to_dict("records"),
+        )
+        write_file(path, page.encode("utf-8", "replace"))
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        for place, name, speed in zip("ab", self.names, self.rows_per_second, strict=True):
+            yield place, f"{name}: {speed:,.1f} rows/s"
+        yield "speed", f"b is {self.speed_up:.2f} times as fast as a, over {self.rows:,} rows"
+        if self.changed_labels is not None:
+            yield "labels", f"{self.changed_labels:.2%} of the rows get another one"
+        if self.changed_rows is not None:
+            yield "filters", f"{self.changed_rows:.2%} of the rows are kept by one of them alone"
+        if self.largest_difference is not None:
+            most, mean = self.largest_difference, self.mean_difference
+            yield "scores", f"differ by at most {most:.2g}, by {mean:.2g} on average"
+        for label, (rows, share) in sorted(self.agreement.items(), key=lambda item: item[1][1]):
+            if share < 1:
+                yield "", f"{label}: {share:.1%} of {rows:,} rows keep it"
+
+
+def compare(
+    dataset: Frame | LazyFrame, a: TextMapper, b: TextMapper, *, limit: int | None = 2_000
+) -> Comparison:
+    """Run two settings of a classifier on the same rows, and report the differences.
+
+    Both run in this process, one after the other, with their models loaded before the clock starts.
+
+    Parameters
+    ----------
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, a column of one, or list of str
+        Frame with the text column, or texts.
+    a, b : classifiers
+        Two of one kind of output, such as one in float32 and one in bfloat16, two models or
+        revisions of one, heads, ways to read long texts, or prompts.
+    limit : int, optional
+        Rows, the first ones; None: all. Default: 2,000.
+
+    Returns
+    -------
+    Comparison
+        Its ``print`` is a summary, and ``save("page.html")`` writes a page.
+
+    Raises
+    ------
+    TypeError
+        `a` or `b` is no classifier.
+    ValueError
+        One gives labels and the other none, or there is no row with text.
+
+    Examples
+    --------
+    >>> exact = QualityClassifier(dtype="float32")
+    >>> fast = QualityClassifier(dtype="bfloat16")
+    >>> print(compare(frame, exact, fast))  # doctest: +SKIP
+    """
+    for name, mapper in (("a", a), ("b", b)):
+        if not isinstance(mapper, TextMapper):
+            is_class = isinstance(mapper, type)
+            got = f"the class {mapper.__qualname__}" if is_class else f"a {type(mapper).__name__}"
+            raise TypeError(
+                f"{name} is {got}: compare() takes two classifiers, such as QualityClassifier() "
+                "and QualityClassifier(dtype='bfloat16')"
+            )
+    if limit is not None:
+        check_count("limit", limit)
+    frame = _first_rows(dataset, a, limit)
+    ours, theirs = (_Run(mapper, frame) for mapper in (a, b))
+    if (ours.labels is None) != (theirs.labels is None):
+        with_labels = repr(b if ours.labels is None else a)
+        raise ValueError(f"only {with_labels} gives labels: compare two classifiers of one kind")
+    has_text = ours.has_text | theirs.has_text
+    if not has_text.any():
+        raise ValueError("no row has a text: pass others")
+    return _compared(frame, ours, theirs, has_text)
+
+
+def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataFrame:
+    if getattr(dataset, "ndim", 2) == 1 and hasattr(dataset, "to_frame"):  # a column
+        dataset = dataset.to_frame(mapper.text_field)
+    if isinstance(dataset, list | tuple):
+        return pd.DataFrame({mapper.text_field: pd.Series(dataset[:limit], dtype="str")})
+    if is_dask_frame(dataset):
+        return dataset.compute() if limit is None else dataset.head(limit, npartitions=-1)
+    backend_of(dataset)  # refuses what is no frame
+    return dataset if limit is None else dataset.head(limit)
+
+
+class _Run:
+    """Outputs of one classifier for the rows of a frame."""
+
+    def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
+        mapper.check(frame)
+        mapper.prepare()
+        self.name = repr(mapper)
+        name = functools.partial(name_row, frame)
+        mapper.compute(mapper.read_texts(frame.head(WARM_UP_ROWS)), name)  # loads the model
+        began = time.perf_counter()
+        texts = mapper.read_texts(frame)
+        arrays, kept = mapper.compute(texts, name)
+        self.seconds = time.perf_counter() - began
+        self.kept = kept
+        label_field = next((head.label_field for head in mapper.heads if head.label_field), None)
+        column = arrays.get(label_field or "")
+        self.labels = None if column is None else column.to_pandas().astype(object)
+        self.spans = _spans_in(mapper, arrays)
+        heads = [head for head in mapper.heads if not isinstance(head, LinesHead)]
+        made = [arrays[field.name] for head in heads for field in head.fields()]
+        scores = [matrix for array in made if (matrix := _numbers(array)) is not None]
+        self.scores = np.hstack(scores) if scores else None
+        self.texts = mapper.list_texts(frame, TEXT_CHARS)
+        self.has_text = np.array([text is not None for text in self.texts])
+        if self.spans is not None:  # rows have those of a text, in place of a label
+            self.labels = pd.Series(as_texts(self.spans), dtype=object).where(self.has_text, None)
+            best = np.full(len(self.texts), np.nan, dtype=np.float32)
+            np.fmax.at(best, self.spans.text_of, self.spans.scores)
+            self.scores = best[:, None]
+
+    def values(self) -> pd.DataFrame:
+        """Return of each row the label, the largest score, and whether it is kept."""
+        rows = len(self.texts)
+        return pd.DataFrame(
+            {
+                "label": [None] * rows if self.labels is None else self.labels,
+                # Without those that are null.
+                "score": np.nan if self.scores is None else np.fmax.reduce(self.scores, axis=1),
+                "kept": True if self.kept is None else self.kept,
+            },
+            index=range(rows),
+        )
+
+
+def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
+    """Return the spans that a mapper has found, if it finds such."""
+    columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
+    return Spans.from_arrow(columns) if columns else None
+
+
+def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
+    """Return the count of the first spans by label, and the share that the second spans contain."""
+    every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
+    counts, shared = Counter[str](), Counter[str]()
+    for (*_, label), count in every.items():
+        counts[label] += count
+    for (*_, label), count in same.items():
+        shared[label] += count
+    return {label: (count, shared[label] / count) for label, count in counts.items()}
+
+
+def _numbers(array: pa.Array) -> np.ndarray | None:
+    """Return the numbers of a column of scores or embeddings, (rows, numbers); else None."""
+    if pa.types.is_struct(array.type):
+        parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]
+        return np.hstack(parts) if parts else None
+    if pa.types.is_floating(array.type):
+        return array.to_numpy(zero_copy_only=False).astype(np.float32)[:, None]
+    if pa.types.is_list(array.type) and pa.types.is_floating(array.type.value_type):
+        lengths = array.value_lengths().drop_null().unique().to_pylist()
+        if len(lengths) == 1:
+            matrix = np.full((len(array), lengths[0]), np.nan, dtype=np.float32)
+            matrix[array.is_valid()] = np.stack(array.drop_null().to_numpy(zero_copy_only=False))
+            return matrix
+    return None
+
+
+def _compared(frame: pd.DataFrame, a: _Run, b: _Run, has_text: np.ndarray) -> Comparison:
+    one, other = a.values(), b.values()
+    is_other_label = (one["label"] != other["label"]).to_numpy() & has_text
+    is_other_label &= ~(one["label"].isna() & other["label"].isna()).to_numpy()
+    is_other_row = (one["kept"] != other["kept"]).to_numpy() & has_text
+    differences = None
+    if a.scores is not None and b.scores is not None and a.scores.shape == b.scores.shape:
+        differences = np.nan_to_num(np.abs(a.scores - b.scores)).max(axis=1)
+    agreement: dict[str, tuple[int, float]] = {}
+    if a.spans is not None and b.spans is not None:
+        agreement = _agreement_of_spans(a.spans, b.spans)
+    elif a.labels is not None:
+        for label, rows in Counter(one["label"][has_text].dropna()).items():
+            is_own = (one["label"] == label).to_numpy()
+            agreement[str(label)] = rows, 1 - float(is_other_label[is_own].mean())
+    moved = one.add_suffix("_a").join(other.add_suffix("_b"))
+    moved.insert(0, "text", a.texts)
+    moved.index = frame.index
+    size = np.zeros(len(frame)) if differences is None else differences
+    order = np.lexsort((-size, ~(is_other_label | is_other_row)))
+    shown = [row for row in order if is_other_label[row] or is_other_row[row] or size[row] > 0]
+    step = -(-len(frame) // MOST_POINTS)
+    points = moved[["score_a", "score_b"]].to_numpy()[has_text][::step]
+    rows = int(has_text.sum())
+    has_filters = a.kept is not None or b.kept is not None
+    return Comparison(
+        names=(a.name, b.name),
+        rows=rows,
+        rows_per_second=(len(frame) / a.seconds, len(frame) / b.seconds),
+        changed_labels=None if a.labels is None else float(is_other_label.sum() / rows),
+        changed_rows=float(is_other_row.sum() / rows) if has_filters else None,
+        largest_difference=None if differences is None else float(differences.max()),
+        mean_difference=None if differences is None else float(differences[has_text].mean()),
+        agreement=agreement,
+        moved=moved.iloc[shown],
+        points=[(float(x), float(y)) for x, y in points if np.isfinite([x, y]).all()],
+    )

@@ -1,0 +1,353 @@
+"""Mix: how often each cell of a corpus is repeated, so that the mixture has so many tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dask
+import numpy as np
+
+from gpuclassify.corpus.scores.quantiles import (
+    MOST_WEIGHT,
+    Compute,
+    ScoreColumns,
+    cells_of,
+    compute_here,
+    group_key,
+    refuse_many,
+    require_columns,
+)
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.frames import Frame, LazyFrame
+from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.pages import short_number, text_columns
+from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
+
+logger = logging.getLogger(__name__)
+
+WEIGHT = "weight"  # key of an entry's weight
+MOST_EPOCHS = 1_000
+_COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
+_BAR = 24  # characters
+Counts = Mapping[str, tuple[int, int]]  # rows and tokens by cell
+
+
+@dataclass(frozen=True)
+class MixCell:
+    """Rows of one cell: what there is, what is asked of it, and how often it is repeated.
+
+    Attributes
+    ----------
+    rows, tokens : int
+        All that there are.
+    asked : float
+        Tokens of the mixture that are to be of this cell.
+    epochs : float
+        How often each row is in the mixture, on average.
+    missing : float
+        Tokens that are asked, and that so many repeats do not give.
+    """
+
+    rows: int
+    tokens: int
+    asked: float
+    epochs: float
+    missing: float
+
+
+@dataclass(frozen=True)
+class Mix(Saved):
+    """Mixture of the cells of a corpus.
+
+    Attributes
+    ----------
+    by : list of str
+        Columns whose values are a cell.
+    tokens : float
+        Tokens of the mixture.
+    cells : dict of str to MixCell
+        By the values of `by`, as a list in JSON.
+    max_epochs : float
+    seed : int
+        For the rows of a cell that are repeated once more than others.
+    """
+
+    what: ClassVar[str] = "mix"
+
+    by: list[str]
+    tokens: float
+    cells: Mapping[str, MixCell]
+    max_epochs: float
+    seed: int = 0
+
+    @classmethod
+    @with_plain_values
+    def plan(
+        cls,
+        dataset: Frame | LazyFrame,
+        *,
+        by: str | Sequence[str],
+        tokens: float,
+        weights: Sequence[Mapping[str, Any]] | None = None,
+        max_epochs: float = 4,
+        token_field: str = "tokens",
+        seed: int = 0,
+    ) -> Mix:
+        """Count the tokens of each cell in one pass, and compute its epochs.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        by : str or sequence of str
+            Columns, such as topic and bucket, whose combined values define a cell.
+        tokens : float
+            Total tokens of the mixture.
+        weights : list of dict, optional
+            Entries such as ``{"topic": "News", "weight": 0.2}``. The cells with these values get
+            ``weight`` divided by the sum of all weights as their share of the mixture, split in
+            proportion to their tokens. At most one entry may match a cell; cells without an entry
+            are left out. Default: all cells in proportion to their tokens.
+        max_epochs : float
+            Maximum number of copies of a row, at most 1,000.
+        token_field : str
+            Column of whole numbers, such as `TokenCounter` writes; null is 0.
+        seed : int
+            Seed that selects the rows with one more copy than others.
+
+        Returns
+        -------
+        Mix
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is wrong, a column is missing, there are no tokens, or a weight is of cells
+            that are not there.
+
+        Examples
+        --------
+        >>> mix = Mix.plan(
+        ...     ddf,
+        ...     by="topic",
+        ...     tokens=6e9,
+        ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
+        ... )  # doctest: +SKIP
+        >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
+        """
+        return MixSettings(by, tokens, weights, max_epochs, token_field, seed).find(dataset)
+
+    def check_saved(self) -> None:
+        """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
+        MixSettings(self.by, self.tokens, None, self.max_epochs, seed=self.seed)
+        for name, each in self.cells.items():
+            values = json.loads(name)
+            if not isinstance(values, list) or len(values) != len(self.by):
+                raise ValueError(f"the cell {name!r} has no value for each of {self.by}")
+            numbers = (each.rows, each.tokens, each.asked, each.missing)
+            if not all(0 <= number < np.inf for number in numbers):
+                raise ValueError(f"the cell {name!r} has {numbers}: they are 0 or more, and finite")
+            if not 0 <= each.epochs <= self.max_epochs:
+                raise ValueError(
+                    f"the cell {name!r} has {each.epochs} epochs: they are from 0 to "
+                    f"max_epochs={self.max_epochs:g}"
+                )
+        if not any(each.tokens for each in self.cells.values()):
+            raise ValueError("no cell has tokens")
+
+    @property
+    def missing(self) -> float:
+        """Tokens that the mixture lacks."""
+        return sum(each.missing for each in self.cells.values())
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a line of text for each cell, below the names of columns."""
+        return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
+
+    def notes(self) -> list[str]:
+        """Return sentences about the mixture as a whole."""
+        there = sum(each.tokens for each in self.cells.values())
+        had = self.tokens - self.missing
+        notes = [f"{short_number(had)} tokens of {short_number(there)} that there are."]
+        if self.missing:
+            notes.append(
+                f"{short_number(self.missing)} of {short_number(self.tokens)} tokens are missing, "
+                f"with at most {self.max_epochs:g} repeats: give other weights, or more repeats."
+            )
+        return notes
+
+    def pictures(self) -> list[tuple[str, float, float]]:
+        """Return each cell's name, and its tokens there and asked, as shares of the most."""
+        cells = self.cells.items()
+        most = max(number for _, each in cells for number in (each.tokens, each.asked))
+        return [(_name(name), each.tokens / most, each.asked / most) for name, each in cells]
+
+    def html(self) -> str:
+        """Render the page: one file without script, font or picture from elsewhere."""
+        from gpuclassify.pages import page_template
+
+        template = page_template("gpuclassify", "scores", "mix.html.j2")
+        title = f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"
+        return template.render(
+            title=title, table=self.table(), notes=self.notes(), pictures=self.pictures()
+        )
+
+    def __repr__(self) -> str:
+        bars = ["there ░, asked █"]
+        bars += ["█" * round(_BAR * new) + "░" * max(0, round(_BAR * old) - round(_BAR * new))
+                 for _, old, new in self.pictures()]  # fmt: skip
+        lines = [(*line, bar) for line, bar in zip(self.table(), bars, strict=True)]
+        return "\n".join([*text_columns(lines), *self.notes()])
+
+
+@dataclass(frozen=True)
+class MixSettings:
+    """Arguments of `Mix.plan`, checked before anything is counted."""
+
+    by: str | Sequence[str]
+    tokens: float
+    weights: Sequence[Mapping[str, Any]] | None = None
+    max_epochs: float = 4
+    token_field: str = "tokens"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("by=None: name the columns whose values are a cell")
+        for name in ("tokens", "max_epochs"):
+            number = getattr(self, name)
+            check_number(name, number)
+            if not 0 < number < np.inf:
+                raise ValueError(f"{name}={number!r} must be above 0, and finite")
+        if self.max_epochs > MOST_EPOCHS:
+            raise ValueError(f"max_epochs={self.max_epochs!r} must be at most {MOST_EPOCHS:,}")
+        check_count("seed", self.seed, 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns whose values are a cell."""
+        return [*dict.fromkeys(label_tuple("by", self.by, keep_order=True) or ())]
+
+    @property
+    def read_fields(self) -> list[str]:
+        """Columns that are read to count tokens."""
+        return [*dict.fromkeys([*self.names, self.token_field])]
+
+    def mix_of(self, cells: Mapping[str, MixCell]) -> Mix:
+        """Return the mix with these cells."""
+        return Mix(self.names, float(self.tokens), cells, float(self.max_epochs), self.seed)
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless a frame, which may be empty, has columns of cells and of tokens."""
+        require_columns(frame, self.read_fields)
+        ScoreColumns((), weight=self.token_field).check(frame)
+        cells_of(frame.iloc[:0], self.names)
+
+    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
+        """Count the tokens of each cell, and plan the mix; `compute` runs delayed tasks."""
+        frame = as_dask(dataset)
+        self.check(frame._meta)
+        count = dask.delayed(_part_counts, pure=True)
+        columns = ScoreColumns((), weight=self.token_field)
+        parts = frame[self.read_fields].to_delayed()
+        (sums,) = compute([reduce_tree(_added, [count(p, self.names, columns) for p in parts])])
+        counts = {cell: sums[cell] for cell in sorted(sums)}
+        if not sum(tokens for _, tokens in counts.values()):
+            rows = sum(rows for rows, _ in counts.values())
+            raise ValueError(
+                f"{rows:,} rows have no token in {self.token_field!r}: count them first"
+            )
+        entries = [
+            dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
+        ]
+        matched = _matched(entries, self.names, counts)
+        mix = self.mix_of(_planned(counts, matched, float(self.tokens), self.max_epochs))
+        if mix.missing:
+            logger.warning("%s", mix.notes()[-1])
+        return mix
+
+
+def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
+    """Count the rows and tokens of each cell in one partition."""
+    codes, cells = cells_of(frame, by)
+    refuse_many(cells)
+    weights = columns.weights(frame)
+    if weights.sum(dtype=np.float64) > MOST_WEIGHT:
+        raise ValueError(f"{columns.weight!r} adds up to more than 2**62 tokens: correct it")
+    tokens = np.zeros(len(cells), np.int64)
+    np.add.at(tokens, codes, weights)
+    rows = np.bincount(codes, minlength=len(cells))
+    return dict(zip(cells, zip(rows.tolist(), tokens.tolist(), strict=True), strict=True))
+
+
+def _added(parts: Iterable[Counts]) -> Counts:
+    """Add the counts of several partitions; ValueError for too many cells."""
+    sums: dict[str, tuple[int, int]] = {}
+    for counts in parts:
+        for cell, (rows, tokens) in counts.items():
+            known = sums.get(cell, (0, 0))
+            sums[cell] = (known[0] + rows, known[1] + tokens)
+    refuse_many(sums)
+    return sums
+
+
+def _matched(
+    entries: list[dict[str, Any]], by: list[str], counts: Counts
+) -> list[tuple[float, list[str]]]:
+    """Return each entry's weight and cells; ValueError unless each cell is of one at most."""
+    owners: dict[str, dict[str, Any]] = {}
+    matched = []
+    for entry in entries:
+        if WEIGHT not in entry or {*entry} - {*by, WEIGHT}:
+            raise ValueError(f"weights= has {entry!r}: give a weight, and values of {by} alone")
+        check_number(WEIGHT, entry[WEIGHT])
+        if not 0 <= entry[WEIGHT] < np.inf:
+            raise ValueError(f"weights= has {entry!r}: a weight is 0 or more, and finite")
+        wanted = {by.index(name): group_key(entry[name]) for name in by if name in entry}
+        cells = [
+            cell
+            for cell in counts
+            if all(group_key(json.loads(cell)[place]) == key for place, key in wanted.items())
+        ]
+        if not cells:
+            known = ", ".join([*map(_name, counts)][:10])
+            raise ValueError(f"weights= has {entry!r}, and no row is of it; cells are {known}")
+        for cell in cells:
+            if cell in owners:
+                raise ValueError(f"the cell {cell} is of {owners[cell]!r} and of {entry!r}")
+            owners[cell] = entry
+        matched.append((float(entry[WEIGHT]), cells))
+    if not sum(weight for weight, _ in matched):
+        raise ValueError("weights= are all 0, or none: give one above 0")
+    return matched
+
+
+def _planned(
+    counts: Counts,
+    matched: list[tuple[float, list[str]]],
+    tokens: float,
+    max_epochs: float,
+) -> dict[str, MixCell]:
+    total = sum(weight for weight, _ in matched)
+    cells = {cell: MixCell(*count, 0.0, 0.0, 0.0) for cell, count in counts.items()}
+    for weight, names in matched:
+        asked, there = tokens * weight / total, sum(counts[name][1] for name in names)
+        epochs = min(asked / there, max_epochs) if there else 0.0
+        for name in names:
+            share = counts[name][1] / there if there else 1 / len(names)
+            missing = max(0.0, asked - max_epochs * there) * share
+            cells[name] = MixCell(*counts[name], asked * share, epochs, missing)
+    return cells
+
+
+def _name(cell: str) -> str:
+    return ", ".join("null" if value is None else str(value) for value in json.loads(cell))
+
+
+def _line(cell: str, each: MixCell) -> tuple[str, ...]:
+    numbers = (each.rows, each.tokens, each.asked)
+    missing = short_number(each.missing) if each.missing else "–"
+    return (_name(cell), *map(short_number, numbers), f"{each.epochs:.3g}", missing)

@@ -1,0 +1,336 @@
+"""Exact weighted quantiles of columns of any length, sixteen bits of their numbers a pass.
+
+The bits of a float, with a sign that is turned round, are ordered like the numbers. A pass sums the
+weights of all numbers by the next sixteen bits; what each quantile begins with is known then, and
+the next pass looks at the numbers that begin so. Weights are whole, so that sums are exact and no
+quantile depends on partitions or on the order in which they are added. Where there are very many
+sums, they are those of fewer bits, so that they stay small however many rows and groups there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
+from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.settings.checks import nearest, plain_value
+
+MOST_BITS = 16  # bits per pass
+MOST_SUMS = 1 << 21  # sums per pass over all columns and groups, 16 bytes each
+MOST_WEIGHT = 1 << 62  # largest weight of a group, so that int64 sums do not overflow
+MOST_GROUPS = 1_000
+BYTES = "bytes"  # weight that stands for the text's length in UTF-8
+ALL = "null"  # the group of rows without one, and of all rows where none are asked for
+
+# Function from the total weight to the cumulative weights of the quantiles, each at least 1.
+Ranks = Callable[[int], Sequence[int]]
+Compute = Callable[[list[Any]], Iterable[Any]]
+Key = tuple[str, str]  # column, and group as `group_key` returns it
+
+
+@dataclass(frozen=True)
+class ScoreColumns:
+    """Columns of a frame to rank, with their weight and their groups.
+
+    Columns of float32 or float16 are compared in float32, others in float64.
+    """
+
+    names: tuple[str, ...]
+    weight: str | None = None  # a column of whole numbers, or the text's BYTES; None counts rows
+    by: str | None = None  # the column whose values are ranked apart from each other
+    text_field: str = "text"
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        weight = self.text_field if self.weight == BYTES else self.weight
+        names = [*self.names, weight, self.by]
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless the frame, which may be empty, has these columns, of these kinds."""
+        require_columns(frame, self.needed)
+        for name in self.names:
+            if frame[name].dtype.kind not in "fiu":
+                raise TypeError(
+                    f"column {name!r} holds {frame[name].dtype}, not numbers: name a column of "
+                    "scores"
+                )
+        self.groups(frame)  # which refuses types that have none
+        if self.weight == BYTES:
+            backend_of(frame).check_text_column(frame, self.text_field)
+        elif self.weight is not None and frame[self.weight].dtype.kind not in "iu":
+            raise TypeError(
+                f"weight={self.weight!r} holds {frame[self.weight].dtype}: weights are whole "
+                "numbers, such as tokens, so that sums are exact. Round them, or take "
+                f'weight="{BYTES}"'
+            )
+
+    def values(self, frame: Frame, name: str) -> np.ndarray:
+        """Return the numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
+        plain = to_pandas(frame[[name]])[name]
+        is_single = plain.dtype.kind == "f" and plain.dtype.itemsize <= 4
+        kind = np.float32 if is_single else np.float64
+        return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
+
+    def weights(self, frame: Frame) -> np.ndarray:
+        """Return the weight of each row, int64 (rows,), none negative; null is 0."""
+        if self.weight is None:
+            return np.ones(len(frame), np.int64)
+        if self.weight == BYTES:
+            sizes = pc.binary_length(backend_of(frame).text_array(frame, self.text_field))
+            return pc.fill_null(sizes, 0).to_numpy().astype(np.int64)
+        plain = to_pandas(frame[[self.weight]])[self.weight]
+        weights = plain.to_numpy(dtype=np.int64, na_value=0)
+        if (weights < 0).any():
+            raise ValueError(f"weight={self.weight!r} has {weights.min()}: weights are 0 or more")
+        return weights
+
+    def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
+        """Return each row's group number, int64 (rows,), and the groups' `group_key`s."""
+        if self.by is None:
+            return np.zeros(len(frame), np.int64), [ALL]
+        column = to_pandas(frame[[self.by]])[self.by]
+        try:
+            codes, values = pd.factorize(column, use_na_sentinel=False)
+        except (TypeError, NotImplementedError) as err:  # of a column of objects, or of Arrow
+            raise TypeError(
+                f"by={self.by!r} makes no groups ({err}): name a column of texts or whole numbers, "
+                "such as the language"
+            ) from err
+        keys = [group_key(value) for value in values]  # NaN and null, which differ, have one
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return np.array([numbers[key] for key in keys], np.int64)[codes], [*numbers]
+
+
+def cells_of(frame: Frame, by: Iterable[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each row's cell, int64 (rows,), and each cell's values as JSON."""
+    codes, cells = np.zeros(len(frame), np.int64), [""]
+    for name in by:
+        more, groups = ScoreColumns((), by=name).groups(frame)
+        codes, known = pd.factorize(codes * len(groups) + more)
+        pairs = (divmod(number, len(groups)) for number in known.tolist())
+        cells = [f"{cells[first]}, {groups[last]}" for first, last in pairs]
+    return codes, [f"[{cell.removeprefix(', ')}]" for cell in cells]
+
+
+def require_columns(frame: Frame, names: Iterable[str]) -> None:
+    """Raise ValueError unless the frame has each of the columns once."""
+    columns = list(map(str, frame.columns))
+    for name in names:
+        if (count := columns.count(name)) != 1:
+            raise ValueError(
+                f"{count or 'no'} column {name!r}; columns are {columns}."
+                f"{nearest(name, set(columns) - {name})}"
+            )
+
+
+def group_key(value: Any) -> str:
+    """Return a group's value as JSON, which tells 1 from "1", and null from all others.
+
+    1.0 is 1: pandas makes floats of whole numbers beside which there is null.
+    """
+    if pd.isna(value):
+        return ALL
+    plain = plain_value(value)
+    is_whole = isinstance(plain, float) and plain.is_integer()
+    return json.dumps(int(plain) if is_whole else plain, default=str)
+
+
+def compute_here(tasks: list[Any]) -> Iterable[Any]:
+    """Compute delayed tasks by the current scheduler, and return the results."""
+    return dask.compute(*tasks)
+
+
+def weighted_quantiles(
+    dataset: Frame | LazyFrame,
+    columns: ScoreColumns,
+    ranks: Ranks,
+    compute: Compute = compute_here,
+    most_sums: int = MOST_SUMS,
+) -> dict[str, dict[str, list[float]]]:
+    """Find the smallest number of a column whose cumulated weight reaches each rank.
+
+    For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
+    weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
+    Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
+    others; more often where a pass would take more than `most_sums`.
+
+    By column and `group_key` there are as many numbers as ranks; a group without a weight is left
+    out. Raises what `ScoreColumns` and `add_sums` raise.
+    """
+    frame = as_dask(dataset)
+    columns.check(frame._meta)
+    frame = frame[list(columns.needed)]
+    bits = {
+        name: columns.values(frame._meta.iloc[:0], name).dtype.itemsize * 8
+        for name in columns.names
+    }
+    searches: dict[Key, _Search] = {}
+    known = 0
+    while known < max(bits.values()):
+        names = tuple(name for name in columns.names if bits[name] > known)
+        begins = {key: np.unique(searches[key].digits) for key in searches if key[0] in names}
+        width = min(MOST_BITS, *(bits[name] - known for name in names))
+        sums_of, wanted_columns = dask.delayed(part_sums, pure=True), replace(columns, names=names)
+        options = {"begins": begins, "known": known, "width": width, "most_sums": most_sums}
+        parts = [sums_of(part, wanted_columns, **options) for part in frame.to_delayed()]
+        (sums,) = compute([reduce_tree(functools.partial(add_sums, most_sums=most_sums), parts)])
+        if not known:
+            for key, weighed in sums.by_key.items():
+                total = int(weighed.weights.sum())
+                wanted = np.array(ranks(total) if total else [], np.int64)
+                searches[key] = _Search(np.zeros(len(wanted), np.uint64), wanted)
+        for key, weighed in sums.by_key.items():
+            searches[key].descend(weighed, sums.width)
+        known += sums.width
+    result: dict[str, dict[str, list[float]]] = {name: {} for name in columns.names}
+    for (name, group), search in searches.items():
+        if len(search.ranks):
+            result[name][group] = number_of(search.digits, bits[name]).tolist()
+    return result
+
+
+class _Sums(NamedTuple):
+    """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
+
+    digits: np.ndarray
+    weights: np.ndarray
+
+
+class _Pass(NamedTuple):
+    """Sums by column and group, of `width` bits more than were known before."""
+
+    width: int
+    by_key: dict[Key, _Sums]
+
+    def of_width(self, width: int) -> _Pass:
+        """Return the sums of fewer bits."""
+        if width == self.width:
+            return self
+        left_out = np.uint64(self.width - width)
+        by_key = {
+            key: _summed(group_sums.digits >> left_out, group_sums.weights)
+            for key, group_sums in self.by_key.items()
+        }
+        return _Pass(width, by_key)
+
+    def bounded(self, most_sums: int) -> _Pass:
+        """Return a pass with the most bits that need at most `most_sums` sums, at least one bit."""
+        sums = self
+        while sums.width > 1 and sums.size() > most_sums:
+            sums = sums.of_width(sums.width - 1)
+        return sums
+
+    def size(self) -> int:
+        """Return the number of sums."""
+        return sum(len(group_sums.digits) for group_sums in self.by_key.values())
+
+
+@dataclass
+class _Search:
+    """State of the search for the quantiles of one column and group."""
+
+    digits: np.ndarray  # uint64 (ranks,): the first bits of each
+    ranks: np.ndarray  # int64 (ranks,): of each, among the numbers that begin so
+
+    def descend(self, sums: _Sums, width: int) -> None:
+        """Find the next `width` bits of the quantiles."""
+        reached = np.concatenate([[0], np.cumsum(sums.weights)])
+        begins = sums.digits >> np.uint64(width)
+        before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
+        places = np.searchsorted(reached[1:], before + self.ranks)
+        self.ranks = self.ranks + before - reached[places]
+        self.digits = sums.digits[places]
+
+
+def part_sums(
+    frame: Frame,
+    columns: ScoreColumns,
+    *,
+    begins: Mapping[Key, np.ndarray],
+    known: int,
+    width: int,
+    most_sums: int,
+) -> _Pass:
+    """Sum the weights that `weighted_quantiles` adds up, of one partition.
+
+    Of as many bits as are known, `begins` has by column and group what the numbers that count begin
+    with, uint64; `width` bits after them are looked at.
+    """
+    weights = columns.weights(frame)
+    codes, groups = columns.groups(frame)
+    refuse_many(groups)
+    sums = {}
+    for name in columns.names:
+        values = columns.values(frame, name)
+        bits = values.dtype.itemsize * 8
+        digits = ordered_bits(values) >> np.uint64(bits - known - width)
+        is_number = ~np.isnan(values)
+        for code, group in enumerate(groups):
+            rows = is_number & (codes == code)
+            if known:
+                rows &= np.isin(digits >> np.uint64(width), begins[name, group])
+            sums[name, group] = _summed(digits[rows], weights[rows])
+    return _Pass(width, sums).bounded(most_sums)
+
+
+def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
+    """Add the sums of several partitions; ValueError for too many groups, or too large weights."""
+    width = min(part.width for part in parts)
+    apart: dict[Key, list[_Sums]] = {}
+    for part in parts:
+        for key, sums in part.of_width(width).by_key.items():
+            apart.setdefault(key, []).append(sums)
+    refuse_many({group for _, group in apart})
+    by_key = {
+        key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
+        for key, several in apart.items()
+    }
+    return _Pass(width, by_key).bounded(most_sums)
+
+
+def refuse_many(groups: Collection[str], most: int = MOST_GROUPS) -> None:
+    """Raise ValueError if there are more than `most` groups."""
+    if len(groups) > most:
+        raise ValueError(
+            f"by= makes more than {most:,} groups, such as {min(groups)}: name columns of few "
+            "values, such as the language"
+        )
+
+
+def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
+    if weights.sum(dtype=np.float64) > MOST_WEIGHT:
+        raise ValueError(
+            "the weights of a group add up to more than 2**62: divide them, or weigh by another "
+            "column"
+        )
+    known, places = np.unique(digits, return_inverse=True)
+    sums = np.zeros(len(known), np.int64)
+    np.add.at(sums, places, weights)
+    return _Sums(known, sums)
+
+
+def ordered_bits(values: np.ndarray) -> np.ndarray:
+    """Convert floats of 32 or 64 bits to whole numbers, uint64, in the same order."""
+    size = values.dtype.itemsize
+    bits = values.view(f"u{size}")
+    sign = bits.dtype.type(1 << (size * 8 - 1))
+    return np.where(bits & sign, ~bits, bits | sign).astype(np.uint64)
+
+
+def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
+    """Return the floats that `ordered_bits` gave these numbers for."""
+    kind = np.dtype(f"u{bits // 8}")
+    sign = kind.type(1 << (bits - 1))
+    keys = ordered.astype(kind)
+    return np.where(keys & sign, keys ^ sign, ~keys).astype(kind).view(f"f{bits // 8}")

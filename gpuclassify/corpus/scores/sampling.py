@@ -1,0 +1,339 @@
+"""Samples of strata: as many rows of each as asked, chosen by a hash, with their weights.
+
+A row's random number follows from its id, or its file and place there, and the seed. A stratum's
+sample are the rows whose numbers are least, so that it is the same however rows are cut and
+ordered, and changes only by what new rows displace. Rows near a score have their numbers divided by
+their nearness before they are compared, which is priority sampling: N. Duffield, C. Lund and
+M. Thorup, Journal of the ACM 54 (2007), 32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from gpuclassify.corpus.scores.quantiles import ScoreColumns, cells_of, refuse_many
+from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input import schema as schemas
+from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
+from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.input.sample import random_keys, rows_at
+from gpuclassify.jobs.stores.hub import share_tokens
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.settings.checks import (
+    check_count,
+    check_number,
+    check_text,
+    label_tuple,
+    with_plain_values,
+)
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
+
+logger = logging.getLogger(__name__)
+
+MOST_STRATA = 10_000
+WIDTH_SHARE = 0.1  # default width, relative to the score
+STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "place"  # of candidates
+
+
+class Candidates(NamedTuple):
+    """Candidate rows of a sample by stratum and order, and the totals of all strata."""
+
+    rows: pd.DataFrame
+    counts: pd.Series  # rows by stratum
+    unscored: int = 0  # rows without a score to be near to
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Settings of a sample, as a worker needs them; see `sample`."""
+
+    n: int
+    by: tuple[str, ...]
+    near: str | None
+    score: float
+    width: float
+    id_field: str | None
+    seed: int
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that tell which rows are drawn."""
+        return tuple(dict.fromkeys(filter(None, [*self.by, self.near, self.id_field])))
+
+    def check(self, frame: Frame, weight_field: str) -> None:
+        """Raise unless the frame, possibly empty, has the columns and no column of weights."""
+        for name in (*self.by, self.id_field):
+            ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
+        if weight_field in map(str, frame.columns):
+            raise ValueError(
+                f"the dataset has a column {weight_field!r} already: name that of the sample's "
+                "weights (weight_field=)"
+            )
+
+    def keys(self, frame: Frame) -> np.ndarray:
+        """Return the random number of each row by its id, uint64 (rows,)."""
+        return id_keys(str(self.seed), frame, str(self.id_field))
+
+    def sizes(self, frame: Frame) -> np.ndarray:
+        """Return the relative probability of each row, float64 (rows,); NaN without a score."""
+        if self.near is None:
+            return np.ones(len(frame))
+        values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
+        return 1 / (1 + np.abs(values - self.score) / self.width)
+
+    def candidates(
+        self, frame: Frame, keys: np.ndarray, part: int, places: np.ndarray
+    ) -> Candidates:
+        """Return the rows of one partition that may be in the sample."""
+        codes, names = cells_of(frame, self.by)
+        refuse_many(names, MOST_STRATA)
+        order = uniform(keys) / self.sizes(frame)
+        is_scored = np.isfinite(order)
+        columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
+        rows = _least(pd.DataFrame(columns)[is_scored], self.n + 1)
+        rows[STRATUM] = np.array(names, dtype=object)[rows[STRATUM]]
+        counts = pd.Series(np.bincount(codes[is_scored], minlength=len(names)), names)
+        return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
+
+    def join(self, parts: Sequence[Candidates]) -> Candidates:
+        """Return the candidates of several partitions together."""
+        counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
+        refuse_many(counts.index, MOST_STRATA)
+        rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
+        return Candidates(rows, counts, sum(part.unscored for part in parts))
+
+    def chosen(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
+        """Return the rows of the sample, by part and place, with their weights."""
+        rows, counts = candidates.rows, candidates.counts
+        strata = rows.groupby(STRATUM, sort=False)
+        rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
+        weights: pd.Series
+        if self.near is None:
+            weights = totals / np.minimum(totals, self.n)
+        else:  # the first row that is left out tells how likely those before it were
+            ends = rows[rank == self.n].set_index(STRATUM)[ORDER]
+            sizes = uniform(rows[KEY].to_numpy()) / rows[ORDER]
+            weights = (1 / (sizes * rows[STRATUM].map(ends))).fillna(1.0).clip(lower=1.0)
+        rows = rows.assign(**{weight_field: weights.astype(np.float64)})
+        return rows[rank < self.n].sort_values([PART, AT], ignore_index=True)
+
+
+@with_plain_values
+def sample(
+    dataset: Frame | LazyFrame | FileReader,
+    n: int = 200,
+    *,
+    by: str | Sequence[str] | None = None,
+    near: str | None = None,
+    score: float = 0.0,
+    width: float | None = None,
+    id_field: str | None = None,
+    weight_field: str = "weight",
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Draw a stratified sample, with weights that describe the whole dataset.
+
+    Rows are selected by a hash of the seed and their ids (or files and row numbers), so partitions
+    and their order do not matter; new rows may displace others. A finer sample, with more columns
+    `by` or a larger `n`, contains all rows of a coarser one. The dataset is read once without its
+    texts; then the texts of the drawn rows are read.
+
+    Parameters
+    ----------
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, cudf.DataFrame or FileReader
+        Rows to draw from. A reader's may have ``annotations=``.
+    n : int
+        Rows per stratum; all rows of smaller strata.
+    by : str or sequence of str, optional
+        Columns, such as the label and the source. Each combination of their values, null included,
+        is a stratum.
+    near : str, optional
+        Column of numbers: rows near `score` are more likely. Rows without a number are left out.
+    score : float
+        Number in the column `near`, such as a threshold in question.
+    width : float, optional
+        Distance from `score` at which a row is half as likely as at `score`. Default:
+        a tenth of `score`.
+    id_field : str, optional
+        Column of ids, none of which two rows have; of a frame it must be named. Default: a row is
+        known by its file and place there.
+    weight_field : str
+        New column: how many rows of the dataset each row stands for, one over the probability with
+        which it is drawn.
+    seed : int
+        Seed of the hash; another one draws other rows.
+
+    Returns
+    -------
+    pandas.DataFrame
+        All columns of the rows, in random order, so that the first rows are a sample as well.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A column is missing or of another kind, two rows have one id, there are more than 10,000
+        strata, or no rows.
+
+    Examples
+    --------
+    >>> rows = sample(ddf, 50, by=["label", "source"], id_field="id")  # doctest: +SKIP
+    >>> numpy.average(rows["score"], weights=rows["weight"])  # doctest: +SKIP
+    """
+    check_count("n", n)
+    check_count("seed", seed, 0)
+    check_text("weight_field", weight_field, "a column name")
+    check_number("score", score)
+    width = abs(score) * WIDTH_SHARE if width is None else width
+    check_number("width", width)
+    if near is not None and not width > 0:
+        raise ValueError(
+            f"width={width} must be above 0: name the score to be near to (score=), or pass the "
+            f"distance from score={score} at which a row is half as likely"
+        )
+    columns = label_tuple("by", by, keep_order=True) or ()
+    draw = Draw(n, columns, near, float(score), float(width), id_field, seed)
+    source = _Files(dataset) if isinstance(dataset, FileReader) else _Partitions(dataset, draw)
+    draw.check(source.meta, weight_field)
+    (candidates,) = dask.compute(reduce_tree(draw.join, source.candidates(draw)))
+    if candidates.unscored:
+        logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
+    if candidates.rows.empty:
+        raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
+    chosen = draw.chosen(candidates, weight_field)
+    frame = source.rows(draw, chosen)
+    if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
+        raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
+    frame[weight_field] = chosen[weight_field].to_numpy()
+    order = np.argsort(random_keys("order", chosen[KEY].to_numpy()), kind="stable")
+    return frame.iloc[order].reset_index(drop=True)
+
+
+def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
+    """Return a random number for each row by its id, uint64 (rows,)."""
+    ids = to_pandas(frame[[id_field]])[id_field]
+    if ids.isna().any():
+        raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
+    if ids.dtype.kind in "iu":
+        numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
+    else:
+        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+    return random_keys(seed, numbers)
+
+
+def uniform(keys: np.ndarray) -> np.ndarray:
+    """Return random numbers as float64 (rows,) between 0 and 1."""
+    return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+def _least(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first rows of each stratum, in their order."""
+    ordered = rows.sort_values([STRATUM, ORDER, KEY], ignore_index=True)
+    return ordered.groupby(STRATUM, sort=False).head(count).reset_index(drop=True)
+
+
+class _Files:
+    """Rows of files, each known by the number of its piece and its place there."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self.source = reader.find_parts()
+        self.schema, self.meta = self.source.schema, self.source.schema.meta()
+        self.pieces = [piece for part in self.source.parts for piece in part.pieces]
+        share_tokens(reader.paths)
+
+    def candidates(self, draw: Draw) -> list[Delayed]:
+        """Return the delayed candidates of each part."""
+        names = {file.path: redacted(file.real) for file in self.source.files}
+        known = replace(self.schema.projected(self._fields(draw)), has_places=True)
+        call, first, tasks = dask.delayed(_of_part, pure=True), 0, []
+        for part in self.source.parts:
+            tasks.append(call(part, known, draw, first, [names[each.path] for each in part.pieces]))
+            first += len(part.pieces)
+        return tasks
+
+    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
+        """Read the chosen rows."""
+        call, fields = dask.delayed(rows_at, pure=True), self._fields(draw)
+        tables = [
+            call(
+                self.pieces[number],
+                self.schema,
+                fields,
+                chosen[AT][chosen[PART] == number].tolist(),
+            )
+            for number in chosen[PART].unique().tolist()
+        ]
+        return schemas.to_pandas(pa.concat_tables(dask.compute(*tables)))
+
+    def _fields(self, draw: Draw) -> tuple[str, ...]:
+        """Return the columns to read; at least one, to count rows."""
+        return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
+
+
+def _of_part(
+    part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
+) -> Candidates:
+    """Return the candidates of a part, whose pieces are numbered from `first` on."""
+    notes, found = Notes(part, schema), []
+    for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
+        table = read_table(piece, schema, notes=notes)[0]
+        places, frame = (
+            table[ROW_PLACE].to_numpy(),
+            schemas.to_pandas(table.drop_columns([ROW_PLACE])),
+        )
+        of_place = draw.id_field is None
+        keys = random_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
+        found.append(draw.candidates(frame, keys, number, places))
+    return draw.join(found)
+
+
+class _Partitions:
+    """Rows of a frame, each known by the number of its partition and its random number."""
+
+    def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
+        if draw.id_field is None:
+            raise ValueError(
+                "id_field=None: a frame's rows have no places of their own, name a column of ids; "
+                "rows of files have: pass FileReader(paths)"
+            )
+        self.frame = as_dask(dataset)
+        self.meta = self.frame._meta
+
+    def candidates(self, draw: Draw) -> list[Delayed]:
+        """Return the delayed candidates of each partition."""
+        call = dask.delayed(_of_partition, pure=True)
+        parts = self.frame[list(draw.fields)].to_delayed()
+        self.count = len(parts)
+        return [call(part, draw, number) for number, part in enumerate(parts)]
+
+    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
+        """Compute the chosen rows."""
+        call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
+        keys = chosen[KEY].to_numpy()
+        # With few columns Dask joins small files, so the numbers would belong to other partitions.
+        numbers = set(chosen[PART]) if len(parts) == self.count else range(len(parts))
+        frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
+        frame = pd.concat(frames, ignore_index=True)
+        if len(frame) != len(keys):
+            return frame  # two rows have one id
+        return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
+
+
+def _of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
+    return draw.candidates(frame, keys := draw.keys(frame), number, keys)
+
+
+def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
+    """Return the rows with these random numbers."""
+    return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

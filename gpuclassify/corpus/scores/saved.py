@@ -1,0 +1,155 @@
+"""Results that are saved as JSON with a digest, which detects changed values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import posixpath
+import reprlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
+
+from gpuclassify.hub.saving import replace_file
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.settings.checks import kinds_of
+
+_DIGEST = "digest"  # key in the file
+_PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a text", (str,)),
+    bool: ("true or false", (bool,)),
+    Any: ("a text, number, true, false or null", (str, int, float, bool, NoneType)),
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Base class of results that are saved as JSON: frozen dataclasses of plain values."""
+
+    what: ClassVar[str]  # the content of such a file, in words
+
+    def save(
+        self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the result to a JSON file, and replace an earlier one.
+
+        Parameters
+        ----------
+        path : str or Path
+            Path, or URL such as ``s3://bucket/result.json``.
+        storage_options : dict, optional
+            Options for fsspec.
+        """
+        write_file(path, self.as_json().encode(), storage_options)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Load a result from a file of `save`.
+
+        Parameters
+        ----------
+        path : str or Path
+            Path, or URL such as ``s3://bucket/result.json`` or ``hf://datasets/owner/name/file``.
+        storage_options : dict, optional
+            Options for fsspec.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        ValueError
+            The file holds something else, or its values were changed.
+        """
+        store = open_store(path, storage_options)
+        with store.reading() as file:
+            content = file.read()
+        try:
+            return cls.from_json(content)
+        except ValueError as err:
+            raise ValueError(
+                f"{store.shown} holds no {cls.what} ({err}): give a file that "
+                f"{cls.__name__}.save() wrote"
+            ) from err
+
+    def as_json(self) -> str:
+        """Return the content of the file that `save` writes."""
+        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all values and settings."""
+        content = json.dumps(asdict(self), sort_keys=True).encode()
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Return the result in the content of a file of `save`; ValueError if it holds none."""
+        try:
+            values = json.loads(content)
+            if not isinstance(values, dict):
+                raise ValueError(f"it is {reprlib.repr(values)}, not an object")
+            saved = values.pop(_DIGEST, None)
+            result: Self = _decoded(values, cls, cls.what)
+            result.check_saved()
+        except (TypeError, RecursionError) as err:
+            raise ValueError(str(err)) from err
+        if saved not in (None, result.digest()):
+            raise ValueError(
+                f"they have another digest than was saved; if you changed them on purpose, remove "
+                f'"{_DIGEST}" from the file'
+            )
+        return result
+
+    def check_saved(self) -> None:
+        """Raise ValueError if values of the right types contradict each other."""
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    content: bytes,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a whole file to a path or URL, and replace an earlier one."""
+    folder, name = posixpath.split(os.fspath(path))
+    if "://" not in folder:
+        replace_file(Path(path), content)
+        return
+    store = open_store(folder, storage_options)
+    if not store.is_writable:
+        raise ValueError(f"{redacted(str(path))} cannot be written to: name a path or a bucket")
+    store.replace(name, content)
+
+
+def _decoded(value: Any, hint: Any, where: str) -> Any:
+    """Return JSON data as the type of a hint; raise ValueError for data that does not fit."""
+    kinds = kinds_of(hint)
+    if value is None and NoneType in get_args(hint):
+        return None
+    if len(kinds) > 1:  # a list, or something else
+        kinds = tuple(k for k in kinds if (get_origin(k) is list) == isinstance(value, list))
+    kind: Any = kinds[0]
+    inner = get_args(kind)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        if unknown := {*value} - {field.name for field in fields(kind)}:
+            raise ValueError(f"{where} never has {min(unknown)!r}")
+        made = {k: _decoded(item, hints[k], f"{k} of {where}") for k, item in value.items()}
+        return cast(Any, kind)(**made)
+    is_object = not inner or len(inner) > 1
+    if is_object and inner and isinstance(value, dict):
+        return {k: _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
+    if not is_object and isinstance(value, list):
+        return [_decoded(item, inner[0], where) for item in value]
+    words, types = _PLAIN.get(kind, ("an object" if is_object else "a list", ()))
+    is_small = not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+    if type(value) in types and is_small and not (isinstance(value, float) and math.isnan(value)):
+        return value
+    raise ValueError(f"{where} holds {reprlib.repr(value)}, not {words}")

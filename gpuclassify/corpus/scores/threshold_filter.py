@@ -1,0 +1,182 @@
+"""ApplyThresholds: the rows whose score reaches the threshold of their group."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpuclassify.corpus.scores.calibration import calibrated
+from gpuclassify.corpus.scores.quantiles import ScoreColumns
+from gpuclassify.corpus.scores.thresholds import Thresholds
+from gpuclassify.frames import Frame, backend_of, to_pandas
+from gpuclassify.jobs.input import schema as schemas
+from gpuclassify.jobs.stores.names import redacted
+from gpuclassify.mapping.columns import check_are_new
+from gpuclassify.mapping.select import RowChoice
+from gpuclassify.pages import visible
+from gpuclassify.settings.checks import check_flag, check_text
+from gpuclassify.workers.run_context import current_run
+
+
+class ApplyThresholds(RowChoice):
+    """Mapper that keeps the rows whose score is at least the threshold of their group.
+
+    A row passes not whose score is null or NaN, or whose group has no threshold; where small groups
+    were pooled, groups without labels have that of all. In a job whose first stage it is, as in
+    ``gpuclassify select --thresholds``, the text of row groups without a row that stays is not
+    read.
+
+    Parameters
+    ----------
+    thresholds : Thresholds, str or Path
+        As `Thresholds.fit` gave them, or the file that they were saved to.
+    keep_field : str, optional
+        Column for the decision, true or false; then no row is dropped.
+    probability_field : str, optional
+        Column for the calibrated probability of the label; null where there is no score, or the
+        group has no calibration.
+    overwrite : bool
+        Replace columns that the dataset already has.
+
+    Examples
+    --------
+    >>> ddf = ApplyThresholds("thresholds.json", keep_field="is_good")(ddf)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        thresholds: Thresholds | str | Path,
+        *,
+        keep_field: str | None = None,
+        probability_field: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self._file = None
+        if not isinstance(thresholds, Thresholds):
+            self._file, thresholds = redacted(str(thresholds)), Thresholds.load(thresholds)
+        names = {"keep_field": keep_field, "probability_field": probability_field}
+        for argument, name in names.items():
+            if name is not None:
+                check_text(argument, name, 'a column name such as "is_good"')
+        if keep_field is not None and keep_field == probability_field:
+            raise ValueError(f"keep_field and probability_field are both {keep_field!r}")
+        check_flag("overwrite", overwrite)
+        every = thresholds.of_groups().values()
+        if probability_field and not any(each.calibration for each in every):
+            raise ValueError(
+                f"probability_field={probability_field!r}: the thresholds have no calibration; fit "
+                'them with calibration="isotonic" or "sigmoid"'
+            )
+        self.thresholds = thresholds
+        self.keep_field = keep_field
+        self.probability_field = probability_field
+        self.overwrite = overwrite
+
+    def __repr__(self) -> str:
+        names = ("keep_field", "probability_field", "overwrite")
+        settings = {name: getattr(self, name) for name in names if getattr(self, name)}
+        score = visible(self.thresholds.score, "")
+        shown = f"<thresholds of {score}>" if self._file is None else repr(self._file)
+        return (
+            f"ApplyThresholds({', '.join([shown, *(f'{k}={v!r}' for k, v in settings.items())])})"
+        )
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("ApplyThresholds", *self.describe().values(), self.overwrite)
+
+    @property
+    def columns(self) -> ScoreColumns:
+        """Columns that are read."""
+        return ScoreColumns((self.thresholds.score,), by=self.thresholds.by)
+
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """Columns of the score and of groups."""
+        return self.columns.needed
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether rows may be dropped: unless the decision is a column."""
+        return self.keep_field is None
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the columns that are asked for."""
+        fields = []
+        if self.keep_field is not None:
+            fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
+        if self.probability_field is not None:
+            fields.append(pa.field(self.probability_field, pa.float32()))
+        return pa.schema(fields)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings, and a digest of the thresholds."""
+        known = self.thresholds
+        return {
+            "score": known.score,
+            "by": known.by,
+            known.target: known.value,
+            "thresholds": known.digest(),
+            "keep_field": self.keep_field,
+            "probability_field": self.probability_field,
+        }
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless the columns of score and groups exist, and the new columns do not."""
+        self.columns.check(frame)
+        names, columns = self.schema().names, [*map(str, frame.columns)]
+        check_are_new(names, columns, self.read_fields, self.overwrite)
+
+    def meta(self, frame: Frame) -> Any:
+        """Return the empty frame with the new columns."""
+        return self.map_frame(frame.iloc[:0])
+
+    def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
+        """Add the columns to a plain frame, or return the rows that stay."""
+        plain = to_pandas(frame[[*self.read_fields]])
+        keep, schema = self._keep(plain), self.schema()
+        if schema.names:
+            arrays = {self.keep_field: keep, self.probability_field: self._probabilities(plain)}
+            new = {
+                name: pa.array(arrays[name], schema.field(name).type, from_pandas=True)
+                for name in schema.names
+            }
+            frame = backend_of(frame).with_columns(frame, new, schema, None)
+        return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
+
+    def chosen(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows of a table stay, bool (rows,); see `RowChoice.chosen`."""
+        return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
+
+    def _keep(self, frame: Any) -> np.ndarray:
+        """Return which rows reach their threshold, bool (rows,); a running job counts them."""
+        started, stages = time.perf_counter(), current_run().stages
+        values = self.columns.values(frame, self.thresholds.score)
+        codes, groups = self.columns.groups(frame)
+        of_groups = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
+        numbers = [np.nan if each is None else each.threshold for each in of_groups]
+        # Compare in the column's precision, because labelled rows may have been saved in it.
+        least = np.array(numbers, np.float64).astype(values.dtype)[codes]
+        keep = values >= least
+        if stages is not None and self.drops_rows:
+            every, unknown = np.ones(len(keep), bool), np.isnan(values) | np.isnan(least)
+            term = f"{self.thresholds.score} >= its threshold"
+            seconds = time.perf_counter() - started
+            stages.add_condition(term, every, keep, int(unknown.sum()), seconds)
+        return keep
+
+    def _probabilities(self, frame: Any) -> np.ndarray | None:
+        """Return the calibrated probability of each row, float64 (rows,), NaN where unknown."""
+        if self.probability_field is None:
+            return None
+        values = self.columns.values(frame, self.thresholds.score)
+        codes, groups = self.columns.groups(frame)
+        probabilities = np.full(len(values), np.nan)
+        for code, group in enumerate(groups):
+            each, rows = self.thresholds.groups.get(group, self.thresholds.pooled), codes == code
+            if each is not None and each.calibration:
+                probabilities[rows] = calibrated(each.calibration, values[rows])
+        return probabilities

@@ -1,0 +1,536 @@
+"""Thresholds: the score from which on rows are kept, for each group, by what labelled rows tell."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import dask
+import numpy as np
+
+from gpuclassify.corpus.scores.calibration import (
+    Calibration,
+    Labelled,
+    check_calibration,
+    fit_calibration,
+    reliability,
+)
+from gpuclassify.corpus.scores.quantiles import (
+    ScoreColumns,
+    group_key,
+    refuse_many,
+    require_columns,
+)
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.corpus.training.intervals import effective_rows, wilson_interval
+from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.pages import text_columns, visible
+from gpuclassify.settings.checks import (
+    check_choice,
+    check_number,
+    check_values,
+    with_plain_values,
+)
+
+logger = logging.getLogger(__name__)
+
+SmallGroups = Literal["refuse", "pool"]
+TARGETS = ("precision", "recall", "keep_share")
+POOLED = "all others"  # name of the pooled group in tables
+_BLOCK = 1 << 18  # scores
+MOST_NAMED = 10  # groups, or labels, of an error
+# Unsorted rows by group, the number of rows that lack something, and some labels as text.
+PartRows = tuple[dict[str, Labelled], int, list[str]]
+_COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
+            "kept")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupThreshold:
+    """Threshold of one group of rows.
+
+    Attributes
+    ----------
+    rows, positives : int
+        Rows with a score and a label, and those among them with the label sought.
+    threshold : float, optional
+        Least score that is kept; None where no score reaches the target.
+    interval : list of float or None
+        Scores between which the threshold of all rows, labelled or not, lies 95 times of 100; an
+        end is None where labels are too few to tell it.
+    figures : dict of str to [float, float, float]
+        At the threshold ``precision``, ``recall`` and ``keep_share``, each with its interval.
+    best_precision : float
+        The highest precision from any score on.
+    calibration : dict, optional
+        Probability of the label by score, if asked for: points between which it is linear, or slope
+        and intercept of a sigmoid.
+    reliability : list of [float, float, float, float, int]
+        Of ten bins of rows: mean probability, which other rows have told, share of rows with the
+        label, both ends of its interval, and rows.
+    """
+
+    rows: int
+    positives: int
+    threshold: float | None
+    interval: list[float | None]
+    figures: dict[str, list[float]]
+    best_precision: float
+    calibration: dict[str, float | list[float]] | None = None
+    reliability: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Thresholds(Saved):
+    """Thresholds of a score, one for each group of rows.
+
+    Attributes
+    ----------
+    score, label : str
+        Columns of the score and of the label.
+    target : {"precision", "recall", "keep_share"}
+    value : float
+        What the target is to be, at least.
+    groups : dict of str to GroupThreshold
+        By group, as JSON values such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    by : str, optional
+        Column of groups.
+    positive : list, optional
+        Labels that are sought; None for labels that are true or false.
+    weight : str, optional
+        Column by which rows were weighted.
+    cautious : bool
+        Whether thresholds are the careful ends of their intervals.
+    pooled : GroupThreshold, optional
+        Threshold of all rows, for groups that have too few labels, or none.
+    few : dict of str to [int, int]
+        Groups that had too few, with their rows and those that have the label.
+    left_out : int
+        Rows without a score, a label or a weight.
+    """
+
+    what: ClassVar[str] = "thresholds"
+
+    score: str
+    label: str
+    target: str
+    value: float
+    groups: Mapping[str, GroupThreshold]
+    by: str | None = None
+    positive: list[Any] | None = None
+    weight: str | None = None
+    cautious: bool = False
+    pooled: GroupThreshold | None = None
+    few: Mapping[str, list[int]] = field(default_factory=dict)
+    left_out: int = 0
+
+    @classmethod
+    @with_plain_values
+    def fit(
+        cls,
+        labelled: Frame | LazyFrame,
+        *,
+        score: str,
+        label: str,
+        by: str | None = None,
+        precision: float | None = None,
+        recall: float | None = None,
+        keep_share: float | None = None,
+        positive: str | Sequence[Any] | None = None,
+        weight: str | None = None,
+        cautious: bool = False,
+        min_labels: int = 100,
+        small_groups: SmallGroups = "refuse",
+        calibration: Calibration | None = None,
+    ) -> Self:
+        """Find the threshold of each group by labelled rows, in one pass.
+
+        Rows are kept whose score is at least the threshold. It is the lowest score with at least
+        that `precision`, or the highest with at least that `recall` or `keep_share`, exactly,
+        whatever the partitions and the order of rows are. Scores and labels alone are read, and
+        come to this process: some ten bytes a row.
+
+        Parameters
+        ----------
+        labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        score : str
+            Column of numbers, of which high ones speak for the label.
+        label : str
+            Column of labels, by people or a larger model: true or false, or see `positive`.
+        by : str, optional
+            Column, such as the language, each of whose values has a threshold.
+        precision : float, optional
+            Share of kept rows that have the label, at least. Give this, `recall` or `keep_share`.
+        recall : float, optional
+            Share of rows with the label that are kept, at least.
+        keep_share : float, optional
+            Share of rows that are kept, at least.
+        positive : str or list, optional
+            Labels that are sought, such as ``"High"``, or ``[3, 4, 5]`` of grades. Default: the
+            column holds true and false, or 1 and 0.
+        weight : str, optional
+            Column of numbers: how many rows a row stands for, if some were likelier to be labelled.
+            Default: rows count alike.
+        cautious : bool
+            Take the careful end of each interval, the higher one for a precision and the lower one
+            for a recall, so that the target is held 97.5 times of 100 instead of about half.
+        min_labels : int
+            Rows with a label that a group needs; one also needs rows with and without the label
+            sought.
+        small_groups : {"refuse", "pool"}
+            How to handle groups with too few labels: refuse them, or give them, and groups that
+            have no labels at all, the threshold of all rows together, which is said.
+        calibration : {"isotonic", "sigmoid"}, optional
+            Also fit the probability of the label by score, and judge how reliable it is.
+
+        Returns
+        -------
+        Thresholds
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is wrong, a column is missing, no row has both a score and a label, all
+            labels are alike, groups have too few, or no group reaches the precision.
+
+        Examples
+        --------
+        >>> thresholds = Thresholds.fit(
+        ...     labelled, score="edu_score", label="is_good", by="language", precision=0.9
+        ... )  # doctest: +SKIP
+        >>> ddf = ApplyThresholds(thresholds)(ddf)  # doctest: +SKIP
+        """
+        targets = {"precision": precision, "recall": recall, "keep_share": keep_share}
+        target, value = _only(targets)
+        check_values(cls.fit.__wrapped__, {  # type: ignore[attr-defined]
+            "score": score, "label": label, "by": by, "weight": weight, "cautious": cautious,
+            "min_labels": min_labels, "small_groups": small_groups, "calibration": calibration,
+        })  # fmt: skip
+        if cautious and target == "keep_share":
+            raise ValueError("cautious=True: a share of rows has no careful end; leave it out")
+        sought: list[Any] | None = None
+        if positive is not None:
+            sought = [positive] if isinstance(positive, str) else [*positive]
+        columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
+        groups, left_out = columns.read(labelled)
+        fit = functools.partial(
+            _fit_group, target=target, value=value, cautious=cautious, calibration=calibration
+        )
+        few = {
+            group: [len(rows.scores), int(rows.is_positive.sum())]
+            for group, rows in groups.items()
+            if len(rows.scores) < min_labels or not 0 < rows.is_positive.sum() < len(rows.scores)
+        }
+        if few and small_groups == "refuse":
+            raise ValueError(
+                f"too few labels in {_counts(few)}: a group needs {min_labels} (min_labels=), some "
+                "with the label and some without. Label more, or pool such groups "
+                '(small_groups="pool")'
+            )
+        is_pooled = small_groups == "pool" and (few or by is not None)
+        pooled = fit(Labelled.of(*_concatenated(groups.values()))) if is_pooled else None
+        fitted = {group: fit(rows) for group, rows in groups.items() if group not in few}
+        every = [*fitted.values(), *([pooled] if pooled else [])]
+        if all(each.threshold is None for each in every):
+            best = max(every, key=lambda each: each.best_precision).best_precision
+            raise ValueError(
+                f"no threshold has a precision of {value}{' with such confidence' * cautious}: the "
+                f"best is {best:.3f}, of the highest scores. Ask for less, or label more"
+            )
+        if never := [group for group, each in fitted.items() if each.threshold is None]:
+            logger.warning("no row is kept of %s: no score reaches %s %s", never, target, value)
+        return cls(
+            score, label, target, float(value), fitted, by, sought, weight, cautious, pooled, few,
+            left_out,
+        )  # fmt: skip
+
+    def check_saved(self) -> None:
+        """Raise ValueError unless groups have names and figures as `fit` gives them."""
+        check_choice("target", self.target, TARGETS)
+        for name, counts in self.few.items():
+            if _plain_group(name) is None or len(counts) != 2:
+                raise ValueError(f"{name!r} is no group with two counts")
+        for name, each in self.of_groups().items():
+            lengths = [len(each.interval), *map(len, each.figures.values())]
+            is_known = name == POOLED or _plain_group(name) is not None
+            if not is_known or lengths[0] != 2 or {*lengths[1:]} - {3}:
+                raise ValueError(f"{name!r} is no group with an interval and figures")
+            if any(len(row) != 5 for row in each.reliability):
+                raise ValueError(f"the reliability of {name!r} has no five numbers for each bin")
+            if each.calibration is not None:
+                check_calibration(each.calibration)
+
+    def of_groups(self) -> dict[str, GroupThreshold]:
+        """Return the threshold of each group; the pooled group, if any, comes last."""
+        return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
+
+    def of_group(self, value: Any) -> GroupThreshold | None:
+        """Return the threshold of rows with this value of `by`; None if they have none."""
+        return self.groups.get(group_key(value), self.pooled)
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return a line of text for each group, below the names of columns."""
+        every = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
+        return [_COLUMNS, *(_line(name, each) for name, each in every.items() if each)]
+
+    def notes(self) -> list[str]:
+        """Return the notes shown with the table."""
+        notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
+                 f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
+        if self.few:
+            notes.append(
+                f"Too few labels, so that the threshold of all holds: {_counts(self.few)}."
+            )
+        for group, each in self.of_groups().items():
+            if each.threshold is None:
+                notes.append(
+                    f"No row of {group} is kept: its best precision is {each.best_precision:.3f}."
+                )
+        if self.left_out:
+            notes.append(f"{self.left_out:,} rows without a score, label or weight took no part.")
+        return notes
+
+    def html(self) -> str:
+        """Render the page: one file without script, font or picture from elsewhere."""
+        from gpuclassify.pages import page_template
+
+        template = page_template("gpuclassify", "scores", "thresholds.html.j2")
+        return template.render(
+            title=f"{self.score}: {self.target} {self.value:g}",
+            table=self.table(),
+            notes=self.notes(),
+            pictures={name: each.reliability for name, each in self.of_groups().items()},
+        )
+
+    def __repr__(self) -> str:
+        notes = (visible(note, "") for note in self.notes())
+        return "\n".join([*text_columns(self.table()), *notes])
+
+
+@dataclass(frozen=True)
+class _LabelColumns:
+    """Columns that thresholds are found by."""
+
+    scores: ScoreColumns
+    label: str
+    positive: list[Any] | None
+    weight: str | None
+
+    def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
+        """Return the sorted rows of each group, and the number of rows without a score or label."""
+        frame = as_dask(labelled)
+        names = [*filter(None, [self.label, self.weight])]
+        require_columns(frame._meta, names)
+        self.scores.check(frame._meta)
+        self.part(frame._meta.iloc[:0])
+        part = dask.delayed(self.part, pure=True)
+        wanted = frame[[*dict.fromkeys([*self.scores.needed, *names])]]
+        parts = [part(each) for each in wanted.to_delayed()]
+        (found,) = dask.compute(reduce_tree(_together, parts))
+        unsorted, left_out, labels = found
+        groups = {group: Labelled.of(*unsorted.pop(group)) for group in sorted(unsorted)}
+        if not groups:
+            raise ValueError(
+                f"none of {left_out:,} rows has a score and a label: give labelled rows"
+            )
+        positives = sum(int(rows.is_positive.sum()) for rows in groups.values())
+        count = sum(len(rows.scores) for rows in groups.values())
+        if positives in (0, count):
+            raise ValueError(
+                f"{positives:,} of {count:,} labels are those sought, which tells nothing about a "
+                f"threshold; there are labels such as {labels}: name those sought (positive=), or "
+                "label other rows"
+            )
+        return groups, left_out
+
+    def part(self, frame: Frame) -> PartRows:
+        """Return one partition's rows by group, the number of incomplete rows, and the labels."""
+        codes, groups = self.scores.groups(frame)
+        refuse_many(groups)
+        scores = self.scores.values(frame, *self.scores.names)
+        column = to_pandas(frame[[self.label]])[self.label]
+        is_used = column.notna().to_numpy(bool) & np.isfinite(scores)
+        if self.positive is not None:
+            is_positive = column.isin(self.positive).to_numpy(bool)
+        else:
+            self._refuse_others(column)
+            is_positive = column.fillna(False).to_numpy(dtype=bool)
+        weights = None
+        if self.weight is not None:
+            weights = self._weights(frame)
+            is_used &= weights > 0
+        rows = Labelled(scores, is_positive, weights)
+        chosen = ((group, is_used & (codes == code)) for code, group in enumerate(groups))
+        apart = {group: rows.take(these) for group, these in chosen if these.any()}
+        labels = sorted({*map(str, column.dropna().unique())})[:MOST_NAMED]
+        return apart, int((~is_used).sum()), labels
+
+    def _refuse_others(self, column: Any) -> None:
+        """Raise TypeError unless labels are true and false, or 1 and 0."""
+        known = column.dropna()
+        others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
+        if others or (column.dtype.kind in "OU" and column.dtype != object):
+            raise TypeError(
+                f"label={self.label!r} holds {others or column.dtype}, not true and false: name "
+                'the labels that are sought, such as positive="High"'
+            )
+
+    def _weights(self, frame: Frame) -> np.ndarray:
+        column = to_pandas(frame[[self.weight]])[self.weight]
+        if column.dtype.kind not in "fiu":
+            raise TypeError(f"weight={self.weight!r} holds {column.dtype}: weights are numbers")
+        weights = column.to_numpy(dtype=np.float64, na_value=0.0)
+        if (weights < 0).any() or np.isinf(weights).any():
+            raise ValueError(f"weight={self.weight!r} has numbers below 0, or infinite ones")
+        return np.nan_to_num(weights)
+
+
+class _Sums(NamedTuple):
+    """Weights and squared weights of the rows down to each score, cumulated."""
+
+    weights: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, weights: np.ndarray | None, chosen: np.ndarray | None, last: np.ndarray) -> _Sums:
+        """Sum the weights of rows that are `chosen`, or of all; without weights, each is 1."""
+        if weights is None:
+            counts = last + 1 if chosen is None else np.cumsum(chosen)[last]
+            return cls(counts, counts)
+        some = weights if chosen is None else np.where(chosen, weights, 0.0)
+        return cls(np.cumsum(some)[last], np.cumsum(some**2)[last])
+
+
+def _fit_group(
+    rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
+) -> GroupThreshold:
+    """Find the threshold of sorted rows.
+
+    An end of the interval is where the target's share leaves what 95% of samples would tell of it,
+    which makes the threshold of all rows one that the labels do not refute.
+    """
+    last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))  # of equal scores
+    scores = rows.scores[last]  # descending: of each, all rows that score as much are counted
+    kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
+
+    def share(name: str, places: Any) -> tuple[Any, Any]:
+        """Return a share of the rows above some scores, and the number of these rows."""
+        part = kept if name == "keep_share" else right
+        whole, at = (kept, places) if name == "precision" else (part, -1)
+        known = part.weights[places] / whole.weights[at]
+        if rows.weights is None:
+            return known, whole.weights[at]
+        squares = whole.squares[at], part.squares[places]
+        return known, effective_rows(known, whole.weights[at], *squares)
+
+    # Whether share, careful end and other end reach the value, from each score on.
+    reached = np.zeros((3, len(last)), dtype=bool)
+    for start in range(0, len(last), _BLOCK):  # so that millions of scores need little memory
+        places = slice(start, start + _BLOCK)
+        shares, trials = share(target, places)
+        for row, values in enumerate((shares, *wilson_interval(shares, trials))):
+            reached[row, places] = values >= value
+    # For a precision the lowest score that reaches it, which has the highest recall.
+    place, careful, other = map(_last if target == "precision" else _first, reached)
+    ends = [other, careful] if target == "precision" else [careful, other]
+    chosen = careful if cautious else place
+    figures = {}
+    for name in TARGETS if chosen is not None else ():
+        at_threshold, trials = share(name, chosen)
+        ends_of_share = wilson_interval(at_threshold, trials)
+        figures[name] = [float(at_threshold), *map(float, ends_of_share)]
+    return GroupThreshold(
+        len(rows.scores),
+        int(rows.is_positive.sum()),
+        None if chosen is None else float(scores[chosen]),
+        [None if end is None else float(scores[end]) for end in ends],
+        figures,
+        float((right.weights / kept.weights).max()),
+        fit_calibration(calibration, rows) if calibration else None,
+        reliability(calibration, rows) if calibration else [],
+    )
+
+
+def _first(holds: np.ndarray) -> int | None:
+    return int(holds.argmax()) if holds.any() else None
+
+
+def _last(holds: np.ndarray) -> int | None:
+    return len(holds) - 1 - int(holds[::-1].argmax()) if holds.any() else None
+
+
+def _together(parts: Sequence[PartRows]) -> PartRows:
+    """Concatenate the rows of several partitions by group; ValueError for too many groups."""
+    apart: dict[str, list[Labelled]] = {}
+    for groups, _, _ in parts:
+        for group, rows in groups.items():
+            apart.setdefault(group, []).append(rows)
+    refuse_many(apart)
+    joined = {group: _concatenated(several) for group, several in apart.items()}
+    labels = sorted({label for _, _, some in parts for label in some})[:MOST_NAMED]
+    return joined, sum(count for _, count, _ in parts), labels
+
+
+def _concatenated(parts: Iterable[Labelled]) -> Labelled:
+    scores, is_positive, weights = zip(*parts, strict=True)
+    return Labelled(
+        np.concatenate(scores),
+        np.concatenate(is_positive),
+        None if weights[0] is None else np.concatenate(weights),
+    )
+
+
+def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
+    """Return the only target that is asked for, and its share."""
+    asked = {name: value for name, value in targets.items() if value is not None}
+    if len(asked) != 1:
+        raise ValueError(
+            f"{' and '.join(asked) or 'no target'} asked for: pass one of precision=, recall= and "
+            "keep_share=, such as precision=0.9"
+        )
+    ((name, value),) = asked.items()
+    check_number(name, value, "a share such as 0.9")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r} must be above 0 and at most 1, such as 0.9")
+    return name, value
+
+
+def _counts(few: Mapping[str, Sequence[int]]) -> str:
+    """Return groups with their rows and rows with the label, the smallest first."""
+    ordered = sorted(few.items(), key=lambda pair: (pair[1][0], pair[0]))
+    shown = ", ".join(
+        f"{group} ({rows:,} labelled, {positives:,} with the label)"
+        for group, (rows, positives) in ordered[:MOST_NAMED]
+    )
+    more = len(ordered) - MOST_NAMED
+    return shown + (f" and {more:,} more groups" if more > 0 else "")
+
+
+def _plain_group(group: str) -> str | None:
+    """Return a `group_key` as text; None if it is the key of no value."""
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(group)
+        return None if isinstance(value, (list, dict)) else str(value)
+    return None
+
+
+def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.4g}"
+
+    figures = (
+        f"{each.figures[name][0]:.3f} ({each.figures[name][1]:.3f} to {each.figures[name][2]:.3f})"
+        if name in each.figures
+        else "–"
+        for name in TARGETS
+    )
+    shown = (group.startswith('"') and _plain_group(group)) or group
+    ends = " to ".join(map(number, each.interval))
+    counts = (f"{each.rows:,}", f"{each.positives:,}")
+    return (shown, *counts, number(each.threshold), ends, *figures)

@@ -1,0 +1,206 @@
+"""Annotated texts as embeddings and labels, each text embedded once and its vector kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+import pandas as pd
+from dask.base import tokenize
+
+from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.corpus.training.split import join_groups
+from gpuclassify.frames import backend_of, to_pandas
+from gpuclassify.hub.saving import sweep, workshop
+from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.paths import exists
+
+if TYPE_CHECKING:
+    from gpuclassify.frames import Frame, LazyFrame
+
+logger = logging.getLogger(__name__)
+
+_TENSOR = "embeddings"
+_DIGEST = "sha256"
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Rows of a dataset that have a text and a label, in its order.
+
+    Groups are equal for rows that belong together: those of one text, and those of one value of the
+    column of groups, if there is one; see `join_groups`.
+    """
+
+    labels: pd.Series  # values of the label column
+    groups: np.ndarray  # int64 (rows,)
+    vectors: np.ndarray  # float32 (rows, numbers of an embedding)
+    null_texts: int  # rows that were left out for lack of a text
+    null_labels: int  # or of a label alone
+
+
+@dataclass(frozen=True)
+class AnnotatedColumns:
+    """Names of the columns of annotations."""
+
+    text: str
+    label: str
+    group: str | None = None
+
+    @property
+    def beside_text(self) -> list[str]:
+        """Columns beside the text, which are read as they are."""
+        return [self.label] if self.group in (None, self.label) else [self.label, self.group]
+
+    def check(self, frame: Frame) -> None:
+        """Raise unless a frame has the columns, texts are strings, and no label is the text."""
+        known = list(map(str, frame.columns))
+        arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
+        for argument, name in arguments.items():
+            if name is not None and known.count(name) != 1:
+                count = known.count(name) or "no"
+                raise ValueError(
+                    f"{count} column {name!r}; columns are {known}."
+                    f"{nearest(name, set(known) - {name})} Pass {argument}= to name yours."
+                )
+        if self.text in self.beside_text:
+            raise ValueError(f"column {self.text!r} holds the texts: name that of labels or groups")
+        backend_of(frame).check_text_column(frame, self.text)
+
+
+def read_annotations(
+    dataset: Any, columns: AnnotatedColumns, embedder: Embedder, directory: StrPath | None = None
+) -> Annotations:
+    """Read the labels, groups and embeddings of a dataset.
+
+    A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
+    stay there, and numbers come here. The embedder's own text column may have any name. In the
+    directory embeddings are kept by the digest of the texts in their order, of the embedder's
+    settings, and of the model's commit or directory: what differs in any of these is embedded anew.
+    """
+    is_lazy = dask.is_dask_collection(dataset)
+    columns.check(dataset._meta if is_lazy else dataset)
+    rows = dataset[[columns.text, *columns.beside_text]]
+    if is_lazy:
+        rows = rows.persist()
+        described = rows.map_partitions(
+            _describe, columns, meta=_describe(rows._meta, columns)
+        ).compute()
+    else:
+        described = _describe(rows, columns)
+    has_text, has_label = described["has_text"], described["label"].notna()
+    used = described[has_text & has_label].reset_index(drop=True)
+    null_texts, null_labels = int((~has_text).sum()), int((has_text & ~has_label).sum())
+    if used.empty:
+        raise ValueError(
+            f"none of {len(described)} rows has a text and a label ({null_texts} texts and "
+            f"{null_labels} other labels are null): give annotated texts"
+        )
+    if len(used) < len(described):
+        logger.warning(
+            "left out %d of %d rows: %d without a text, %d without a label",
+            *(len(described) - len(used), len(described), null_texts, null_labels),
+        )
+    texts = rows.dropna(subset=[columns.text, columns.label])[[columns.text]]
+    texts = texts.rename(columns={columns.text: embedder.text_field})
+    digests = used[["digest", "digest_end"]].to_numpy()
+    vectors = _kept(directory, embedder, digests, lambda: _embed(texts, embedder))
+    return Annotations(
+        used["label"].rename(columns.label),
+        _groups(digests, used["group"] if columns.group else None),
+        vectors,
+        null_texts,
+        null_labels,
+    )
+
+
+def _describe(frame: Frame, columns: AnnotatedColumns) -> pd.DataFrame:
+    """Return label and group of each row in pandas, and its text's digest."""
+    digests, _ = backend_of(frame).text_digests(frame, columns.text)
+    plain = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
+    has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
+    described = pd.DataFrame({"label": plain[columns.label], "has_text": has_text})
+    if columns.group:
+        described["group"] = plain[columns.group]
+    return described.assign(digest=digests[:, 0], digest_end=digests[:, 1])
+
+
+def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
+    """Embed a frame of texts alone, float32 (texts, numbers)."""
+    field = embedder.options.embedding_field
+    made = embedder(texts)[[field]]
+    made = made.compute() if dask.is_dask_collection(made) else made
+    lists = backend_of(made).list_array(made, field)
+    return lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(made), -1)
+
+
+def _kept(
+    directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
+) -> np.ndarray:
+    """Return ``make()``, or the copy in `directory` if there is an undamaged one."""
+    from safetensors.numpy import save_file
+
+    if directory is None:
+        return make()
+    folder = Path(os.fspath(directory)).expanduser()
+    path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
+    sweep(folder)
+    if exists(path):
+        try:
+            vectors = _read_vectors(path)
+            logger.info("took the embeddings in %s", path)
+            return vectors
+        except ValueError as err:
+            logger.warning("%s is damaged (%s): embedding again", path, err)
+    folder.mkdir(parents=True, exist_ok=True)
+    vectors = make()
+    with workshop(folder) as beside:
+        whole = beside / path.name
+        save_file({_TENSOR: vectors}, whole, metadata={_DIGEST: _digest(vectors)})
+        whole.replace(path)
+    return vectors
+
+
+def _read_vectors(path: Path) -> np.ndarray:
+    """Read saved embeddings; raise ValueError if the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            vectors, kept = file.get_tensor(_TENSOR), (file.metadata() or {}).get(_DIGEST)
+    except SafetensorError as err:
+        raise ValueError(str(err)) from err
+    if kept not in (None, _digest(vectors)):
+        raise ValueError("they have another digest")
+    return vectors
+
+
+def _digest(vectors: np.ndarray) -> str:
+    digest = hashlib.sha256(f"{vectors.dtype.str} {vectors.shape}".encode())
+    digest.update(np.ascontiguousarray(vectors).data)
+    return digest.hexdigest()
+
+
+def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
+    texts = np.unique(digests, axis=0, return_inverse=True)[1].reshape(-1)
+    if values is None:
+        return texts
+    codes = pd.factorize(values)[0]  # -1 for null
+    of_values = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
+    joined, left = join_groups(of_values, texts)
+    if left:
+        logger.warning(
+            "%d texts stand in several groups, and are trained on and judged by where these are in "
+            "two parts: joined, the groups would be too large for parts to choose and judge by. "
+            "Remove duplicates first, or name another column as group=",
+            left,
+        )
+    return joined

@@ -1,0 +1,573 @@
+"""Trained head: the last layers of a classifier, trained on the embeddings of annotated texts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from gpuclassify import hub
+from gpuclassify._version import __version__, installed_versions
+from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.corpus.training.annotations import AnnotatedColumns, Annotations, read_annotations
+from gpuclassify.corpus.training.evaluation import (
+    ENOUGH_ROWS,
+    Evaluation,
+    evaluate,
+    require_libraries,
+)
+from gpuclassify.corpus.training.fitting import (
+    Examples,
+    Fit,
+    pooler_embedder,
+    read_layers,
+    save_classifier,
+)
+from gpuclassify.corpus.training.split import folds, refuse_small, split
+from gpuclassify.corpus.training.tasks import (
+    TASKS,
+    Task,
+    grades_of,
+    refuse_rare,
+    refuse_untrained,
+    row_weights,
+    untrained,
+)
+from gpuclassify.frames import Frame, LazyFrame  # needed at run time: type hints are evaluated
+from gpuclassify.hub.saving import CONFIG, finish_saving, saving
+from gpuclassify.models.checkpoint import CheckpointError, checking_values, read_checkpoint
+from gpuclassify.models.head_network import (
+    Backbone,
+    HeadNetwork,
+    load_head,
+    read_head,
+    refuse_other_model,
+)
+from gpuclassify.models.tensors import check_digest
+from gpuclassify.settings.checks import check_count, check_values, with_plain_values
+from gpuclassify.settings.options import StrPath
+from gpuclassify.settings.paths import exists
+
+Kind = Literal["linear", "mlp", "pooler"]
+TaskName = Literal["classes", "multilabel", "regression"]
+PACKAGES = ("numpy", "scikit-learn", "torch", "transformers")  # versions recorded with a head
+ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
+RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
+# Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
+_READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """The last layers of a classifier, on the embeddings of a model that stays as it is.
+
+    `Head.fit` trains one, `evaluate` judges it, `save` writes what ``HeadClassifier`` runs, or for
+    ``kind="pooler"`` a whole classifier, and `load` reads it again.
+
+    Attributes
+    ----------
+    network : HeadNetwork
+        The layers.
+    embedder : Embedder
+        What makes the embeddings.
+    record : dict
+        How it was trained, as JSON values: settings, data, versions, and the evaluation.
+
+    Examples
+    --------
+    >>> head = Head.fit(
+    ...     annotated, label_field="quality", backbone="intfloat/e5-base-v2"
+    ... )  # doctest: +SKIP
+    >>> print(head.evaluation)  # doctest: +SKIP
+    >>> head.save("quality-head")  # doctest: +SKIP
+    >>> ddf = HeadClassifier(heads={"quality": "quality-head"})(ddf)  # doctest: +SKIP
+    """
+
+    network: HeadNetwork
+    embedder: Embedder
+    record: dict[str, Any]
+
+    @classmethod
+    @with_plain_values
+    def fit(
+        cls,
+        annotated: Frame | LazyFrame,
+        *,
+        label_field: str,
+        backbone: StrPath | Embedder,
+        text_field: str = "text",
+        kind: Kind = "linear",
+        task: TaskName = "classes",
+        group: str | None = None,
+        embeddings: StrPath | None = None,
+        validation: Frame | LazyFrame | None = None,
+        balanced: bool = False,
+        class_weight: str | Mapping[Any, float] | None = None,
+        hidden_size: int | None = 256,
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        seed: int = 0,
+    ) -> TrainedHead:
+        """Train a head on annotated texts.
+
+        Rows without a text or a label are left out, and counted. Of the others a tenth is the test
+        part, by which the head is judged, and a tenth the validation part, by which the penalty or
+        the epoch is chosen. Labels are shared out evenly; rows of one group, or of one text, are
+        all in one part, so that groups that share a text count as one. Parts come as near their
+        shares as whole groups allow, and the largest groups train. Layers are trained on this
+        machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
+
+        A test part of fewer than 400 rows is too small to judge by: ten more heads are trained as
+        this one, each on other parts, so that each row is in the test part of one of them, and
+        the evaluation is of these (cross-validation).
+
+        Parameters
+        ----------
+        annotated : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        label_field : str
+            Column of the labels: of classes texts, whole numbers or booleans, of several labels
+            lists of them, of a regression numbers.
+        backbone : str, path or Embedder
+            Hub name or directory of the model whose embeddings are read; its weights stay as they
+            are. An `Embedder` has settings as well.
+        text_field : str
+            Column of the text.
+        kind : {"linear", "mlp", "pooler"}
+            scikit-learn's LogisticRegression or Ridge; two layers with a ReLU between them; or, of
+            a BERT, the pooler and a classifier on the state of ``[CLS]``, as FineWeb-Edu has it.
+        task : {"classes", "multilabel", "regression"}
+            One of several labels; any number of them; or a number.
+        group : str, optional
+            Column, such as the host, whose rows of one value must not be in two parts. A text that
+            is in too many groups to join them is warned of.
+        embeddings : path, optional
+            Directory that keeps embeddings, so that the same texts are not embedded again.
+        validation : DataFrame, optional
+            Annotated texts to choose the penalty or the epoch by, with the same columns. What would
+            be the validation part of `annotated` trains as well.
+        balanced : bool
+            Labels, or grades of a regression, count alike, however many rows they have.
+        class_weight : str or dict, optional
+            How much rows with a label, or grade, count: "balanced", or a number by label, which is
+            1 for others. Of several labels a row, the rarest one counts.
+        hidden_size : int
+            Width between the layers of ``kind="mlp"``.
+        epochs : int, optional
+            At most, of ``kind="mlp"`` and ``"pooler"``. Default: 50 and 20.
+        learning_rate : float, optional
+            Of ``kind="mlp"`` and ``"pooler"``. Default: 0.001 and 0.0003.
+        seed : int
+            Of the parts, and of what is random in training.
+
+        Returns
+        -------
+        Head
+            Its `evaluation` is that of the test part, or of the cross-validation.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A column is missing or of no use, all labels are the same, one has fewer than three
+            examples, the rows are of fewer than three groups, or groups are so large that a part
+            is too small to judge by.
+        """
+        settings: dict[str, Any] = {
+            "kind": kind,
+            "task": task,
+            "text_field": text_field,
+            "label_field": label_field,
+            "group": group,
+            "balanced": balanced or class_weight == "balanced",
+            "class_weight": None if class_weight == "balanced" else by_label(class_weight),
+            "hidden_size": hidden_size if kind == "mlp" else None,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "seed": seed,
+        }
+        _check_fit(settings)
+        embedder = _embedder_of(backbone, kind)
+        columns = AnnotatedColumns(text_field, label_field, group)
+        annotations, chosen = read_annotations(annotated, columns, embedder, embeddings), None
+        if validation is not None:
+            columns = AnnotatedColumns(text_field, label_field)
+            chosen = read_annotations(validation, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, annotations, settings, chosen)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self.network.labels
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Evaluation on the test part, or of such heads by cross-validation where that is small."""
+        return Evaluation(**self.record["evaluation"], about=_about(self.record))
+
+    @property
+    def task(self) -> Task:
+        """Task that the head has learned."""
+        settings = self.record["settings"]
+        return TASKS[settings["task"]](settings["label_field"])
+
+    def scores(self, embeddings: np.ndarray) -> np.ndarray:
+        """Return probabilities, or the numbers of a regression.
+
+        Parameters
+        ----------
+        embeddings : numpy.ndarray
+            float32 (texts, numbers), as the `embedder` gives them.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 (texts, outputs).
+        """
+        return self.task.scores(self.network.apply(embeddings))
+
+    def evaluate(
+        self,
+        dataset: Frame | LazyFrame,
+        *,
+        text_field: str | None = None,
+        label_field: str | None = None,
+        group: str | None = None,
+        embeddings: StrPath | None = None,
+    ) -> Evaluation:
+        """Evaluate the head on other annotated texts, which it must not have been trained on.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        text_field : str, optional
+            Column of the text. Default: that of training.
+        label_field : str, optional
+            Column of the labels. Default: that of training.
+        group : str, optional
+            Column, such as the host, whose rows of one value are alike, which makes intervals wide.
+        embeddings : path, optional
+            Directory that keeps embeddings, so that the same texts are not embedded again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A column is missing or of no use, or a label is not one of the head's.
+        """
+        settings = self.record["settings"]
+        columns = AnnotatedColumns(
+            text_field or settings["text_field"], label_field or settings["label_field"], group
+        )
+        annotations = read_annotations(dataset, columns, self.embedder, embeddings)
+        task = TASKS[settings["task"]](columns.label)
+        targets = task.targets(task.read(annotations.labels), self.labels)
+        rows = {
+            "rows": len(targets),
+            "null_texts": annotations.null_texts,
+            "null_labels": annotations.null_labels,
+        }
+        return self._judge(
+            self.network.apply(annotations.vectors),
+            targets,
+            annotations.groups,
+            about={"Evaluated": rows},
+        )
+
+    def save(self, directory: StrPath) -> Path:
+        """Put the head, its card and its evaluation's page into a directory, over an older head.
+
+        `HeadClassifier` runs it from there; a head of ``kind="pooler"`` is a whole
+        BertForSequenceClassification instead, which `FineWebEduClassifier` (of a regression) and
+        `DistributedDataClassifier` run. All files are replaced at once: whoever reads them, and a
+        process that is killed meanwhile, sees the older head or this one.
+
+        Raises
+        ------
+        FileExistsError
+            The directory holds another model.
+        """
+        kind = self.record["settings"]["kind"]
+        folder = check_directory(directory, kind)
+        with saving(folder) as beside:
+            if kind != "pooler":
+                self.network.write(beside)
+            elif folder.resolve() != Path(self.embedder.model.identity.name).resolve():
+                save_classifier(self.network, self.embedder, beside)
+            record = json.dumps(self.record, indent=1, ensure_ascii=False)
+            (beside / RECORD).write_text(f"{record}\n", encoding="utf-8")
+            card = self.evaluation.card(folder.name, self.record)
+            (beside / CARD).write_text(card, encoding="utf-8")
+            self.evaluation.save(beside / PAGE)
+        return folder
+
+    @classmethod
+    def load(cls, directory: StrPath, *, backbone: StrPath | Embedder | None = None) -> TrainedHead:
+        """Load a head from a directory written by `save`.
+
+        Parameters
+        ----------
+        directory : path
+        backbone : str, path or Embedder, optional
+            Hub name or directory of the embedding model, if it is not available under the name that
+            the head was trained with.
+
+        Raises
+        ------
+        FileNotFoundError
+            The directory holds no trained head.
+        CheckpointError, ModelChangedError
+            The weights are damaged, or were saved again in the meantime.
+        """
+        folder = Path(os.fspath(directory)).expanduser()
+        finish_saving(folder)
+        if not exists(folder / RECORD):
+            raise FileNotFoundError(
+                f"{folder} has no {RECORD}: name a directory that Head.save() wrote"
+            )
+        identity = hub.resolve(folder)
+        record = hub.read_json_file(folder / RECORD)
+        with checking_values(folder / RECORD):
+            _check_record(record, folder / RECORD)
+            described = Backbone(**record["backbone"])
+            settings, labels = record["settings"], tuple(record["labels"])
+            if settings["kind"] == "pooler":
+                described = replace(described, model=str(folder), revision=None)
+                task = TASKS[settings["task"]]
+                check_digest(read_checkpoint(identity), folder)
+                layers = tuple(read_layers(folder))
+                network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
+            else:
+                network = load_head(read_head(identity))
+            hub.download(identity)  # unchanged while it was read
+            if isinstance(backbone, Embedder):
+                return cls(network, backbone, record)
+            if backbone is not None:
+                described = replace(described, model=os.fspath(backbone), revision=None)
+            return cls(network, Embedder(**asdict(described), **record["reading"]), record)
+
+    def _judge(
+        self,
+        outputs: np.ndarray,
+        targets: np.ndarray,
+        groups: np.ndarray,
+        *,
+        folds: int | None = None,
+        about: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Evaluation:
+        return evaluate(
+            self.task,
+            outputs,
+            targets,
+            self.labels,
+            groups=groups,
+            folds=folds,
+            bounds=self.record["grades"],
+            about={**(about or {}), **_about(self.record)},
+        )
+
+    def __repr__(self) -> str:
+        settings = self.record["settings"]
+        return (
+            f"Head(kind={settings['kind']!r}, task={settings['task']!r}, "
+            f"labels={list(self.labels)}, backbone={self.embedder.options.model!r})"
+        )
+
+
+def _check_record(record: Mapping[str, Any], file: Path) -> None:
+    """Raise CheckpointError if a record has settings that `save` does not write."""
+    backbone, settings = record["backbone"], record["settings"]
+    if not (
+        isinstance(backbone["model"], str)
+        and backbone.keys() <= {field.name for field in fields(Backbone)}
+        and record["reading"].keys() <= {*_READING}
+        and settings["task"] in TASKS
+        and settings["kind"] in ACTIVATIONS
+    ):
+        raise CheckpointError(
+            f"{file} is not what Head.save() wrote: it has settings that no head has. Copy the "
+            "directory again"
+        )
+
+
+Head = TrainedHead  # its public name, which documentation and pickles show
+TrainedHead.__name__ = TrainedHead.__qualname__ = "Head"
+
+
+def _fit(
+    task: Task,
+    embedder: Embedder,
+    annotations: Annotations,
+    settings: dict[str, Any],
+    chosen: Annotations | None,
+) -> TrainedHead:
+    """Split, train, and evaluate on the test part, or by cross-validation where that is small.
+
+    If there are other annotations to choose by, their rows follow those of the parts.
+    """
+    labels = task.read(annotations.labels)
+    outputs = task.outputs(labels)
+    targets = task.targets(labels, outputs)
+    task.check(targets, outputs)
+    refuse_rare(task, targets, outputs)
+    strata = task.strata(targets)
+    parts = split(strata, annotations.groups, settings["seed"])
+    refuse_small(parts, annotations.groups)
+    refuse_untrained(task, targets[parts["train"]], outputs)
+    rows, vectors, every = len(targets), annotations.vectors, targets
+    if chosen is not None:
+        vectors = np.vstack([vectors, chosen.vectors])
+        every = np.concatenate([targets, task.targets(task.read(chosen.labels), outputs)])
+    names = task.strata_names(every, outputs)
+    weights = row_weights(task.strata(every), names, rows, settings)
+    examples = Examples(vectors, every, weights)
+    backbone = _backbone_of(embedder)
+
+    def with_chosen(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if chosen is None:
+            return parts
+        train = np.sort(np.concatenate([parts["train"], parts["validation"]]))
+        return {**parts, "train": train, "validation": np.arange(rows, len(every))}
+
+    def trained(parts: Mapping[str, np.ndarray]) -> tuple[HeadNetwork, dict[str, Any]]:
+        train, validation = (examples.take(parts[name]) for name in ("train", "validation"))
+        fit = Fit(task, outputs, train, validation, settings)
+        network = HeadNetwork(
+            tuple(fit.layers(embedder)),
+            task.problem_type,
+            outputs,
+            hidden_activation=ACTIVATIONS[settings["kind"]],
+            backbone=backbone,
+        )
+        return network, fit.record
+
+    parts = with_chosen(parts)
+    network, training = trained(parts)
+    reading = {name: getattr(embedder.options, name) for name in _READING}
+    record = {
+        "settings": settings,
+        "data": {
+            **{name: len(rows) for name, rows in parts.items()},
+            "has_own_validation": chosen is not None,
+            "groups": len(np.unique(annotations.groups)),
+            "null_texts": annotations.null_texts,
+            "null_labels": annotations.null_labels,
+        },
+        "labels": list(outputs),
+        "examples": task.examples(targets, outputs),
+        "grades": grades_of(targets) if task.name == "regression" else None,
+        "training": training,
+        "backbone": asdict(backbone),
+        "reading": {k: v for k, v in reading.items() if v != getattr(Embedder.Options, k)},
+        "versions": {"gpuclassify": __version__} | installed_versions(*PACKAGES),
+    }
+    head = TrainedHead(network, embedder, record)
+    judged_rows, tries = parts["test"], []
+    if len(judged_rows) < ENOUGH_ROWS:
+        tries = list(map(with_chosen, folds(strata, annotations.groups, settings["seed"])))
+    if tries and all(not untrained(task, targets[fold["train"]], outputs) for fold in tries):
+        tested = [trained(fold)[0].apply(annotations.vectors[fold["test"]]) for fold in tries]
+        judged_rows = np.concatenate([fold["test"] for fold in tries])
+        judged_outputs = np.vstack(tested)
+    else:  # a label's groups are too few to be in all train parts
+        tries, judged_outputs = [], network.apply(annotations.vectors[judged_rows])
+    judged = head._judge(
+        judged_outputs,
+        targets[judged_rows],
+        annotations.groups[judged_rows],
+        folds=len(tries) or None,
+    ).as_dict()
+    record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}
+    return head
+
+
+def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Describe how a head was trained, as tables for people."""
+    named = {name: value for name, value in record["settings"].items() if value is not None}
+    trained = {name: value for name, value in record["training"].items() if name != "losses"}
+    return {
+        "Data": dict(record["data"]),
+        "Settings": {"backbone": record["backbone"]["model"]} | named | trained,
+        "Versions": dict(record["versions"]),
+    }
+
+
+def _check_fit(settings: Mapping[str, Any]) -> None:
+    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
+    check_values(
+        TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
+    )
+    check_count("seed", settings["seed"], 0)
+    if settings["kind"] == "mlp" and settings["hidden_size"] is None:
+        raise ValueError('hidden_size=None: kind="mlp" needs a width, such as 256')
+    rate = settings["learning_rate"]
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ValueError(f"learning_rate={rate!r} must be above 0, such as 0.001")
+    weights = settings["class_weight"]
+    numbers = weights.values() if isinstance(weights, Mapping) else [None]
+    is_sound = all(
+        isinstance(number, (int, float)) and 0 <= number < float("inf") for number in numbers
+    )
+    if weights is not None and (settings["balanced"] or not is_sound):
+        raise ValueError(
+            f'class_weight={weights!r}: pass "balanced" or numbers from 0 on by label, such as '
+            '{"spam": 5}, and not balanced= with them'
+        )
+    unusable = [name for name in ("epochs", "learning_rate") if settings[name] is not None]
+    if unusable and settings["kind"] == "linear":
+        raise ValueError(
+            f'{" and ".join(unusable)} have no meaning for kind="linear", which is not trained in '
+            "epochs: leave them out"
+        )
+    require_libraries("Head.fit")
+
+
+def by_label(weights: object) -> Any:
+    """Return weights by labels as texts, the form of classes and grades; anything else as it is."""
+    if not isinstance(weights, Mapping):
+        return weights
+    return {f"{k:g}" if isinstance(k, float) else str(k): number for k, number in weights.items()}
+
+
+def check_directory(directory: StrPath, kind: Kind) -> Path:
+    """Return the directory to save a head in; FileExistsError if it holds another model."""
+    folder = Path(os.fspath(directory)).expanduser()
+    finish_saving(folder)
+    if kind != "pooler":
+        refuse_other_model(folder)
+    elif exists(folder / CONFIG) and not exists(folder / RECORD):
+        raise FileExistsError(f"{folder} holds another model: name another directory")
+    return folder
+
+
+def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
+    """Return the embedder of a head, made from a model's name, or passed as it is."""
+    if not isinstance(backbone, (str, os.PathLike, Embedder)):
+        raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
+    if not isinstance(backbone, Embedder):
+        backbone = os.fspath(backbone)
+    elif backbone.options.text_template is not None:
+        raise ValueError(
+            f"text_template={backbone.options.text_template!r} reads several columns, and training "
+            "reads one: make a column of the filled template, and name it as text_field="
+        )
+    if kind == "pooler":
+        return pooler_embedder(backbone)
+    return backbone if isinstance(backbone, Embedder) else Embedder(model=backbone)
+
+
+def _backbone_of(embedder: Embedder) -> Backbone:
+    """Describe a head's embedder for the head's own files."""
+    identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
+    return Backbone(
+        model=identity.name,
+        revision=None if identity.is_directory else identity.revision,
+        pooling=sentence.pooling,
+        # Truncated embeddings have to be normalized again.
+        normalize=embedder.options.normalize if sentence.truncate_dim else sentence.is_normalized,
+        prompt=embedder.model.prompt,
+        max_seq_length=embedder.options.max_seq_length,
+        truncate_dim=sentence.truncate_dim,
+    )

@@ -1,0 +1,1 @@
+"""Files of an output: encodings, part names, records, the manifest; read `records.py` first."""

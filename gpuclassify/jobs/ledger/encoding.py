@@ -1,0 +1,449 @@
+"""Frames as Arrow tables, and tables as the bytes of files that every reader takes.
+
+With `partition_by`, files lie in folders that values of columns name, such as ``bucket=19``, in the
+way of Hive.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import posixpath
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gpuclassify.frames import Frame, is_text, plain_type
+from gpuclassify.jobs.ledger.arrow_types import cast, changed, stored
+from gpuclassify.jobs.stores.names import COMPRESSIONS, PARQUET
+from gpuclassify.mapping.select import WITHOUT_VALUES
+from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.options import NON_FINITE, NULLS
+
+# Bookkeeping columns of an annotation set, next to its annotations.
+FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"
+
+JSON_ROWS_AT_A_TIME = 1_000
+BLOCK_BYTES = 1 << 20  # of lines that are counted at a time
+LONGEST_TYPE = 100  # characters of one that a message shows
+NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
+MOST_VALUES = 1_000  # of a column, in one part
+MOST_NAME_BYTES = 255  # of a folder, on the file systems in use
+# Of annotations: pieces that can be read alone, places that take few bytes, damage that shows.
+ANNOTATION_LAYOUT: dict[str, Any] = {
+    "row_group_size": 1 << 17,
+    "use_dictionary": [FILE],
+    "column_encoding": {PLACE: "DELTA_BINARY_PACKED"},
+    "write_page_checksum": True,
+}
+_NAMES_FOLDERS = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean),
+)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Encoding of a part's rows as the bytes of a file; settings as of `FileWriter`."""
+
+    file_format: str
+    compression: str | None
+    partition_by: tuple[str, ...] = ()  # columns whose values become names of folders
+    non_finite: str = NON_FINITE[0]
+    nulls: str = NULLS[0]
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the names of part files."""
+        if self.file_format == PARQUET or self.compression is None:
+            return f".{self.file_format}"
+        shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
+        return f".{self.file_format}{shown}"
+
+    @property
+    def of_json(self) -> dict[str, str]:
+        """Settings of JSON lines that are not the default."""
+        defaults = {"non_finite": NON_FINITE[0], "nulls": NULLS[0]}
+        return {n: getattr(self, n) for n, value in defaults.items() if getattr(self, n) != value}
+
+    def encode(self, table: pa.Table) -> bytes:
+        """Encode the table as the content of a file."""
+        sink = pa.BufferOutputStream()
+        if self.file_format == PARQUET:
+            is_set = table.column_names[:3] == [FILE, PLACE, LEFT_OUT]
+            is_set = is_set and table.schema.field(PLACE).type == pa.int64()  # not a user's column
+            layout = ANNOTATION_LAYOUT if is_set else {}
+            pq.write_table(changed(table, stored), sink, compression=self.compression, **layout)
+        elif self.compression is None:
+            self._write_json_lines(table, sink)
+        else:
+            with pa.CompressedOutputStream(sink, self.compression) as stream:
+                self._write_json_lines(table, stream)
+        return sink.getvalue().to_pybytes()
+
+    def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
+        """Write one JSON object a row; bytes become base64."""
+        to_json = _converter(pa.field("", pa.struct(table.schema)), self, is_row=True)
+        has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
+        dump = _dump_with_json if has_json else _dump
+        for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
+            try:
+                records = batch.to_pylist()
+            except (OverflowError, ValueError):
+                records = map(_as_python, batch.to_struct_array())
+            for record in map(to_json, records):
+                try:
+                    line = dump(record, allow_nan=self.non_finite == "literal")
+                except ValueError:
+                    line = dump(_finite(record, self.non_finite))
+                file.write(line.encode("utf-8", "replace") + b"\n")
+
+    def check_rows(self, files: Iterable[bytes], rows: int) -> None:
+        """Raise RuntimeError unless files with these contents have `rows` rows together."""
+        held = sum(map(self._count_rows, files))
+        if held != rows:
+            raise RuntimeError(
+                f"{rows:,} rows became files of {held:,} rows: nothing is published. This is a "
+                "defect of gpuclassify or of Arrow; please report it with the columns' types"
+            )
+
+    def _count_rows(self, content: bytes) -> int:
+        source = pa.BufferReader(content)
+        if self.file_format == PARQUET:
+            return pq.read_metadata(source).num_rows
+        stream = (
+            source
+            if self.compression is None
+            else pa.CompressedInputStream(source, self.compression)
+        )
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise TypeError for the first column that files cannot hold, or that readers refuse."""
+        try:
+            if self.file_format == PARQUET:
+                pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
+            else:
+                _check_json(pa.struct(schema))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as err:
+            if len(schema) == 1:
+                is_parquet = self.file_format == PARQUET
+                other = "JSON lines (JsonlWriter)" if is_parquet else "Parquet"
+                raise TypeError(
+                    f"column {schema.names[0]!r} is {str(schema.types[0])[:LONGEST_TYPE]}, which "
+                    f"files of {self.file_format} cannot hold ({err}): name the columns to read "
+                    f"without it (fields=), convert it in a stage, or write {other}"
+                ) from err
+            for field in schema:
+                self.check(pa.schema([field]))
+            raise
+
+
+def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
+    """Convert a plain pandas or cudf frame to an Arrow table with metadata for plain readers.
+
+    ValueError if columns or levels of the index have equal names as text.
+    """
+    import pandas as pd
+
+    if isinstance(frame, pd.DataFrame):
+        table = pa.Table.from_pandas(frame, preserve_index=keep_index)
+    else:
+        table = frame.to_arrow(preserve_index=keep_index)  # type: ignore[attr-defined]
+    texts = table.column_names
+    if len({*texts}) < len(texts):
+        labels = zip([*frame.columns, *frame.index.names], texts, strict=False)
+        alike = [repr(label) for label, text in labels if texts.count(text) > 1]
+        raise ValueError(
+            f"the columns {' and '.join(alike)} have one name as text, and files that have it "
+            "twice cannot be read: rename all but one"
+        )
+    declared = json.loads(table.schema.metadata[b"pandas"])
+    declared.get("attributes", {}).pop(WITHOUT_VALUES, None)
+    for column in declared["columns"]:
+        if "<" in str(column["numpy_type"]):  # list<item: float>[pyarrow], which none can parse
+            column["numpy_type"] = "object"
+    return _declaring(table, declared)
+
+
+def _declaring(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
+    """Return the table with other metadata for pandas."""
+    metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
+    return table.replace_schema_metadata(metadata)
+
+
+def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
+    """Cast the table to the column types that all parts have, or raise TypeError.
+
+    A type that is unknown without rows, of columns of objects or of categories that a stage makes,
+    stays as it is. Only text of such columns can name folders.
+    """
+    if table.column_names != schema.names:
+        raise TypeError(
+            f"the stages returned columns {table.column_names}, and {schema.names} for a frame "
+            "without rows: they must be the same for every part"
+        )
+    wanted = []
+    for field, actual in zip(schema, table.schema, strict=True):
+        is_unknown, kind = pa.types.is_null(_value_type(field.type)), _value_type(actual.type)
+        if is_unknown and field.name in partition_by:
+            if not (is_text(kind) or pa.types.is_null(kind)):
+                raise TypeError(
+                    f"partition_by={field.name!r} holds {kind}, and no known type in a frame "
+                    "without rows: give it one in the stage, such as by astype()"
+                )
+            field = field.with_type(pa.string())
+        elif is_unknown:
+            field = actual
+        wanted.append(field.with_nullable(True))
+    try:
+        return cast(table, pa.schema(wanted, metadata=table.schema.metadata))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as err:
+        pairs = zip(wanted, table.schema, strict=True)
+        others = [field.name for field, actual in pairs if field.type != actual.type]
+        raise TypeError(
+            f"columns among {others} have another type than a frame without rows has: {err}. Give "
+            "the stage's new columns a type, such as by astype()"
+        ) from err
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _as_python(value: pa.Scalar) -> Any:
+    """Convert the value to Python's; times beyond its years become Arrow's text."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        if pa.types.is_struct(value.type):
+            return {name: _as_python(item) for name, item in value.items()}
+        if pa.types.is_nested(value.type):
+            items = [_as_python(item) for item in value.values]
+            return [(*item.values(),) for item in items] if pa.types.is_map(value.type) else items
+        return value.cast(pa.string()).as_py()
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _converter(field: pa.Field, encoding: Encoding, is_row: bool = False) -> Callable[[Any], Any]:
+    """Return the function that converts Python's value of a field to JSON's.
+
+    It makes objects of maps, and of structs without their nulls, unless `encoding` keeps these. A
+    field that is null may not have been there, which Arrow does not tell apart.
+    """
+    kind = field.type
+    if isinstance(kind, pa.JsonType):
+        return lambda text: text if text is None else _checked(text, field.name, encoding)
+    if pa.types.is_struct(kind):
+        keeps = encoding.nulls == "all" or (is_row and encoding.nulls == "columns")
+        makers = {each.name: _converter(each, encoding) for each in kind}
+        if keeps and {*makers.values()} <= {_same}:
+            return _same
+        return lambda value: (
+            value
+            and {
+                name: makers[name](item)
+                for name, item in value.items()
+                if keeps or item is not None
+            }
+        )
+    if not pa.types.is_nested(kind):
+        return _same
+    is_map = pa.types.is_map(kind)
+    make = _converter(kind.item_field if is_map else kind.value_field, encoding)
+    if is_map and is_text(plain_type(kind.key_type)):
+        return lambda items: items if items is None else {key: make(item) for key, item in items}
+    if is_map:
+        return lambda items: items and [{"key": key, "value": make(item)} for key, item in items]
+    return _same if make is _same else lambda items: items and [make(item) for item in items]
+
+
+def _check_json(kind: pa.DataType) -> None:
+    """Raise ArrowInvalid for a type whose values Python lacks."""
+    if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
+        raise pa.ArrowInvalid("several fields of an object have one name")
+    if pa.types.is_timestamp(kind):
+        pa.scalar(0, kind).as_py()  # its time zone may be unknown here
+    if pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            _check_json(kind.field(number).type)
+
+
+def _dump(record: Any, allow_nan: bool = False) -> str:
+    """Return one line of JSON; raise ValueError for a non-finite number, unless it is allowed."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=allow_nan, default=_text_of)
+
+
+class _Json(str):
+    """JSON text that goes into a line as it is."""
+
+
+def _checked(text: str, column: str, encoding: Encoding) -> _Json:
+    """Return the text of a column of JSON; raise TypeError if it is no JSON."""
+    refuse = None if encoding.non_finite == "literal" else int  # which takes no NaN
+    try:
+        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=refuse)
+    except json.JSONDecodeError as err:
+        raise TypeError(
+            f"column {column!r} is one of JSON, and holds {text[:LONGEST_TYPE]!r}, which is none: "
+            "give what a stage makes of it another name"
+        ) from err
+    except ValueError:
+        text = _dump(_finite(json.loads(text), encoding.non_finite))
+    return _Json(text.replace("\n", " "))
+
+
+def _dump_with_json(record: dict[str, Any], allow_nan: bool = False) -> str:
+    """Return one line of JSON as `_dump` does, for a record with columns that hold JSON."""
+    texts = (v if isinstance(v, _Json) else _dump(v, allow_nan) for v in record.values())
+    return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
+
+
+def _text_of(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any, non_finite: str) -> Any:
+    """Return the value with null, or their names, in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item, non_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, non_finite) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return json.dumps(value) if non_finite == "string" else None
+
+
+# Rows in folders.
+
+
+class UnnamedFolderError(ValueError):
+    """Error for a value that names no folder, or whose folder would be read as another value."""
+
+
+def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the types of the values themselves for columns that name folders."""
+    for number, field in enumerate(schema):
+        kind = _value_type(field.type)
+        kind = pa.string() if pa.types.is_string_view(kind) else kind
+        if field.name in names:
+            schema = schema.set(number, field.with_type(kind))
+    return schema
+
+
+def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
+    """Return the Arrow types of the columns whose values name folders; raise unless they can.
+
+    A type that is unknown without rows is text; see `conform`.
+    """
+    types = {}
+    for name in names:
+        if name not in schema.names:
+            raise ValueError(
+                f"partition_by={name!r} is no column of the output; columns are {schema.names}."
+                f"{nearest(name, schema.names)}"
+            )
+        kind = schema.field(name).type
+        kind = pa.string() if pa.types.is_null(kind) else kind
+        if not any(is_kind(kind) for is_kind in _NAMES_FOLDERS):
+            raise TypeError(
+                f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "
+                "booleans, such as buckets of scores"
+            )
+        if (folder := _folder(name, None)).startswith((".", "_")):
+            raise ValueError(
+                f"partition_by={name!r} would make folders such as {folder}, which readers of "
+                "datasets pass over: give the column a name that begins with neither a dot nor an "
+                "underscore, such as by a stage that renames it"
+            )
+        types[name] = str(kind)
+    if {*names} == {*schema.names}:
+        raise ValueError(f"partition_by={[*names]} leaves no column for the files")
+    return types
+
+
+def check_values(table: pa.Table, names: Sequence[str]) -> None:
+    """Raise UnnamedFolderError unless folders can be named by the values of these columns."""
+    for name in names:
+        for value in pc.unique(table[name]).slice(0, MOST_VALUES).to_pylist():
+            if value == NULL:
+                raise UnnamedFolderError(
+                    f"partition_by={name!r} has the text {value!r}, which readers of folders take "
+                    "for null: make it null before, or another text"
+                )
+            if len(folder := _folder(name, value)) > MOST_NAME_BYTES:
+                raise UnnamedFolderError(
+                    f"partition_by={name!r} has the value {value!r}, whose folder would have a "
+                    f"name of {len(folder)} bytes, and file systems take {MOST_NAME_BYTES}: name a "
+                    'column of shorter values, or leave such rows out (on_error="quarantine")'
+                )
+
+
+def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
+    """Serialize all rows of a part for `folder_files`.
+
+    Raises ValueError for a column of too many values.
+    """
+    for name in names:
+        count = pc.count_distinct(table[name], mode="all").as_py()
+        if count > MOST_VALUES:
+            raise ValueError(
+                f"partition_by={name!r} has {count:,} values in {len(table):,} rows, such as "
+                f"{table[name][0].as_py()!r}, and each would be a folder: name a column of at most "
+                f"{MOST_VALUES:,} values"
+            )
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, bytes]:
+    """Return the files of a part by their paths, one for each of its folders.
+
+    `content` is from `pack_rows`; whoever asks with the same gets the same files.
+    """
+    table = pa.ipc.open_stream(content).read_all()
+    split = split_by_folder(table, encoding.partition_by)
+    files = {f"{folder}/{name}": encoding.encode(rows) for folder, rows in split.items()}
+    encoding.check_rows(files.values(), len(table))
+    return files
+
+
+def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
+    """Split the rows by the folder that columns' values name, in order, without these columns.
+
+    Folders are called ``column=value``, percent-encoded; several columns make one in the other.
+    Columns hold what `check_values` lets pass.
+    """
+    if not names:
+        return {"": table}
+    name, *rest = names
+    column = table[name].combine_chunks()
+    encoded = column.dictionary_encode(null_encoding="encode")
+    values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    declared = json.loads(table.schema.metadata[b"pandas"])
+    declared["columns"] = [each for each in declared["columns"] if each["name"] != name]
+    left = _declaring(table.drop_columns([name]), declared)
+    ordered = left.take(np.argsort(codes, kind="stable"))
+    counts = np.bincount(codes, minlength=len(values))
+    split = {}
+    for value, start, rows in zip(values, np.cumsum(counts) - counts, counts, strict=True):
+        for below, part in split_by_folder(ordered.slice(start, rows), rest).items():
+            split[posixpath.join(_folder(name, value), below).rstrip("/")] = part
+    return split
+
+
+def _folder(name: str, value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{quote(name, safe='')}={NULL if value is None else quote(text, safe='')}"

@@ -1,0 +1,72 @@
+"""Files of web servers: requests are tried again, and files read whole without byte ranges."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+from gpuclassify.hub.calls import BUSY_STATUSES
+from gpuclassify.jobs.stores.names import compression, file_format
+from gpuclassify.jobs.stores.store import LINE_BYTES, CutShortError, Store
+
+
+class HttpStore(Store):
+    """A file, or a page that lists some, of a web server."""
+
+    is_writable = False
+
+    @property
+    def root(self) -> str:
+        """URL; with a last slash it is another page."""
+        return self._opened[1]
+
+    def is_transient(self, err: BaseException) -> bool:
+        """Tell whether another try may succeed."""
+        from fsspec.implementations import http  # imports aiohttp
+
+        status = getattr(err, "status", None)
+        transient = (http.aiohttp.ClientError, ConnectionError, TimeoutError)
+        return isinstance(err, transient) if status is None else status in BUSY_STATUSES
+
+    def cause_of(self, err: Exception) -> BaseException:
+        """Return the cause of an error that says that the file is missing when it may be there."""
+        cause = err.__cause__
+        if not isinstance(err, FileNotFoundError) or cause is None:
+            return err
+        return err if getattr(cause, "status", None) in (404, 410) else cause
+
+    def _is_folder(self, path: str) -> bool:
+        # The server would be asked for all of a file to see whether it is a list of others.
+        return not file_format(path) and super()._is_folder(path)
+
+    def hint(self) -> str:
+        """Return nothing: to ask for near names would fetch a page."""
+        return ""
+
+    def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
+        """Open the file, whole if the server does not deliver ranges."""
+        block_size = None if compression(self.url) else LINE_BYTES
+        known = {"size": size_bytes} if size_bytes else {}
+        with self.explained():
+            return self._whole_file(size_bytes) or self.retried(
+                lambda: self.filesystem.open(self.root, "rb", block_size=block_size, **known)
+            )
+
+    def delivers_ranges(self, size_bytes: int | None) -> bool:
+        """Tell whether the file can be read in pieces; the server may know whole files alone."""
+        with self.explained():
+            return self._whole_file(size_bytes) is None
+
+    def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
+        """Return the whole file if the server sends it when asked for the first byte, else None."""
+        ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)
+
+        def read() -> bytes:
+            content = ask() if size_bytes != 0 else b""
+            if len(content) != 1 and len(content) < (size_bytes or 0):
+                raise CutShortError(f"{len(content):,} of the file's {size_bytes:,} bytes came")
+            return content
+
+        content = self.retried(read)
+        return None if len(content) == 1 != size_bytes else io.BytesIO(content)
