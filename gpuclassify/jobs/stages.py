@@ -10,9 +10,9 @@ from typing import Any
 from gpuclassify.frames import Frame, LazyFrame, backend_of, import_cudf
 from gpuclassify.jobs.ledger.records import FUNCTION
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_ordered
+from gpuclassify.settings.code_digest import value_digest
 
 
 @dataclass(frozen=True)

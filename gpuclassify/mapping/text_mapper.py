@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from gpuclassify import hub
 from gpuclassify.frames import Frame, Texts, backend_of, name_row
-from gpuclassify.mapping.code_digest import json_setting, value_digest
 from gpuclassify.mapping.columns import (
     DeclaredColumns,
     check_are_new,
@@ -36,6 +35,7 @@ from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes
 from gpuclassify.models.checkpoint import OwnModule
 from gpuclassify.pages import html_table
 from gpuclassify.settings.checks import HubName, setting_names
+from gpuclassify.settings.code_digest import json_setting, value_digest
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.options import (
     ModelOptions,

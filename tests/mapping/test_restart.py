@@ -17,7 +17,7 @@ from dask.tokenize import tokenize
 from gpuclassify import DistributedDataClassifier, DomainClassifier, FineWebEduClassifier
 from gpuclassify.hub import ModelChangedError, token_for
 from gpuclassify.inference.residency import MODELS
-from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.settings.code_digest import value_digest
 from tests.processes import search_path
 from tests.replicas import sample_texts, write_checkpoint
 
@@ -263,7 +263,7 @@ import dataclasses, enum, functools, json, re, sys, threading
 
 import numpy as np
 import pandas as pd
-from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.settings.code_digest import value_digest
 
 WORDS = {"b", "a", ("x", "y"), frozenset({"q", "r", "s"})}
 PATTERN = re.compile("a+")
@@ -384,7 +384,7 @@ def test_what_a_function_remembers_is_no_part_of_it():
 
 KINDS = """
 import abc, dataclasses, enum, functools, typing
-from gpuclassify.mapping.code_digest import value_digest
+from gpuclassify.settings.code_digest import value_digest
 
 T = typing.TypeVar("T")
 

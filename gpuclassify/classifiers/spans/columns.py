@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from gpuclassify.classifiers.spans.spans import Redact, Spans
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.code_digest import json_setting
 from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_fields
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.settings.checks import SHARE, label_tuple, nearest, numbers_by_label
+from gpuclassify.settings.code_digest import json_setting
 from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
 
 

@@ -46,7 +46,6 @@ from gpuclassify.corpus.dedup.summary import (
 )
 from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.frames.lazy import as_dask
-from gpuclassify.mapping.code_digest import value_digest
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import (
     SHARE,
@@ -56,6 +55,7 @@ from gpuclassify.settings.checks import (
     nearest,
     plain_value,
 )
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.signatures import Public, show_settings
 
