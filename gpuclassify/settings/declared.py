@@ -22,6 +22,7 @@ def setting(
     *,
     factory: Callable[[], Any] | Any = MISSING,
     is_positional: bool = False,
+    convert: Callable[[Any], Any] | None = None,
     what: str | None = None,
     least: float | None = None,
     is_share: bool = False,
@@ -39,6 +40,9 @@ def setting(
         As of `dataclasses.field`. Default: the setting is required.
     is_positional : bool
         The setting may be passed without its name.
+    convert : callable, optional
+        Function that returns the value to keep of the value that is passed. Default: values of
+        numpy become those of Python, and paths become texts.
     what : str, optional
         Description of allowed values, for the error of a value whose type does not match the hint.
     least : float, optional
@@ -60,6 +64,7 @@ def setting(
     metadata: dict[str, Any] = {"changes_results": changes_results, "option": option}
     metadata |= {"what": what} if what is not None else {}
     metadata |= {"least": least} if least is not None else {}
+    metadata |= {"convert": convert} if convert is not None else {}
     metadata |= {"group": group} if group is not None else {}
     for name, is_set in (("is_share", is_share), ("is_tuple", is_tuple), ("is_secret", is_secret)):
         metadata |= {name: True} if is_set else {}
@@ -119,6 +124,8 @@ class Declared:
 
 
 def _normal(value: Any, metadata: Any) -> Any:
+    if "convert" in metadata:
+        return metadata["convert"](value)
     value = plain_value(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
