@@ -31,8 +31,9 @@ from gpuclassify.commands.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuclassify.jobs.job import Job, JobDeclaration
+    from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.ledger.manifest import Manifest
+    from gpuclassify.jobs.recipe import Recipe
 
 
 @click.command(
@@ -134,7 +135,7 @@ def _is_sound(manifest: Manifest, as_json: bool) -> bool:
 
 def run_job(
     context: click.Context,
-    make: Callable[[], JobDeclaration[Any]],
+    make: Callable[[], Recipe],
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
     show: Callable[[Any, Console], None] = print_summary,

@@ -78,12 +78,14 @@ class Pipeline(pipeline.Pipeline):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.name = name
-        self.description = description
-        self.config = dict(config or {})
+        vars(self).update(name=name, description=description, config=dict(config or {}))
         check_ordered("stages", stages)
         for stage in stages or ():
             self.add_stage(stage)
+
+    name: str
+    description: str | None
+    config: dict[str, Any]
 
     def add_stage(self, stage: object) -> Pipeline:
         """Append a stage, and return the pipeline."""

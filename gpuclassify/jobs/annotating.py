@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
-from gpuclassify.jobs.input.annotations import AnnotationSet, holds, later_folders, some_names
+from gpuclassify.jobs.input.annotations import AnnotationSet, holds, some_names
 from gpuclassify.jobs.input.files import find_files, states_like
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.readers import FileReader
@@ -21,67 +20,23 @@ from gpuclassify.jobs.job import Job, input_columns
 from gpuclassify.jobs.ledger.manifest import RunOptions
 from gpuclassify.jobs.ledger.records import JOB
 from gpuclassify.jobs.output.annotations import annotation_schema
-from gpuclassify.jobs.output.writers import AnnotationWriter
-from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.mapping.select import RowChoice
-from gpuclassify.mapping.text_mapper import TextMapper
-
-if TYPE_CHECKING:
-    from distributed import Client
-
-    from gpuclassify.jobs.ledger.records import Record
 
 logger = logging.getLogger(__name__)
 
 KEEP = "keep"  # column of a filter's decision
 # Makes the job of a reader and a writer, for some files of the input and a folder of the set.
-MakeJob = Callable[[FileReader, AnnotationWriter], Job]
+MakeJob = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class AnnotateJob(Job):
-    """Job of the files that came last; `earlier` are those of the files before, in their order."""
-
-    earlier: tuple[Job, ...] = ()
-
-    def needs_workers(self) -> bool:
-        """Tell whether any of the jobs has parts to do."""
-        return any(job.needs_workers() for job in self.earlier) or super().needs_workers()
-
-    @contextlib.contextmanager
-    def current(self, client: Client | None) -> Iterator[None]:
-        """Make the client current for all of the jobs."""
-        with contextlib.ExitStack() as stack:
-            for job in self.earlier:
-                stack.enter_context(job.current(client))
-            stack.enter_context(super().current(client))
-            yield
-
-    def begin(self, client: Client | None = None) -> Iterator[Record]:
-        """Begin as any job; a start over removes what was annotated later, too."""
-        if self.restart:
-            for folder in later_folders(self.directory):
-                self.directory.remove_folder(folder)
-        return super().begin(client)
-
-    def write(self, client: Client | None, report: Report | None) -> JobSummary:
-        """Finish the earlier jobs, or redo what is damaged there, and then this one."""
-        for job in self.earlier:
-            job.write(client, report)
-        return super().write(client, report)
-
-
-def annotate_job(
-    reader: FileReader, writer: AnnotationWriter, options: RunOptions, make: MakeJob
-) -> AnnotateJob:
-    """Make the job that annotates what the set lacks of the reader's files.
+def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: MakeJob) -> list[Any]:
+    """Make the jobs that annotate the reader's files: those of earlier files, and of new ones.
 
     Raises AnnotationError for files that have changed since they were annotated, unless the writer
     redoes these.
     """
     if options.restart or not writer.directory.has(JOB):
-        return AnnotateJob(**vars(make(reader, writer)))
+        return [make(reader, writer)]
     held = AnnotationSet.open(writer.path, writer.storage_options)
     files = find_files(reader.paths, reader.storage_options)
     states = states_like(files, held.states, reader.storage_options)
@@ -124,7 +79,7 @@ def annotate_job(
         )
     for job in jobs:
         job.manifest.check_like(held.jobs[""]["identity"])
-    return AnnotateJob(**vars(jobs[-1]), earlier=tuple(jobs[:-1]))
+    return jobs
 
 
 def _only(reader: FileReader, names: Iterable[str], known: pa.Schema | None) -> FileReader:
@@ -162,7 +117,7 @@ def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
     Raises ValueError where more than one would need it, or a mapper cannot have one.
     """
     for mapper in mappers:
-        if isinstance(mapper, RowChoice) and mapper.drops_rows:
+        if mapper.row_choice() is not None:
             raise ValueError(
                 f"annotations drop no row, and {mapper.__name__} would: let it write a column "
                 "(keep_field=) where it can, or drop rows with `gpuclassify select`"
@@ -170,10 +125,11 @@ def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
     dropping = [mapper for mapper in mappers if mapper.drops_rows and mapper.text_mappers()]
     if not dropping:
         return [*mappers]
-    names = ", ".join(mapper.__name__ for mapper in dropping)
-    if len(dropping) > 1 or not isinstance(dropping[0], TextMapper):
+    deciding = dropping[0].keeping(KEEP)
+    if len(dropping) > 1 or deciding is None:
+        names = ", ".join(mapper.__name__ for mapper in dropping)
         raise ValueError(
             f"annotations drop no row, and {names} would: name a column for the decision of each "
             "(keep_field=)"
         )
-    return [mapper.keeping(KEEP) if mapper is dropping[0] else mapper for mapper in mappers]
+    return [deciding if mapper is dropping[0] else mapper for mapper in mappers]

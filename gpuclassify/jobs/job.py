@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import dask
 import pyarrow as pa
 
 from gpuclassify.frames import is_text
 from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files, run_tasks
+from gpuclassify.jobs.input.annotations import later_folders
 from gpuclassify.jobs.input.jsonl import json_columns
 from gpuclassify.jobs.input.parts import InputSchema
 from gpuclassify.jobs.input.sources import FileSource, Source
@@ -29,7 +29,6 @@ from gpuclassify.jobs.ledger.manifest import Manifest, RunOptions
 from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
@@ -44,104 +43,6 @@ from gpuclassify.workers.secrets import remember, share_with_workers
 
 if TYPE_CHECKING:
     from distributed import Client
-
-Summary = TypeVar("Summary")
-
-
-class JobDeclaration(ABC, Generic[Summary]):
-    """Declaration of a job: `prepare` plans and checks it, and `run` runs it."""
-
-    def prepare(
-        self,
-        *,
-        restart: bool = False,
-        verify: str = "digest",
-        accept_changed_code: bool = False,
-        command: str = "",
-    ) -> Job:
-        """Find the parts and check everything that can be checked without workers; writes nothing.
-
-        Parameters
-        ----------
-        restart, verify, accept_changed_code
-            See `run`.
-        command : str
-            The command that makes the same job, for the report.
-
-        Raises
-        ------
-        TypeError
-            The stages do not begin with a reader and end with a writer, or one is none.
-        UnreadableInputError
-            The input cannot be read.
-        JobChangedError
-            The output has parts of a job that differs from this one, and `restart` is false.
-        DamagedMetadataError
-            What says whose parts the output has cannot be read, and `restart` is false.
-        FileExistsError, NotADirectoryError
-            The output has data files that no job wrote, or is a file.
-        ValueError
-            The settings do not fit the input, or each other.
-        """
-        return self._make_job(RunOptions(restart, verify, accept_changed_code, command))
-
-    @abstractmethod
-    def _make_job(self, options: RunOptions) -> Job:
-        """Make the job; see `prepare`, whose arguments the options hold."""
-
-    def run(
-        self,
-        client: Client | None = None,
-        *,
-        restart: bool = False,
-        verify: str = "digest",
-        accept_changed_code: bool = False,
-        report: Callable[..., None] | None = None,
-    ) -> Summary:
-        """Run the job, or continue it.
-
-        Parameters
-        ----------
-        client : distributed.Client, optional
-            Default: everything runs here, one part after another.
-        restart : bool
-            Start over, and remove what earlier runs wrote; nothing else is ever removed.
-        verify : {"digest", "size"}
-            How to find out whether parts that earlier runs wrote are still what they wrote: by the
-            SHA-256 of their files, which are read at the speed of the disk, by the workers of
-            `client` or by threads here; a store that tells the MD5 of its objects is asked for it
-            instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
-            is done again, and named in Python's log.
-        accept_changed_code : bool
-            Continue, and keep the parts that are there, although a callable among the stages has
-            other code: where you know that it gives the same rows. Nothing else may differ.
-        report : callable, optional
-            ``report(parts_done, parts, summary_so_far)``, at first and after every part; of
-            `AssignBuckets` and `Deduplicate` ``report(step, done, of, summary)``, of every step.
-            Default: a live line on a terminal, a widget in a notebook, or a line a minute in
-            Python's log.
-
-        Returns
-        -------
-        JobSummary
-            Of `AssignBuckets` that of the last step; of `Deduplicate` a `DedupSummary`.
-
-        Raises
-        ------
-        TypeError, ValueError, FileExistsError, NotADirectoryError
-            See `prepare`. `client` is no Client of Dask, or an asynchronous one.
-        ChangedInputError
-            A file is not what it was when the job began.
-        JobChangedError
-            Another run has started over in the output meanwhile.
-        Exception
-            The first one that a part raises. What is written stays: run the same job again.
-        """
-        job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
-        if report is not None:
-            return job.run(client, report)
-        with JobProgress(job.title, client=client) as progress:
-            return job.run(client, job.shown_by(progress))
 
 
 class PartsNote(str):
@@ -177,12 +78,16 @@ class PartsNote(str):
 
 @dataclass(frozen=True)
 class Job:
-    """Job that is planned and checked; `writer` uploads its output, where it has a repository."""
+    """Job that is planned and checked; `writer` uploads its output, where it has a repository.
+
+    A job that adds new files to an annotation set first finishes the `earlier` jobs of the set.
+    """
 
     source: Source
     spec: TaskSpec
     manifest: Manifest
     writer: FileWriter
+    earlier: tuple[Job, ...] = ()
 
     @property
     def restart(self) -> bool:
@@ -199,23 +104,22 @@ class Job:
         """Title of the work in progress, for people."""
         return self.spec.chain.__name__
 
-    @staticmethod
-    def shown_by(progress: JobProgress) -> Callable[..., None]:
-        """Return the report function for `run` that shows this job in `progress`."""
-        return progress.parts
-
     def needs_workers(self) -> bool:
-        """Tell whether `run` has parts to do or files to upload; reads any manifest."""
+        """Return whether `run` has parts to do or files to upload; reads any manifest."""
+        if any(job.needs_workers() for job in self.earlier):
+            return True
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run what is not done yet; see `JobDeclaration.run`."""
+        """Run what is not done yet; see `gpuclassify.jobs.recipe.Recipe.run`."""
         with self.current(client):
             return self.write(client, report)
 
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
         """Write and publish the parts not done yet, then the report and manifest; upload all."""
+        for job in self.earlier:
+            job.write(client, report)
         summary = JobSummary(output=str(self.directory))
         done = set()
         for record in self.begin(client):
@@ -247,6 +151,9 @@ class Job:
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Make the output ready, and yield the records of finished parts that are undamaged."""
+        if self.restart:
+            for folder in later_folders(self.directory):
+                self.directory.remove_folder(folder)
         return self.manifest.begin(functools.partial(digest_files, client))
 
     def _write_rest(
@@ -296,8 +203,9 @@ class Job:
         if client.asynchronous:
             raise TypeError("a Pipeline waits for its parts, and the Client is asynchronous")
         with client.as_current():
-            self.spec.chain.prepare()
-            share_with_workers([self.spec.input_name, self.directory.options_name])
+            for job in (*self.earlier, self):
+                job.spec.chain.prepare()
+                share_with_workers([job.spec.input_name, job.directory.options_name])
             yield
 
 

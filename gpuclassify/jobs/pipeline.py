@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.jobs.annotating import annotate_job, with_decisions
-from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.job import Job, JobDeclaration, make_job
-from gpuclassify.jobs.ledger.manifest import RunOptions
-from gpuclassify.jobs.ledger.quarantine import ON_ERROR
+from gpuclassify.jobs.input.sources import as_source
 from gpuclassify.jobs.output.hub_writer import HubWriter
-from gpuclassify.jobs.output.writers import AnnotationWriter, FileWriter
+from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.recipe import Recipe
 from gpuclassify.jobs.report.summary import JobSummary, Report
-from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
-from gpuclassify.mapping.chain import Chain
-from gpuclassify.settings.checks import BACKENDS, check_choice, check_count, with_plain_values
+from gpuclassify.jobs.stages import as_chain
+from gpuclassify.settings.checks import check_count, check_ordered, with_plain_values
+from gpuclassify.settings.declared import declared, setting
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,7 +24,14 @@ if TYPE_CHECKING:
 OPTIONS = ("backend", "on_error", "source_field", "examples")
 
 
-class Pipeline(JobDeclaration[JobSummary]):
+def stage_list(stages: Any) -> list[Any]:
+    """Return stages as a list; TypeError for a set, which has no order."""
+    check_ordered("stages", stages)
+    return list(stages)
+
+
+@declared
+class Pipeline(Recipe):
     """A job: a reader, what is done with each part, and a writer.
 
     The input is cut into parts once; each is read, mapped and written by one task. Each part of the
@@ -68,63 +69,28 @@ class Pipeline(JobDeclaration[JobSummary]):
     ... ]).run()  # doctest: +SKIP
     """
 
-    @with_plain_values
-    def __init__(
-        self,
-        stages: Iterable[object] = (),
-        *,
-        backend: str = "pandas",
-        on_error: str = "raise",
-        source_field: str | None = None,
-        examples: int = 2,
-    ) -> None:
-        check_choice("backend", backend, BACKENDS)
-        check_choice("on_error", on_error, ON_ERROR)
-        check_count("examples", examples, 0)
-        self.stages: list[Any] = list(stages)
-        self.backend = backend
-        self.on_error = on_error
-        self.source_field = source_field
-        self.examples = examples
-
-    def __repr__(self) -> str:
-        lines = "".join(f"    {shown(stage)},\n" for stage in self.stages)
-        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
-        return f"Pipeline([\n{lines}]{options})"
+    stages: Any = setting(factory=list, kw_only=False, convert=stage_list, changes_results=False)
+    source_field: str | None = setting(default=None, changes_results=False)
+    examples: int = setting(default=2, least=0, changes_results=False)
 
     def add_stage(self, stage: object) -> Pipeline:
         """Append a stage, and return the pipeline."""
         self.stages.append(stage)
         return self
 
-    def _make_job(self, options: RunOptions) -> Job:
-        reader, writer = self._ends()
-        writer.directory.refuse_file()  # before any model is looked up
-        if isinstance(writer, AnnotationWriter) and isinstance(reader, FileReader):
-            make = functools.partial(self._job_of, options=options)
-            return annotate_job(reader, writer, options, make)
-        return self._job_of(reader, writer, options)
+    def parts(self) -> tuple[object, list[Any], FileWriter]:
+        """Return the first stage, those between, and the last one; TypeError if it is no writer."""
+        if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
+            last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
+            raise TypeError(
+                f"a Pipeline of {len(self.stages)} stages ends with {last}: its first stage must "
+                'be a reader and its last one a writer, such as ParquetWriter("out/")'
+            )
+        return self.stages[0], self.stages[1:-1], self.stages[-1]
 
-    def _job_of(
-        self,
-        reader: object,
-        writer: FileWriter,
-        options: RunOptions,
-        identity: dict[str, dict[str, Any]] | None = None,
-    ) -> Job:
-        middle = self.stages[1:-1]
-        if writer.annotates:
-            middle = with_decisions(as_chain(middle).mappers)
-        needed = as_chain(middle).read_fields
-        source = as_source(reader, self.on_error, needed, lends_places=writer.annotates)
-        chain = self._chain(source, middle)
-        chain.prepare()
-        code = f"{import_lines([Pipeline, *self.stages])}\n\n{self!r}"
-        settings = {"identity": identity, "code": code, **self._options()}
-        return make_job(source, chain, writer, options, **settings)
-
-    def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in OPTIONS}
+    def job_settings(self) -> dict[str, Any]:
+        """Return the settings of the report."""
+        return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values
     def plan(
@@ -168,26 +134,10 @@ class Pipeline(JobDeclaration[JobSummary]):
         if middle and isinstance(middle[-1], FileWriter):
             middle.pop()
         source = as_source(reader, self.on_error, as_chain(middle).read_fields)
-        chain = self._chain(source, middle)
+        chain = self.chain(source, middle)
         if trial_seconds is not None:
             chain.prepare()
         return make_plan(source, chain, self.on_error, sample_rows, seed, trial_seconds)
-
-    def _chain(self, source: Source, stages: list[object]) -> Chain:
-        """Return the stages between the ends, checked for the source's columns."""
-        is_moved = self.backend != "pandas" and isinstance(source, FrameSource)
-        chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
-        chain.check(source.meta)
-        return chain
-
-    def _ends(self) -> tuple[object, FileWriter]:
-        if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
-            last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
-            raise TypeError(
-                f"a Pipeline of {len(self.stages)} stages ends with {last}: its first stage must "
-                'be a reader and its last one a writer, such as ParquetWriter("out/")'
-            )
-        return self.stages[0], self.stages[-1]
 
 
 def push_to_hub(

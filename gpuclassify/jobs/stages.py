@@ -13,6 +13,7 @@ from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_ordered
 from gpuclassify.settings.code_digest import value_digest
+from gpuclassify.settings.declared import Declared
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Function(PartitionMap):
         # Dask knows what can be imported by its name alone, whose code may have changed since, and
         # all else with its file's name and lines, which may change while the code stays.
         return (self.__name__, value_digest(self.function))
+
+    def digest(self) -> dict[str, str]:
+        """Return the digest of the callable's code, whose change a user may accept."""
+        return {FUNCTION: value_digest(self.function)}
 
     def check(self, frame: Frame) -> None:
         """Raise unless the callable takes a frame without rows, which a part may be."""
@@ -117,11 +122,7 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 
     The digest distinguishes two stages with equal settings, such as those of other models.
     """
-    from dask.tokenize import tokenize
-
-    if isinstance(stage, Function):
-        return {"stage": stage.__name__, FUNCTION: value_digest(stage.function)}
-    return {"stage": stage.__name__, **stage.describe(), "code": tokenize(stage)}
+    return {"stage": stage.__name__, **stage.describe(), **stage.digest()}
 
 
 def shown(stage: Any) -> str:
@@ -130,7 +131,7 @@ def shown(stage: Any) -> str:
 
     if dask.is_dask_collection(stage):
         return f"<Dask frame of {stage.npartitions} partitions>"
-    if isinstance(stage, PartitionMap):
+    if isinstance(stage, (PartitionMap, Declared)):
         return stage.code()
     return getattr(stage, "__qualname__", None) or repr(stage)
 
@@ -144,6 +145,9 @@ def import_lines(things: Iterable[object]) -> str:
 
     names: dict[str, set[str]] = {}
     things = [*things]
+    for thing in [*things]:
+        if isinstance(thing, Declared) and not isinstance(thing, PartitionMap):
+            things += thing.settings().values()
     stages = [thing for thing in things if isinstance(thing, PartitionMap)]
     things += [mapper for stage in stages for mapper in stage.text_mappers()]
     for thing in things:

@@ -1,14 +1,13 @@
-"""Jobs of several steps: their results are kept in the output until documents are written."""
+"""Steps of a recipe: results that are kept in the output until documents are written."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,7 +18,6 @@ from gpuclassify.jobs.input.sources import FrameSource, Source
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, Manifest, manifest_of
 from gpuclassify.jobs.ledger.records import (
-    JOB,
     LEDGER,
     METADATA,
     JobChangedError,
@@ -27,7 +25,6 @@ from gpuclassify.jobs.ledger.records import (
     sealed,
 )
 from gpuclassify.jobs.output.writers import ParquetWriter
-from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import as_chain
 from gpuclassify.jobs.stores.store import Store
@@ -59,55 +56,6 @@ class StepWriter(ParquetWriter):
         return False
 
 
-@dataclass(frozen=True)
-class SteppedJob(Job):
-    """A job whose last step writes the documents, by the results of the steps before it."""
-
-    folder: ClassVar[str]  # of the steps, in the output; readers of datasets pass over it
-    ledger: ClassVar[str]  # the file in it without which nothing there counts
-    last_step: ClassVar[str]  # its name in reports
-    words: ClassVar[Mapping[str, str]] = {}  # what steps do, by the first word of their names
-
-    @property
-    def title(self) -> str:
-        """Title of the work in progress, for people."""
-        return self.last_step
-
-    @classmethod
-    def shown_by(cls, progress: JobProgress) -> Callable[..., None]:
-        """Return the report function for `run` that shows this job in `progress`."""
-
-        def show(step: str, done: int, of: int, summary: JobSummary) -> None:
-            first, _, rest = step.partition("-")
-            progress.step(f"{cls.words.get(first, first)} {rest}".rstrip(), done, of, summary)
-
-        return show
-
-    @abstractmethod
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
-        """Do what is left of the steps before the last; `is_done` if all documents are written.
-
-        Returns the job that writes them.
-        """
-
-    @abstractmethod
-    def result(self, steps: Steps, summary: JobSummary) -> Any:
-        """Return the result of the job, once documents are written."""
-
-    def run(self, client: Client | None = None, report: StepReport | None = None) -> Any:
-        """Run what is not done yet; see `gpuclassify.jobs.job.JobDeclaration.run`."""
-        with self.current(client):
-            if self.restart or not self.directory.has(JOB):
-                # Remove what earlier runs kept; first the ledger: half removed, nothing counts.
-                self.directory.remove(self.ledger)
-                self.directory.remove_folder(self.folder)
-            is_done = sum(1 for _ in self.begin(client)) == self.manifest.count
-            self.directory.sweep(self.folder)
-            steps = Steps(self, client, report)
-            last = self.first_steps(steps, is_done)
-            return self.result(steps, last.write(client, steps.report_of(self.last_step)))
-
-
 class Steps:
     """Frames and results that one job computes one after another, each of them once.
 
@@ -116,9 +64,11 @@ class Steps:
     is no longer as it was written is computed again. The job's key is part of what each step is.
     """
 
-    def __init__(self, job: SteppedJob, client: Client | None, report: StepReport | None) -> None:
+    def __init__(
+        self, job: Job, folder: str, client: Client | None, report: StepReport | None
+    ) -> None:
         self._key = job.manifest.key
-        self._directory, self._folder = job.directory, job.folder
+        self._directory, self._folder = job.directory, folder
         self._options = replace(job.manifest.options, restart=False, command="")
         self.client, self._report = client, report
         begun = read_ledger(self._directory, self._folder, self._key)
@@ -128,6 +78,11 @@ class Steps:
     def report_of(self, name: str) -> Report | None:
         """Return the report function of one step."""
         return self._report and functools.partial(self._report, name)
+
+    def begin(self, name: str) -> None:
+        """Report that a step has begun that runs as a whole."""
+        if (report := self.report_of(name)) is not None:
+            report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
         """Tell whether a step has been noted as done."""

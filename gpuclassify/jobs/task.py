@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -57,7 +57,6 @@ from gpuclassify.jobs.report.summary import (
     count_scores,
     count_sources,
 )
-from gpuclassify.jobs.stages import ToBackend
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.select import RowChoice
@@ -98,9 +97,7 @@ class TaskSpec:
 
         Others tokenize on the host, and would all have to bring the texts back from the GPU.
         """
-        first = itertools.takewhile(
-            lambda stage: not isinstance(stage, ToBackend), self.chain.mappers
-        )
+        first = itertools.takewhile(lambda stage: not stage.moves_frames, self.chain.mappers)
         reads_texts = self.before is None and all(stage.text_mappers() for stage in first)
         return "pandas" if reads_texts else self.backend
 
@@ -111,9 +108,10 @@ class TaskSpec:
         """
         choices: list[RowChoice] = []
         for mapper in self.chain.mappers:
-            if not isinstance(mapper, RowChoice) or mapper.schema().names or not mapper.drops_rows:
+            choice = mapper.row_choice()
+            if choice is None or mapper.schema().names:
                 break
-            choices.append(mapper)
+            choices.append(choice)
         if not choices or self.source_field is not None:
             return None, self
         count = len(choices)
@@ -152,6 +150,23 @@ class CountedSelect:
         return kept
 
 
+@dataclass(frozen=True)
+class PartRead:
+    """One part of a job, as it was read: its rows and everything else that its record needs."""
+
+    name: str  # of the file that is written
+    number: int
+    spec: TaskSpec
+    frame: Frame
+    source: dict[str, Any]  # where the rows are from
+    counted: Frame | pa.Table  # the same rows, as they are counted: no GPU gives them back
+    rows: int  # count of rows read, also of those that a choice of rows has dropped
+    problems: list[Problem] = field(default_factory=list)
+    first_stages: dict[str, Any] = field(default_factory=dict)  # counts of stages that reading did
+    places: pa.Table | None = None  # file and place of each row, for annotations
+    seconds: float = 0.0  # of reading
+
+
 @on_sound_device
 def run_part(
     part: Part, number: int, name: str, packed: bytes, files: Sequence[InputFile | None] = ()
@@ -163,27 +178,40 @@ def run_part(
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of {part}", name, spec):
-        if (written := _already_written(name, spec)) is not None:
-            return written
-        started = time.perf_counter()
-        assert spec.input_schema is not None
-        schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
-        text_fields = spec.chain.main_text_fields
-        select, spec = spec.first_select()
-        read = (part, files, schema, spec.on_error, text_fields, select)
-        table, problems, source = read_pieces(*read)
-        first = {} if select is None else select.counts
-        rows = next((counts["read"] for counts in first.values()), len(table))
-        places = None
-        if spec.annotations is not None:
-            places = table.select([FILE, PLACE])
-            lent = {*spec.chain.read_fields}
-            table = table.drop_columns([name for name in (FILE, PLACE) if name not in lent])
-        frame = to_frame(table, spec.part_backend)
-        counted = frame if spec.part_backend == "pandas" else table  # which no GPU gives back
-        read_seconds = time.perf_counter() - started
-        known = (frame, counted, problems, source, number, name, spec, read_seconds)
-        return _run(*known, places=places, rows=rows, first=first)
+        written = _already_written(name, spec)
+        return written or _run(_read(part, number, name, spec, files))
+
+
+def _read(
+    part: Part, number: int, name: str, spec: TaskSpec, files: Sequence[InputFile | None]
+) -> PartRead:
+    """Read a part, by the choices of rows that are its first stages."""
+    started = time.perf_counter()
+    assert spec.input_schema is not None
+    schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
+    text_fields = spec.chain.main_text_fields
+    select, spec = spec.first_select()
+    table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields, select)
+    first = {} if select is None else select.counts
+    places = None
+    if spec.annotations is not None:
+        places = table.select([FILE, PLACE])
+        lent = {*spec.chain.read_fields}
+        table = table.drop_columns([name for name in (FILE, PLACE) if name not in lent])
+    frame = to_frame(table, spec.part_backend)
+    return PartRead(
+        name=name,
+        number=number,
+        spec=spec,
+        frame=frame,
+        source=source,
+        counted=frame if spec.part_backend == "pandas" else table,
+        rows=next((counts["read"] for counts in first.values()), len(table)),
+        problems=problems,
+        first_stages=first,
+        places=places,
+        seconds=time.perf_counter() - started,
+    )
 
 
 @on_sound_device
@@ -191,10 +219,9 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {name} of partition {number}", name, spec):
-        source = {"partition": number}
-        return _already_written(name, spec) or _run(
-            frame, frame, [], source, number, name, spec, 0.0
-        )
+        written = _already_written(name, spec)
+        read = PartRead(name, number, spec, frame, {"partition": number}, frame, len(frame))
+        return written or _run(read)
 
 
 @contextlib.contextmanager
@@ -211,50 +238,39 @@ def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
         raise
 
 
-def _run(
-    frame: Frame,
-    counted: Frame | pa.Table,
-    problems: list[Problem],
-    source: dict[str, Any],
-    number: int,
-    name: str,
-    spec: TaskSpec,
-    read_seconds: float,
-    places: pa.Table | None = None,
-    rows: int | None = None,
-    first: dict[str, Any] | None = None,
-) -> Record:
-    """Map and publish what was read of `rows`, of which the counts of `first` stages tell."""
-    started = time.perf_counter()
+def _run(part: PartRead) -> Record:
+    """Map a part's rows and publish the result."""
+    started, spec, name, frame = time.perf_counter(), part.spec, part.name, part.frame
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
     with run_context(stats=[], part=progress) as context:
-        left = frame if spec.before is None else spec.before(frame, number)
-        table, failed, stages = _map_rows(left, source, spec)
+        left = frame if spec.before is None else spec.before(frame, part.number)
+        table, failed, stages = _map_rows(left, part.source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
-    names = spec.encoding.partition_by
-    if spec.annotations is not None and places is not None:
-        failed = [_placed(problem, places) for problem in failed]
-        table = annotation_table(table, places, [*problems, *failed], spec.annotations)
-        source = {**source, ANNOTATED: extents(table)}
+    names, source, rows = spec.encoding.partition_by, part.source, part.rows
+    if spec.annotations is not None and part.places is not None:
+        failed = [_placed(problem, part.places) for problem in failed]
+        problems = [*part.problems, *failed]
+        table = annotation_table(table, part.places, problems, spec.annotations)
+        source, rows = {**source, ANNOTATED: extents(table)}, len(table)
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
-    problems = [*problems, *failed]
+    problems = [*part.problems, *failed]
     record = Record(
         name=name,
         source=source,
-        rows_in=len(table) if places is not None else len(frame) if rows is None else rows,
+        rows_in=rows,
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
-        stages={**(first or {}), **stages.counts},
+        stages={**part.first_stages, **stages.counts},
         examples=stages.examples,
-        **_counts(counted, table, spec),
+        **_counts(part.counted, table, spec),
         seconds={
-            "read": read_seconds,
+            "read": part.seconds,
             "map": mapped - started,
             "write": time.perf_counter() - mapped,
         },

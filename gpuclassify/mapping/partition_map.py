@@ -74,6 +74,20 @@ class PartitionMap(Public):
         """Whether the result may have fewer rows."""
         return not self.members or any(member.drops_rows for member in self.members)
 
+    def row_choice(self) -> Any:
+        """Return the `RowChoice` by which the mapper drops rows, None for any other mapper.
+
+        Reading can apply it before any text is read, if the mapper adds no columns.
+        """
+        return None
+
+    def keeping(self, field: str) -> PartitionMap | None:
+        """Return the mapper with a column for its filters' decision in place of dropping rows.
+
+        None if the mapper cannot have one.
+        """
+        return None
+
     def schema(self) -> pa.Schema:
         """Return the new columns in order, as far as they are known without a frame."""
         return pa.schema([field for member in self.members for field in member.schema()])
@@ -81,6 +95,12 @@ class PartitionMap(Public):
     def describe(self) -> dict[str, Any]:
         """Return the settings for people and for comparing two runs: JSON values, no secret."""
         return {}
+
+    def digest(self) -> dict[str, str]:
+        """Return a digest that differs for mappers with equal settings, such as other models."""
+        from dask.tokenize import tokenize
+
+        return {"code": tokenize(self)}
 
     def code(self) -> str:
         """Return the call that makes it, however long its settings are."""

@@ -30,6 +30,10 @@ class RowChoice(RowWiseMap):
         """Whether rows may be dropped: they may."""
         return True
 
+    def row_choice(self) -> RowChoice | None:
+        """Return itself, if it may drop rows."""
+        return self if self.drops_rows else None
+
     @abstractmethod
     def chosen(self, columns: pa.Table) -> np.ndarray:
         """Return which rows of a table of the `read_fields` stay, bool (rows,); a job counts."""

@@ -10,18 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from gpuclassify.settings.checks import check_settings, plain_value
 from gpuclassify.settings.code_digest import json_setting, value_digest
 from gpuclassify.settings.signatures import call_text, short
 
+Kind = TypeVar("Kind")
+
 
 def setting(
-    default: Any = MISSING,
     *,
+    default: Any = MISSING,
     factory: Callable[[], Any] | Any = MISSING,
-    is_positional: bool = False,
+    kw_only: bool = True,
     convert: Callable[[Any], Any] | None = None,
     what: str | None = None,
     least: float | None = None,
@@ -38,8 +40,8 @@ def setting(
     ----------
     default, factory
         As of `dataclasses.field`. Default: the setting is required.
-    is_positional : bool
-        The setting may be passed without its name.
+    kw_only : bool
+        The setting has to be passed by its name.
     convert : callable, optional
         Function that returns the value to keep of the value that is passed. Default: values of
         numpy become those of Python, and paths become texts.
@@ -70,14 +72,20 @@ def setting(
         metadata |= {name: True} if is_set else {}
     defaults = {} if default is MISSING else {"default": default}
     defaults |= {} if factory is MISSING else {"default_factory": factory}
-    return field(**defaults, kw_only=not is_positional, metadata=metadata)
+    return field(**defaults, kw_only=kw_only, metadata=metadata)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
+def declared(owner: type[Kind]) -> type[Kind]:
+    """Make a frozen dataclass of a subclass of `Declared`."""
+    return dataclass(frozen=True, kw_only=True, repr=False)(owner)
+
+
+@declared
 class Declared:
     """Base of classes whose settings are the fields of a frozen dataclass.
 
-    Subclasses are decorated by ``@dataclass(frozen=True, kw_only=True, repr=False)``. Values of
+    Subclasses are decorated by `declared`. Values of
     numpy become those of Python, paths become texts, so that equal settings are equal in every
     process. Each value is checked by its field's type hint and metadata (`setting`).
     """
@@ -121,6 +129,11 @@ class Declared:
 
     def __repr__(self) -> str:
         return self.code(short)
+
+
+def unchanged(value: Any) -> Any:
+    """Return the value: the ``convert`` of a setting whose value is an object."""
+    return value
 
 
 def _normal(value: Any, metadata: Any) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,16 +11,14 @@ from gpuclassify.corpus.decontamination.index import ABOUT, is_sound
 from gpuclassify.corpus.decontamination.mapper import Decontaminate
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.input.sample import sample_files, sample_partitions
-from gpuclassify.jobs.input.sources import FileSource, as_source
-from gpuclassify.jobs.job import make_job
-from gpuclassify.jobs.ledger.manifest import RunOptions
+from gpuclassify.jobs.input.sources import FileSource
+from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.stages import as_chain, import_lines, shown
-from gpuclassify.jobs.steps import SteppedJob, Steps
+from gpuclassify.jobs.recipe import RecipeJob
+from gpuclassify.jobs.steps import Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.columns import check_is_there
-from gpuclassify.settings.checks import check_count, check_share
+from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +27,7 @@ INDEX = f"{FOLDER}/index"
 LEAST_DOCUMENTS = 10  # documents of the sample with an n-gram that make it boilerplate
 
 
+@declared
 class DecontaminateFiles(Pipeline):
     """Job that finds test items in files, one of whose stages is a `Decontaminate`.
 
@@ -61,113 +58,68 @@ class DecontaminateFiles(Pipeline):
     ... ]).run()  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        stages: Iterable[Any],
-        *,
-        sample_rows: int = 10_000,
-        max_share: float = 0.01,
-        backend: str = "pandas",
-        on_error: str = "raise",
-        source_field: str | None = None,
-        examples: int = 2,
-    ) -> None:
-        super().__init__(
-            stages,
-            backend=backend,
-            on_error=on_error,
-            source_field=source_field,
-            examples=examples,
-        )
-        check_count("sample_rows", sample_rows, 0)
-        check_share("max_share", max_share)
-        self.sample_rows, self.max_share = sample_rows, float(max_share)
+    sample_rows: int = setting(default=10_000, least=0)
+    max_share: float = setting(default=0.01, is_share=True)
 
-    def __repr__(self) -> str:
-        lines = "".join(f"        {shown(stage)},\n" for stage in self.stages)
-        settings = {"sample_rows": self.sample_rows, "max_share": self.max_share}
-        options = "".join(f"    {k}={v!r},\n" for k, v in {**settings, **self._options()}.items())
-        return f"DecontaminateFiles(\n    [\n{lines}    ],\n{options})"
+    folder = FOLDER
+    ledger = f"{INDEX}/{ABOUT}"
 
-    def _make_job(self, options: RunOptions) -> DecontaminationJob:
-        _, writer = self._ends()
+    @property
+    def mapper(self) -> Decontaminate:
+        """Stage that finds test items; TypeError unless there is exactly one."""
         mappers = [stage for stage in self.stages if isinstance(stage, Decontaminate)]
         if len(mappers) != 1:
             raise TypeError(
                 f"DecontaminateFiles got {len(mappers)} Decontaminate among its stages: pass one, "
                 "with all files of test items as its against="
             )
-        writer.directory.refuse_file()
-        if mappers[0].saved is None:
-            mappers[0].against.check(mappers[0].item_columns)
+        return mappers[0]
+
+    def parts(self) -> tuple[Any, list[Any], FileWriter]:
+        """Return the reader, the stages, one of which has its index in the output, the writer."""
+        reader, stages, writer = super().parts()
+        mapper = self.mapper
+        if mapper.saved is None:
+            mapper.against.check(mapper.item_columns)
         else:
-            mappers[0].prepare()  # compares the settings
-        placed = mappers[0].at(writer.directory.below(INDEX))
-        middle = [placed if stage is mappers[0] else stage for stage in self.stages[1:-1]]
-        source = as_source(self.stages[0], self.on_error, as_chain(middle).read_fields)
-        check_is_there(placed.text_field, [*source.meta.columns], "text_field")
-        chain = self._chain(source, middle)
-        chain.prepare()
-        sample = {"sample_rows": self.sample_rows, "max_share": self.max_share}
-        code = f"{import_lines([DecontaminateFiles, *self.stages])}\n\n{self!r}"
-        identity: dict[str, Any] = {"boilerplate": sample}
-        job = make_job(
-            source, chain, writer, options, identity=identity, code=code, **self._options()
-        )
-        return DecontaminationJob(
-            **vars(job),
-            mapper=mappers[0],
-            sample_rows=self.sample_rows,
-            max_share=self.max_share,
-        )
+            mapper.prepare()  # compares the settings
+        placed = mapper.at(writer.directory.below(INDEX))
+        return reader, [placed if stage is mapper else stage for stage in stages], writer
 
+    def check_job(self, job: RecipeJob) -> None:
+        """Raise ValueError unless the input has the column of text."""
+        check_is_there(self.mapper.text_field, [*job.source.meta.columns], "text_field")
 
-@dataclass(frozen=True)
-class DecontaminationJob(SteppedJob):
-    """A `DecontaminateFiles` that is planned and checked; its index may not be built yet."""
-
-    folder = FOLDER
-    ledger = f"{INDEX}/{ABOUT}"
-    last_step = "documents"
-
-    mapper: Decontaminate
-    sample_rows: int
-    max_share: float
-
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
+    def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
         """Build the index, unless it is there as it was written."""
-        folder = self.directory.below(INDEX)
-        self.directory.sweep(INDEX)
-        if not is_sound(folder):
-            if folder.has(ABOUT):
-                logger.warning("%s is not as it was written, and is built again", folder)
-            folder.remove(ABOUT)  # first: half removed, nothing counts
-            self.directory.remove_folder(INDEX)
-            if (report := steps.report_of("index of test items")) is not None:
-                report(0, 1, JobSummary())
-            saved = self.mapper.saved
-            index = self.mapper.index if saved is not None else self.mapper.build()
-            if self.sample_rows:
-                counts, sampled = index.document_counts(texts := self._sample()), len(texts)
-                least = max(LEAST_DOCUMENTS, self.max_share * sampled)
-                reason = f"in {self.max_share:.2%} or more of {sampled:,} documents of the corpus"
-                index = index.without(counts >= least, reason)
-            self.directory.make(FOLDER)
-            index.save(folder)
-        return self
+        directory = job.directory
+        folder = directory.below(INDEX)
+        directory.sweep(INDEX)
+        if is_sound(folder):
+            return
+        if folder.has(ABOUT):
+            logger.warning("%s is not as it was written, and is built again", folder)
+        folder.remove(ABOUT)  # first: half removed, nothing counts
+        directory.remove_folder(INDEX)
+        steps.begin("index of test items")
+        mapper = self.mapper
+        index = mapper.index if mapper.saved is not None else mapper.build()
+        if self.sample_rows:
+            counts, sampled = index.document_counts(texts := self._sample(job)), len(texts)
+            least = max(LEAST_DOCUMENTS, self.max_share * sampled)
+            reason = f"in {self.max_share:.2%} or more of {sampled:,} documents of the corpus"
+            index = index.without(counts >= least, reason)
+        directory.make(FOLDER)
+        index.save(folder)
 
-    def _sample(self) -> pa.LargeStringArray:
+    def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
         """Draw texts from all over the input; none from an input that has none."""
-        rows, field = self.sample_rows, self.mapper.text_field
+        source, rows, field = job.source, self.sample_rows, self.mapper.text_field
         try:
-            if isinstance(self.source, FileSource):
-                drawn, _ = sample_files(self.source.input, rows, 0, self.spec.on_error)
+            if isinstance(source, FileSource):
+                drawn, _ = sample_files(source.input, rows, 0, self.on_error)
             else:
-                drawn, _ = sample_partitions(self.source.partitions(), rows, 0)
+                drawn, _ = sample_partitions(source.partitions(), rows, 0)
         except UnreadableInputError:
             return pa.array([], pa.large_string())
         return backend_of(drawn.frame).text_array(drawn.frame, field)
-
-    def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Return the summary of the documents."""
-        return summary

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import dask
 import pandas as pd
@@ -19,146 +18,22 @@ from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, remove
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import Frame
 from gpuclassify.jobs.execution import check_cluster
-from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
-from gpuclassify.jobs.job import JobDeclaration, make_job
-from gpuclassify.jobs.ledger.manifest import RunOptions
-from gpuclassify.jobs.ledger.quarantine import ON_ERROR
+from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.ledger.records import LEDGER, part_name
 from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.recipe import Recipe, RecipeJob
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.stages import Function, as_chain, describe, import_lines, shown
-from gpuclassify.jobs.steps import SteppedJob, Steps, read_rows
-from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import BACKENDS, check_choice
-
-if TYPE_CHECKING:
-    from distributed import Client
+from gpuclassify.jobs.stages import Function, describe
+from gpuclassify.jobs.steps import Steps, read_rows
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.workers.secrets import remember, share_with_workers
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.settings.declared import declared, setting, unchanged
 
 logger = logging.getLogger(__name__)
 
-# Settings that can refuse a result but do not change it: a job may continue with other values.
-LIMITS = ("max_removed_share", "max_group_size")
 # Results of steps that are kept. Signatures and edges are not needed once duplicates are decided.
 KEPT = ("decisions", "duplicates", "removed", "marks")
-
-
-class Deduplicate(JobDeclaration["DedupSummary"]):
-    """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
-
-    What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
-    continues an interrupted one, with another cluster as well, and leaves a finished one as it is.
-    The rows that stay are written as `Pipeline` writes them: part for part of the input, each once.
-    The documents in groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
-
-    Parameters
-    ----------
-    source : FileReader or dask.dataframe.DataFrame
-        Each step reads the files again, only the columns that it needs, and computes a frame
-        again, so write an expensive frame to files first.
-    duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
-    writer : FileWriter
-        As of a `Pipeline`. With an `AnnotationWriter` nothing is removed: each row gets
-        ``is_duplicate``, which is true for those that would go, ``duplicate_group``, a number that
-        documents of a group share, and ``duplicate_similarity`` to the one that stays.
-    against : FileReader or dask.dataframe.DataFrame, optional
-        An earlier corpus: documents that have a duplicate there go; nothing there does. What
-        cannot be read there stops the job, whatever `on_error` says.
-    backend : {"pandas", "cudf"}
-        Frames that files are read as. With "cudf", only workers touch cudf.
-    on_error : {"raise", "quarantine"}
-        As of a `Pipeline`. Another one is another job, because rows that are left out move others.
-
-    Raises
-    ------
-    TooManyDuplicatesError
-        When run: more would go than the settings allow. Nothing is removed; the report has the
-        largest groups, and the same job continues with higher limits.
-    ValueError
-        When run: ids are null or occur twice.
-
-    Examples
-    --------
-    >>> Deduplicate(
-    ...     ParquetReader("crawl/"), ExactDuplicates(id_field="id"), ParquetWriter("clean/")
-    ... ).run()  # doctest: +SKIP
-    """
-
-    def __init__(
-        self,
-        source: Any,
-        duplicates: Duplicates,
-        writer: FileWriter,
-        *,
-        against: Any = None,
-        backend: str = "pandas",
-        on_error: str = "raise",
-    ) -> None:
-        if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
-            types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
-            raise TypeError(
-                f"Deduplicate got {types}: pass settings such as ExactDuplicates(), and then a "
-                'writer such as ParquetWriter("clean/")'
-            )
-        check_choice("backend", backend, BACKENDS)
-        check_choice("on_error", on_error, ON_ERROR)
-        self.source, self.duplicates, self.writer = source, duplicates, writer
-        self.against, self.backend, self.on_error = against, backend, on_error
-
-    def __repr__(self) -> str:
-        settings = Duplicates.__repr__(self.duplicates)  # code, without what some tell beside it
-        arguments = [shown(self.source), settings, shown(self.writer)]
-        lines = [f"    {argument},\n" for argument in arguments]
-        if self.against is not None:
-            lines.append(f"    against={shown(self.against)},\n")
-        options = f"    backend={self.backend!r},\n    on_error={self.on_error!r},\n"
-        return f"Deduplicate(\n{''.join(lines)}{options})"
-
-    def _make_job(self, options: RunOptions) -> DedupJob:
-        source = _source(self.source, self.on_error)
-        earlier = None
-        known: dict[str, Any] = {"method": type(self.duplicates).__name__, "version": __version__}
-        identity: dict[str, Any] = {}
-        for setting in fields(self.duplicates):  # settings that the result depends on, no secret
-            value = getattr(self.duplicates, setting.name)
-            if setting.name in LIMITS or isinstance(value, PartitionMap):
-                continue
-            if callable(value):
-                identity[setting.name] = describe(Function(value))
-            else:
-                known[setting.name] = list(value) if isinstance(value, tuple) else value
-        identity["duplicates"] = {**known, "on_error": self.on_error}
-        for mapper in self.duplicates.mappers():
-            mapper.prepare()
-            identity[mapper.__name__] = describe(mapper)
-        parts = [Deduplicate, self.source, self.duplicates, *self.duplicates.mappers(), self.writer]
-        parts += vars(self.duplicates).values()
-        if self.against is not None:
-            parts.append(self.against)
-            earlier = _source(self.against, "whole")
-            earlier.refuse_output(self.writer.directory, self.writer.sample_name)
-            inputs = earlier.identity().items()
-            identity |= {name.replace("input", "against", 1): values for name, values in inputs}
-            remember(earlier.options_name, earlier.storage_options)
-        removal = make_job(
-            source,
-            as_chain(self._marks()),
-            self.writer,
-            options,
-            backend=self.backend,
-            on_error=self.on_error,
-            identity=identity,
-            code=f"{import_lines(parts)}\n\n{self!r}",
-        )
-        job = DedupJob(**vars(removal), duplicates=self.duplicates, earlier=earlier)
-        corpus = job.corpus()
-        self.duplicates.with_ids(corpus.dataset, corpus.earlier)
-        return job
-
-    def _marks(self) -> list[PartitionMap]:
-        return [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
 
 
 @dataclass(repr=False)
@@ -199,9 +74,52 @@ class DedupSummary:
         }
 
 
-@dataclass(frozen=True)
-class DedupJob(SteppedJob):
-    """Deduplication that is planned and checked; `earlier` is the earlier corpus."""
+@declared
+class Deduplicate(Recipe):
+    """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
+
+    What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
+    continues an interrupted one, with another cluster as well, and leaves a finished one as it is.
+    The rows that stay are written as `Pipeline` writes them: part for part of the input, each once.
+    The documents in groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
+
+    Parameters
+    ----------
+    source : FileReader or dask.dataframe.DataFrame
+        Each step reads the files again, only the columns that it needs, and computes a frame
+        again, so write an expensive frame to files first.
+    duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
+    writer : FileWriter
+        As of a `Pipeline`. With an `AnnotationWriter` nothing is removed: each row gets
+        ``is_duplicate``, which is true for those that would go, ``duplicate_group``, a number that
+        documents of a group share, and ``duplicate_similarity`` to the one that stays.
+    against : FileReader or dask.dataframe.DataFrame, optional
+        An earlier corpus: documents that have a duplicate there go; nothing there does. What
+        cannot be read there stops the job, whatever `on_error` says.
+    backend : {"pandas", "cudf"}
+        Frames that files are read as. With "cudf", only workers touch cudf.
+    on_error : {"raise", "quarantine"}
+        As of a `Pipeline`. Another one is another job, because rows that are left out move others.
+
+    Raises
+    ------
+    TooManyDuplicatesError
+        When run: more would go than the settings allow. Nothing is removed; the report has the
+        largest groups, and the same job continues with higher limits.
+    ValueError
+        When run: ids are null or occur twice.
+
+    Examples
+    --------
+    >>> Deduplicate(
+    ...     ParquetReader("crawl/"), ExactDuplicates(id_field="id"), ParquetWriter("clean/")
+    ... ).run()  # doctest: +SKIP
+    """
+
+    source: Any = setting(kw_only=False, convert=unchanged, changes_results=False)
+    duplicates: Duplicates = setting(kw_only=False, convert=unchanged)
+    writer: FileWriter = setting(kw_only=False, convert=unchanged, changes_results=False)
+    against: Any = setting(default=None, convert=unchanged, changes_results=False)
 
     folder = "_dedup"
     ledger = f"{folder}/{LEDGER}"
@@ -220,41 +138,80 @@ class DedupJob(SteppedJob):
         "removal": "Writing the documents that stay",
     }
 
-    duplicates: Duplicates
-    earlier: Source | None
+    def check_together(self) -> None:
+        """Raise TypeError unless the settings of a method and a writer are passed."""
+        duplicates, writer = self.duplicates, self.writer
+        if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
+            types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
+            raise TypeError(
+                f"Deduplicate got {types}: pass settings such as ExactDuplicates(), and then a "
+                'writer such as ParquetWriter("clean/")'
+            )
 
-    def corpus(self) -> Corpus:
+    def parts(self) -> tuple[Any, list[Any], FileWriter]:
+        """Return the source, the stage that marks duplicates in an annotation set, the writer."""
+        marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
+        return self.source, marks, self.writer
+
+    def other_inputs(self) -> dict[str, Any]:
+        """Return the earlier corpus, if there is one."""
+        return {} if self.against is None else {"against": self.against}
+
+    def job_identity(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that duplicates depend on, and `on_error`, which moves rows."""
+        known: dict[str, Any] = {"method": type(self.duplicates).__name__, "version": __version__}
+        identity: dict[str, Any] = {}
+        for declared_setting in fields(self.duplicates):
+            name = declared_setting.name
+            value = getattr(self.duplicates, name)
+            if isinstance(value, PartitionMap) or name in ("max_removed_share", "max_group_size"):
+                continue
+            if callable(value):
+                identity[name] = describe(Function(value))
+            else:
+                known[name] = list(value) if isinstance(value, tuple) else value
+        identity["duplicates"] = {**known, "on_error": self.on_error}
+        for mapper in self.duplicates.mappers():
+            mapper.prepare()
+            identity[mapper.__name__] = describe(mapper)
+        return identity
+
+    def check_job(self, job: RecipeJob) -> None:
+        """Raise unless the documents have the columns of the settings."""
+        corpus = self.corpus(job, self.duplicates)
+        self.duplicates.with_ids(corpus.dataset, corpus.earlier)
+
+    def corpus(self, job: RecipeJob, duplicates: Duplicates) -> Corpus:
         """Return the documents, as lazy frames that read them."""
-        backend = self.spec.backend
-        documents = self.source.frame(self.spec.on_error, backend)
-        earlier = None if self.earlier is None else self.earlier.frame("whole", backend)
-        return self.duplicates.corpus(documents, earlier)
+        documents = job.source.frame(self.on_error, self.backend)
+        against = job.others.get("against")
+        earlier = None if against is None else against.frame("whole", self.backend)
+        return duplicates.corpus(documents, earlier)
 
-    @contextlib.contextmanager
-    def current(self, client: Client | None) -> Iterator[None]:
-        """Prepare as any job; without a client, shuffle in memory, even if there is one."""
-        method = {} if client is not None else {"dataframe.shuffle.method": "tasks"}
-        with super().current(client), dask.config.set(method):
-            if self.earlier is not None:
-                share_with_workers([self.earlier.options_name])
-            yield
-
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
-        """Find the duplicates, and list them and the rows that go."""
+    def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
+        """Find the duplicates, and list them and the rows that are removed or marked."""
         if steps.client is not None and not is_done:
-            check_cluster(steps.client, self.duplicates.mappers(), self.spec.backend)
-        chosen = replace(self, duplicates=self._with_ids(steps))
-        self._refuse(chosen._count(steps))
-        return replace(self, spec=replace(self.spec, before=chosen._drop(steps)))
+            check_cluster(steps.client, self.duplicates.mappers(), self.backend)
+        # Without a client, shuffle in memory, even if a client is current.
+        shuffles = {} if steps.client is not None else {"dataframe.shuffle.method": "tasks"}
+        with dask.config.set(shuffles):
+            duplicates = self._with_ids(job, steps)
+            corpus = self.corpus(job, duplicates)
+            self._refuse(job, self._count(steps, corpus, duplicates))
+            return self._list(job, steps, corpus, duplicates)
 
-    def result(self, steps: Steps, summary: JobSummary) -> DedupSummary:
+    def last_pass(self, job: RecipeJob, results: RowsOfPart) -> Job:
+        """Return the job that removes or marks the rows before it writes a part."""
+        return replace(job, spec=replace(job.spec, before=results))
+
+    def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
         """Return the summary of duplicates, and of removed and kept rows."""
         counts = DuplicatesSummary.of(steps.ledger["duplicates"])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
-    def _with_ids(self, steps: Steps) -> Duplicates:
+    def _with_ids(self, job: RecipeJob, steps: Steps) -> Duplicates:
         """Return the settings once ids are known to identify documents; a column ``id`` may not."""
-        corpus = self.corpus()
+        corpus = self.corpus(job, self.duplicates)
         chosen = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
             try:
@@ -267,43 +224,44 @@ class DedupJob(SteppedJob):
                 steps.compute("ids", [])
         return chosen if steps.ledger.get("has_ids", True) else self.duplicates
 
-    def _count(self, steps: Steps) -> DuplicatesSummary:
+    def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
         """Decide which documents are kept, and count them."""
         is_decided = steps.holds("decisions")
         if steps.ledger["duplicates"] is None or not is_decided:
-            corpus = self.corpus()
             if not is_decided:
-                self.duplicates.decisions(corpus, steps.keep)
-            counted = self.duplicates.count(corpus, steps.read("decisions"))
+                duplicates.decisions(corpus, steps.keep)
+            counted = duplicates.count(corpus, steps.read("decisions"))
             (summary,) = steps.compute("counts", [counted])
             steps.count(summary.as_dict())
         steps.remove(but=KEPT)
         return DuplicatesSummary.of(steps.ledger["duplicates"])
 
-    def _refuse(self, counts: DuplicatesSummary) -> None:
+    def _refuse(self, job: RecipeJob, counts: DuplicatesSummary) -> None:
         try:
-            refuse(counts, *(getattr(self.duplicates, name) for name in LIMITS))
+            refuse(counts, self.duplicates.max_removed_share, self.duplicates.max_group_size)
         except TooManyDuplicatesError as err:
-            write_report(self.directory)
+            directory = job.directory
+            write_report(directory)
             err.add_note(
-                f"Nothing is removed. {self.directory}/_report/report.html shows the largest "
+                f"Nothing is removed. {directory}/_report/report.html shows the largest "
                 "groups; the same job with higher limits goes on from here"
             )
             raise
 
-    def _drop(self, steps: Steps) -> RowsOfPart:
-        """List the duplicates for people, and the rows that the last step drops or marks."""
+    def _list(
+        self, job: RecipeJob, steps: Steps, corpus: Corpus, duplicates: Duplicates
+    ) -> RowsOfPart:
+        """List the duplicates for people, and the rows that the last pass drops or marks."""
         decisions = steps.read("decisions")
-        steps.keep("duplicates", self.duplicates.listing(self.corpus(), decisions))
+        steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"
         change: Callable[[Any], pd.DataFrame] = removed
         act: Callable[[Frame, int, pd.DataFrame], Any] = drop_rows
-        if self.spec.annotations is not None:
-            marker = self.spec.chain.mappers[0]
-            assert isinstance(marker, DuplicateMarks)
+        if self.writer.annotates:
+            (marker,) = self.parts()[1]
             listed, name, change, act = decisions, "marks", marks, marker.mark
         rows = listed.map_partitions(change, meta=change(listed._meta))
-        steps.keep(name, by_partition(rows, self.source.count).reset_index())
+        steps.keep(name, by_partition(rows, job.source.count).reset_index())
         manifest = steps.manifest(name)
         return RowsOfPart(steps.folder(name), manifest.key, manifest.count, act)
 
@@ -324,11 +282,3 @@ class RowsOfPart:
         """Return the part with this number, changed."""
         name = part_name(number, self.count, self.key, ".parquet")
         return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
-
-
-def _source(source: Any, on_error: str) -> Source:
-    """Return the source of a reader or frame. A frame keeps its partitions."""
-    if dask.is_dask_collection(source) and hasattr(source, "npartitions"):
-        key = {"Dask key": source._name, "partitions": source.npartitions}
-        return FrameSource(source, {"input": key})
-    return as_source(source, on_error)

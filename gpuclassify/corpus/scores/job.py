@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from gpuclassify.corpus.scores.buckets import (
     SETTINGS,
@@ -25,16 +25,16 @@ from gpuclassify.corpus.scores.saved import Saved, write_file
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
 from gpuclassify.jobs.input.sources import FileSource, Source, as_source
-from gpuclassify.jobs.ledger.manifest import RunOptions
+from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.ledger.records import JOB, QUARANTINE, key_in, quarantine_path
 from gpuclassify.jobs.output.writers import FileWriter
-from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.pipeline import Pipeline, stage_list
+from gpuclassify.jobs.recipe import RecipeJob
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.stages import import_lines, shown
-from gpuclassify.jobs.steps import SteppedJob, Steps
-from gpuclassify.jobs.task import TaskSpec
+from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.settings.declared import declared, setting, unchanged
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ MIX = "_mix/mix.json"
 WHOLE_FILE = 1 << 62  # bytes of a part
 
 
+@declared
 class AssignBuckets(Pipeline):
     """A job that finds the edges between buckets of equal weight, and writes rows with theirs.
 
@@ -85,170 +86,152 @@ class AssignBuckets(Pipeline):
     ... ).run()  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        stages: Iterable[Any],
-        scores: str | Sequence[str],
-        *,
-        n: int = 20,
-        weight: str | None = BYTES,
-        by: str | None = None,
-        text_field: str = "text",
-        combine: Combine = "max",
-        bucket_field: str = "bucket",
-        overwrite: bool = False,
-        backend: str = "pandas",
-        on_error: str = "raise",
-        source_field: str | None = None,
-        examples: int = 2,
-    ) -> None:
-        super().__init__(
-            stages,
-            backend=backend,
-            on_error=on_error,
-            source_field=source_field,
-            examples=examples,
-        )
-        check_buckets(n)
-        self.columns = score_columns(scores, weight, by, text_field)
-        unknown = ScoreEdges(n, {name: {} for name in self.columns.names}, by, weight)
-        self.buckets = ScoreBuckets(
-            unknown, combine=combine, bucket_field=bucket_field, overwrite=overwrite
-        )
+    stages: Any = setting(kw_only=False, convert=stage_list, changes_results=False)
+    scores: str | Sequence[str] = setting(kw_only=False, is_tuple=True)
+    n: int = setting(default=20)
+    weight: str | None = setting(default=BYTES)
+    by: str | None = setting(default=None)
+    text_field: str = setting(default="text")
+    combine: Combine = setting(default="max")
+    bucket_field: str = setting(default="bucket")
+    overwrite: bool = setting(default=False, changes_results=False)
 
-    def __repr__(self) -> str:
-        lines = "".join(f"        {shown(stage)},\n" for stage in self.stages)
-        edges, columns = self.buckets.edges, self.columns
-        settings = {"scores": [*columns.names], "n": edges.n, "weight": columns.weight}
-        settings |= {"by": columns.by, "text_field": columns.text_field}
-        settings |= {setting: getattr(self.buckets, setting) for setting in SETTINGS}
-        options = "".join(f"    {k}={v!r},\n" for k, v in {**settings, **self._options()}.items())
-        return f"AssignBuckets(\n    [\n{lines}    ],\n{options})"
+    folder = FOLDER
+    ledger = EDGES
+    last_step = "buckets"
 
-    def _make_job(self, options: RunOptions) -> BucketJob:
+    def check_together(self) -> None:
+        """Raise unless the settings are those of buckets."""
+        check_buckets(self.n)
+        self.buckets  # noqa: B018 - made, which shows mistakes
+
+    @functools.cached_property
+    def columns(self) -> ScoreColumns:
+        """Columns that edges are computed from."""
+        return score_columns(self.scores, self.weight, self.by, self.text_field)
+
+    @functools.cached_property
+    def buckets(self) -> ScoreBuckets:
+        """Stage that adds buckets, whose edges are not known yet."""
+        unknown: dict[str, Any] = {name: {} for name in self.columns.names}
+        edges = ScoreEdges(self.n, unknown, self.by, self.weight)
+        return ScoreBuckets(edges, **{name: getattr(self, name) for name in SETTINGS})
+
+    def parts(self) -> tuple[Any, list[Any], FileWriter]:
+        """Return the reader, the classifiers and the buckets, and the writer."""
         reader = self.stages[0] if self.stages else None
         if not isinstance(reader, FileReader):
             raise TypeError(
                 f"AssignBuckets begins with a {type(reader).__qualname__}: its first stage must be "
                 "a reader of files. For a Dask frame there are score_edges() and add_buckets()"
             )
-        stages = [*self.stages[:-1], self.buckets, self.stages[-1]]
-        writer = self.stages[-1]
-        is_beside = isinstance(writer, FileWriter) and writer.annotates
-        if is_beside and len(stages) > 3:
+        reader, classifiers, writer = super().parts()
+        if writer.annotates and classifiers:
             raise ValueError(
                 "buckets beside the input are cut of scores that are there: annotate it by the "
                 "classifiers first, and read the scores by annotations= of the reader"
             )
-        pipeline = Pipeline(stages, **self._options())
-        # Buckets of all files change when files come: what is new cannot be annotated alone.
-        job = (
-            pipeline._job_of(reader, writer, options) if is_beside else pipeline._make_job(options)
-        )
-        code = f"{import_lines([AssignBuckets, *self.stages])}\n\n{self!r}"
-        job = replace(job, manifest=replace(job.manifest, code=code))
-        scoring = Chain(job.spec.chain.mappers[:-1])
-        self.columns.check(scoring.meta(job.source.meta))
-        return BucketJob(**vars(job), scoring=scoring, columns=self.columns)
+        return reader, [*classifiers, self.buckets], writer
 
+    def check_job(self, job: RecipeJob) -> None:
+        """Raise unless the scores are there, or the classifiers write them."""
+        self.columns.check(_scoring(job).meta(job.source.meta))
 
-@dataclass(frozen=True)
-class CountingJob(SteppedJob):
-    """A job whose first step counts the input; `ledger` is the file with the result."""
-
-    counted: ClassVar[type[Saved]]
-
-    def kept(self) -> Any:
-        """Read the result that an earlier run counted; None if there is none, or it is damaged."""
-        try:
-            return self.counted.from_json(self.directory.read(self.ledger))
-        except FileNotFoundError:
-            return None
-        except ValueError as err:
-            logger.warning("%s is not what was written: %s", self.directory.path(self.ledger), err)
-            return None
-
-    def keep(self, result: Saved) -> None:
-        """Write the result, so that no later run counts again."""
-        self.directory.make(self.folder)
-        self.directory.replace(self.ledger, result.as_json().encode())
-
-
-@dataclass(frozen=True)
-class BucketJob(CountingJob):
-    """An `AssignBuckets` that is planned and checked; its edges are not known yet."""
-
-    folder = FOLDER
-    ledger = EDGES
-    last_step = "buckets"
-    counted = ScoreEdges
-
-    scoring: Chain
-    columns: ScoreColumns
-
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
-        """Score documents and find the edges, unless that is done."""
-        edges = self.kept()
+    def take_steps(
+        self, job: RecipeJob, steps: Steps, is_done: bool
+    ) -> tuple[Source, ScoreEdges] | None:
+        """Score documents and find the edges; None if that is done, and all documents written."""
+        edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
-            return self
-        if is_done and self.scoring.mappers:
+            return None
+        scoring = _scoring(job)
+        if is_done and scoring.mappers:
             raise ValueError(
-                f"{self.directory.path(EDGES)} is not what was written, and the scores that it was "
+                f"{job.directory.path(EDGES)} is not what was written, and the scores that it was "
                 "made of are removed: bring back the file as it was, or start over (restart=True)"
             )
-        source, spec = self._score(steps) if self.scoring.mappers else (self.source, self.spec)
-        buckets = self.spec.chain.mappers[-1]
-        assert isinstance(buckets, ScoreBuckets)
+        source = self._score(job, steps, scoring) if scoring.mappers else job.source
         if edges is None:
-            if (report := steps.report_of("edges of buckets")) is not None:
-                report(0, 1, JobSummary())
+            steps.begin("edges of buckets")
             compute = functools.partial(compute_tasks, steps.client)
-            edges = find_edges(
-                source.frame(spec.on_error, spec.backend), self.columns, buckets.edges.n, compute
-            )
-            self.keep(edges)
-        chain = Chain((buckets.with_edges(edges),))
-        spec = replace(spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta))
-        return replace(self, source=source, spec=spec)
+            on_error = "raise" if scoring.mappers else self.on_error
+            frame = source.frame(on_error, self.backend)
+            edges = find_edges(frame, self.columns, self.n, compute)
+            keep_result(job, edges)
+        return source, edges
 
-    def _score(self, steps: Steps) -> tuple[Source, TaskSpec]:
-        """Classify remaining documents; return the scored documents and the spec to read them."""
-        spec, manifest = self.spec, self.manifest
-        scoring = steps.job(
+    def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
+        """Classify remaining documents, and return the source of the scored ones."""
+        scores = steps.job(
             SCORED,
-            self.source,
-            self.scoring,
-            backend=spec.backend,
-            on_error=spec.on_error,
-            identity={"job": {"key": manifest.key}},
-            source_field=spec.source_field,
-            examples=spec.examples,
+            job.source,
+            scoring,
+            backend=self.backend,
+            on_error=self.on_error,
+            identity={"job": {"key": job.manifest.key}},
+            **self.job_settings(),
         )
-        scoring.run(steps.client, steps.report_of("scores"))
+        scores.run(steps.client, steps.report_of("scores"))
         scored = steps.folder(SCORED)
         whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
         reader = ParquetReader(scored.address, storage_options=scored.storage_options, **whole)
         source = as_source(reader, "raise")
         remember(source.options_name, source.storage_options)
         share_with_workers([source.options_name])
-        schema, name = source.input_schema, source.options_name
-        return source, replace(spec, on_error="raise", input_schema=schema, input_name=name)
+        return source
 
-    def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
+    def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
+        """Return the job that adds buckets to the documents, or to the scored ones."""
+        if results is None:
+            return job
+        source, edges = results
+        chain = Chain((self.buckets.with_edges(edges),))
+        spec = replace(job.spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta))
+        if source is not job.source:
+            schema, name = source.input_schema, source.options_name
+            spec = replace(spec, on_error="raise", input_schema=schema, input_name=name)
+        return replace(job, source=source, spec=spec)
+
+    def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove the copies of documents, and take over the classifiers' quarantine."""
-        scored = steps.folder(SCORED)
+        scored, directory = steps.folder(SCORED), job.directory
         if scored.has(JOB):
             summary.left_out = write_report(scored)["left_out"]
-            names = zip(steps.manifest(SCORED).names(), self.manifest.names(), strict=True)
+            written = job.manifest.names()
+            names = zip(steps.manifest(SCORED).names(), written, strict=True)
             targets = {quarantine_path(name): quarantine_path(target) for name, target in names}
             for name in scored.sizes(QUARANTINE):
-                self.directory.make(QUARANTINE)
+                directory.make(QUARANTINE)
                 path = f"{QUARANTINE}/{name}"
-                self.directory.replace(targets[path], scored.read(path))
+                directory.replace(targets[path], scored.read(path))
             scored.remove(*(name for name in scored.sizes() if key_in(name) is not None))
         return summary
 
 
+def _scoring(job: RecipeJob) -> Chain:
+    """Return the classifiers of a job that ends with buckets."""
+    return Chain(job.spec.chain.mappers[:-1])
+
+
+def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
+    """Read the result of steps that an earlier run kept; None if there is none or it is damaged."""
+    try:
+        return kind.from_json(job.directory.read(job.recipe.ledger))
+    except FileNotFoundError:
+        return None
+    except ValueError as err:
+        path = job.directory.path(job.recipe.ledger)
+        logger.warning("%s is not what was written: %s", path, err)
+        return None
+
+
+def keep_result(job: RecipeJob, result: Saved) -> None:
+    """Write the result of steps, so that no later run computes it again."""
+    job.directory.make(job.recipe.folder)
+    job.directory.replace(job.recipe.ledger, result.as_json().encode())
+
+
+@declared
 class PlanMix(Pipeline):
     """Job that plans a mixture, and writes the number of copies of each row.
 
@@ -260,7 +243,7 @@ class PlanMix(Pipeline):
     ----------
     stages : iterable
         A reader and an `AnnotationWriter`.
-    settings : MixSettings
+    mixture : MixSettings
     id_field, copies_field
         As of `MixCopies`.
     page : str, optional
@@ -269,64 +252,55 @@ class PlanMix(Pipeline):
         As of `Pipeline`.
     """
 
-    def __init__(
-        self,
-        stages: Iterable[Any],
-        settings: MixSettings,
-        *,
-        id_field: str | None = None,
-        copies_field: str = "copies",
-        page: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(stages, **options)
-        names: dict[str, Any] = {"id_field": id_field, "copies_field": copies_field}
-        self.settings, self.page = settings, page
-        self.copies = MixCopies(settings.mix_of({}), **names)
-
-    def _make_job(self, options: RunOptions) -> MixJob:
-        reader, writer = self._ends()
-        pipeline = Pipeline([reader, self.copies, writer], **self._options())
-        plain = json.loads(json.dumps(asdict(self.settings), default=str))  # as of a date in YAML
-        identity = {"mix": plain}
-        job = pipeline._job_of(reader, writer, options, identity)
-        self.settings.check(job.source.meta)
-        return MixJob(**vars(job), settings=self.settings, page=self.page)
-
-
-@dataclass(frozen=True)
-class MixJob(CountingJob):
-    """A `PlanMix` that is planned and checked; its cells are not counted yet."""
+    stages: Any = setting(kw_only=False, convert=stage_list, changes_results=False)
+    mixture: MixSettings = setting(kw_only=False, convert=unchanged)
+    id_field: str | None = setting(default=None)
+    copies_field: str = setting(default="copies")
+    page: str | None = setting(default=None, changes_results=False)
 
     folder, ledger = MIX.split("/")[0], MIX
     last_step = "copies"
-    counted = Mix
 
-    settings: MixSettings
-    page: str | None
+    @functools.cached_property
+    def copies(self) -> MixCopies:
+        """Stage that writes the copies, whose mix is not known yet."""
+        mix = self.mixture.mix_of({})
+        return MixCopies(mix, id_field=self.id_field, copies_field=self.copies_field)
 
-    def needs_workers(self) -> bool:
-        """Tell whether `run` has tokens to count, parts to do or files to upload."""
-        return super().needs_workers() or self.kept() is None
+    def parts(self) -> tuple[Any, list[Any], FileWriter]:
+        """Return the reader, the stage of copies, and the writer."""
+        reader, _, writer = super().parts()
+        return reader, [self.copies], writer
 
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
+    def job_identity(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of the mix."""
+        plain = json.loads(json.dumps(asdict(self.mixture), default=str))  # dates of YAML
+        return {"mix": plain}
+
+    def check_job(self, job: RecipeJob) -> None:
+        """Raise unless the input has the columns of the mix."""
+        self.mixture.check(job.source.meta)
+
+    def has_steps_to_do(self, job: RecipeJob) -> bool:
+        """Return whether tokens have to be counted."""
+        return kept_result(job, Mix) is None
+
+    def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Mix:
         """Count the tokens of each cell, unless an earlier run has counted them."""
-        mix = self.kept()
+        mix = kept_result(job, Mix)
         if mix is None:
-            if (report := steps.report_of("tokens of cells")) is not None:
-                report(0, 1, JobSummary())
-            source = self.source
+            steps.begin("tokens of cells")
+            source = job.source
             if isinstance(source, FileSource):
                 source = replace(source, lent=())
-            frame = source.frame(self.spec.on_error, self.spec.backend)
-            mix = self.settings.find(frame, functools.partial(compute_tasks, steps.client))
-            self.keep(mix)
+            frame = source.frame(self.on_error, self.backend)
+            compute = functools.partial(compute_tasks, steps.client)
+            mix = self.mixture.find(frame, compute)
+            keep_result(job, mix)
         if self.page:
             write_file(self.page, mix.html().encode())
-        (copies,) = self.spec.chain.mappers
-        assert isinstance(copies, MixCopies)
-        return replace(self, spec=replace(self.spec, chain=Chain((copies.with_mix(mix),))))
+        return mix
 
-    def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Return the summary of the last step."""
-        return summary
+    def last_pass(self, job: RecipeJob, results: Mix) -> Job:
+        """Return the job that writes the copies of the mix."""
+        return replace(job, spec=replace(job.spec, chain=Chain((self.copies.with_mix(results),))))

@@ -59,6 +59,7 @@ class FileSource:
     input: InputParts
     lent: tuple[pa.Field, ...] = ()  # `PLACES` of each row, which stages see and nobody writes
     has_index = False  # a row's position within its part is no data
+    reads_any_backend = True
     knows_input = True  # all files that are read
 
     @property
@@ -161,6 +162,7 @@ class FrameSource:
     """
 
     has_index = True
+    reads_any_backend = False
     knows_input = False
     input_schema = None
     options_name = ""
@@ -246,13 +248,20 @@ def frame_names(frame: Any) -> tuple[list[str], list[str]]:
 
 
 def as_source(
-    reader: object, on_error: str, needed: Collection[str] = (), *, lends_places: bool = False
+    reader: object,
+    on_error: str,
+    needed: Collection[str] = (),
+    *,
+    lends_places: bool = False,
+    keeps_partitions: bool = False,
 ) -> Source:
-    """Return the source for a pipeline's first stage; `needed` are columns that the pipeline reads.
+    """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    `lends_places`: where it reads `PLACES`, it gets them, as annotations are written beside them.
-    Raises TypeError if it is neither a reader nor a Dask frame, and UnreadableInputError as
-    `FileReader.find_parts` does, or if nothing is in the files.
+    With `lends_places`, a job of annotations that reads `PLACES` gets them. With
+    `keeps_partitions`, a frame has the same partitions each time it is read.
+
+    Raises TypeError for anything else, and UnreadableInputError as `FileReader.find_parts` does, or
+    if nothing is in the files.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed)
@@ -269,7 +278,8 @@ def as_source(
         import dask.dataframe as dd
 
         if isinstance(reader, dd.DataFrame):
-            return FrameSource(reader)
+            key = {"Dask key": reader._name, "partitions": reader.npartitions}
+            return FrameSource(reader, {"input": key} if keeps_partitions else None)
     raise TypeError(
         f"a job begins with a {type(reader).__qualname__}: its first stage must be a "
         'JsonlReader("books/*.jsonl"), a ParquetReader("books/") or a Dask DataFrame'
