@@ -136,7 +136,7 @@ class Job:
             raise
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
-            write_report(self.directory)
+            self.write_report()
             self.manifest.write_card()
         self.manifest.finish()
         summary.files.sort()
@@ -148,6 +148,10 @@ class Job:
             )
             raise
         return summary
+
+    def write_report(self) -> None:
+        """Write the report of what is done so far."""
+        write_report(self.directory)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Make the output ready, and yield the records of finished parts that are undamaged."""

@@ -14,11 +14,11 @@ from gpuclassify.jobs.input.sources import Source, as_source
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger.manifest import RunOptions
 from gpuclassify.jobs.ledger.quarantine import OnError
-from gpuclassify.jobs.ledger.records import JOB
+from gpuclassify.jobs.ledger.records import JOB, LEDGER
 from gpuclassify.jobs.output.writers import AnnotationWriter, FileWriter
 from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.stages import ToBackend, as_chain, import_lines, shown
+from gpuclassify.jobs.stages import ToBackend, as_chain, describe_settings, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.checks import Backend
@@ -44,12 +44,15 @@ class Recipe(Declared):
 
     # Folder of the steps' results in the output, which readers of datasets pass over; "" for none.
     folder: ClassVar[str] = ""
-    # The file in it without which nothing there counts.
-    ledger: ClassVar[str] = ""
     # The name of the last pass in reports of progress, and titles of steps by the first word of
     # their names.
     last_step: ClassVar[str] = "documents"
     words: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def ledger(self) -> str:
+        """File in the folder without which nothing there counts."""
+        return f"{self.folder}/{LEDGER}"
 
     # What a subclass says.
 
@@ -70,8 +73,7 @@ class Recipe(Declared):
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that make another job if they change, as JSON values by heading."""
-        described = self.describe()
-        return {type(self).__name__: described} if described else {}
+        return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
         """Take the steps that are left, and return their results.

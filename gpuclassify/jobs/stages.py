@@ -125,6 +125,27 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
     return {"stage": stage.__name__, **stage.describe(), **stage.digest()}
 
 
+def describe_settings(
+    heading: str, settings: Declared, mappers: Iterable[PartitionMap] = ()
+) -> dict[str, dict[str, Any]]:
+    """Describe settings under a heading; functions among them and their `mappers` on their own.
+
+    Mappers are prepared, which resolves their models.
+    """
+    described: dict[str, dict[str, Any]] = {heading: {}}
+    for name, value in settings.identity().items():
+        if isinstance(value, PartitionMap):
+            continue
+        if callable(value):
+            described[name] = describe(Function(value))
+        else:
+            described[heading][name] = [*value] if isinstance(value, tuple) else value
+    for mapper in mappers:
+        mapper.prepare()
+        described[mapper.__name__] = describe(mapper)
+    return described
+
+
 def shown(stage: Any) -> str:
     """Return a stage in one line; the text of a Dask frame is long."""
     import dask

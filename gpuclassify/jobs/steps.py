@@ -5,30 +5,39 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.jobs.execution import compute_tasks, digest_files
-from gpuclassify.jobs.input.sources import FrameSource, Source
+from gpuclassify.jobs.execution import check_cluster, compute_tasks, digest_files
+from gpuclassify.jobs.input.readers import ParquetReader
+from gpuclassify.jobs.input.sources import FrameSource, Source, as_source
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, Manifest, manifest_of
 from gpuclassify.jobs.ledger.records import (
+    JOB,
     LEDGER,
     METADATA,
+    QUARANTINE,
     JobChangedError,
+    key_in,
+    part_name,
+    quarantine_path,
     read_ledger,
     sealed,
 )
 from gpuclassify.jobs.output.writers import ParquetWriter
+from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import as_chain
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.workers.secrets import remember, share_with_workers
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -40,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 # ``report(step, done, of, summary)``, at first and after every part of a step.
 StepReport = Callable[[str, int, int, JobSummary], None]
+# Called with a part, its number, and the rows that a step has kept for it, by ``document``.
+PartAction = Callable[["Frame", int, pd.DataFrame], Any]
+WHOLE_FILE = 1 << 62  # bytes of a part
 
 
 class StepWriter(ParquetWriter):
@@ -78,6 +90,11 @@ class Steps:
     def report_of(self, name: str) -> Report | None:
         """Return the report function of one step."""
         return self._report and functools.partial(self._report, name)
+
+    def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
+        """Raise PreflightError if the client's workers cannot run these mappers."""
+        if self.client is not None:
+            check_cluster(self.client, mappers, backend)
 
     def begin(self, name: str) -> None:
         """Report that a step has begun that runs as a whole."""
@@ -146,6 +163,43 @@ class Steps:
         """Read the manifest of a step's files."""
         return replace(manifest_of(self.folder(name)), options=self._options)
 
+    def source(self, name: str) -> Source:
+        """Return the source of the files of a finished step, a part for each."""
+        folder = self.folder(name)
+        whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
+        reader = ParquetReader(folder.address, storage_options=folder.storage_options, **whole)
+        source = as_source(reader, "raise")
+        remember(source.options_name, source.storage_options)
+        share_with_workers([source.options_name])
+        return source
+
+    def take_over(self, name: str, job: Job) -> dict[str, int]:
+        """Make a step's quarantine that of the job, and remove the rows that the step wrote.
+
+        Returns counts by kind of the files, lines and rows in quarantine; empty without the step.
+        """
+        folder = self.folder(name)
+        if not folder.has(JOB):
+            return {}
+        left_out: dict[str, int] = write_report(folder)["left_out"]
+        names = zip(self.manifest(name).names(), job.manifest.names(), strict=True)
+        targets = {quarantine_path(of_step): quarantine_path(of_job) for of_step, of_job in names}
+        for file in folder.sizes(QUARANTINE):
+            self._directory.make(QUARANTINE)
+            path = f"{QUARANTINE}/{file}"
+            self._directory.replace(targets[path], folder.read(path))
+        folder.remove(*(file for file in folder.sizes() if key_in(file) is not None))
+        return left_out
+
+    def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
+        """Return the function that acts on a part by the rows that a step has kept for it."""
+        manifest = self.manifest(name)
+        return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
+
+    def run_tasks(self, tasks: list[Delayed]) -> Iterator[Any]:
+        """Yield the results of delayed tasks as they come."""
+        return compute_tasks(self.client, tasks)
+
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
         """Compute delayed tasks, and return their results in any order."""
         results: list[Any] = []
@@ -185,6 +239,24 @@ class Steps:
         import dask.dataframe as dd
 
         return dd.from_map(read_rows, names, folder=self.folder(name), meta=meta, label=name)
+
+
+@dataclass(frozen=True)
+class RowsOfPart:
+    """Function that acts on a part by the rows in its file of a step.
+
+    `key` is in the names of the `count` files in `folder`.
+    """
+
+    folder: Store
+    key: str
+    count: int
+    act: PartAction
+
+    def __call__(self, frame: Frame, number: int) -> Any:
+        """Return the part with this number, changed."""
+        name = part_name(number, self.count, self.key, ".parquet")
+        return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
 
 
 def read_rows(name: str, folder: Store, columns: Sequence[str] | None = None) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
@@ -16,18 +16,12 @@ from gpuclassify.corpus.dedup.duplicates import Duplicates
 from gpuclassify.corpus.dedup.marks import DuplicateMarks, marks
 from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, removed
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
-from gpuclassify.frames import Frame
-from gpuclassify.jobs.execution import check_cluster
 from gpuclassify.jobs.job import Job
-from gpuclassify.jobs.ledger.records import LEDGER, part_name
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.recipe import Recipe, RecipeJob
-from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.jobs.stages import Function, describe
-from gpuclassify.jobs.steps import Steps, read_rows
-from gpuclassify.jobs.stores.store import Store
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.jobs.stages import describe_settings
+from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
 from gpuclassify.settings.declared import declared, setting, unchanged
 
 logger = logging.getLogger(__name__)
@@ -122,7 +116,6 @@ class Deduplicate(Recipe):
     against: Any = setting(default=None, convert=unchanged, changes_results=False)
 
     folder = "_dedup"
-    ledger = f"{folder}/{LEDGER}"
     last_step = "removal"
     words: ClassVar[Mapping[str, str]] = {
         "ids": "Checking that ids tell documents apart",
@@ -159,21 +152,9 @@ class Deduplicate(Recipe):
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that duplicates depend on, and `on_error`, which moves rows."""
-        known: dict[str, Any] = {"method": type(self.duplicates).__name__, "version": __version__}
-        identity: dict[str, Any] = {}
-        for declared_setting in fields(self.duplicates):
-            name = declared_setting.name
-            value = getattr(self.duplicates, name)
-            if isinstance(value, PartitionMap) or name in ("max_removed_share", "max_group_size"):
-                continue
-            if callable(value):
-                identity[name] = describe(Function(value))
-            else:
-                known[name] = list(value) if isinstance(value, tuple) else value
-        identity["duplicates"] = {**known, "on_error": self.on_error}
-        for mapper in self.duplicates.mappers():
-            mapper.prepare()
-            identity[mapper.__name__] = describe(mapper)
+        known = {"method": type(self.duplicates).__name__, "version": __version__}
+        identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
+        identity["duplicates"] |= {**known, "on_error": self.on_error}
         return identity
 
     def check_job(self, job: RecipeJob) -> None:
@@ -190,8 +171,8 @@ class Deduplicate(Recipe):
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
         """Find the duplicates, and list them and the rows that are removed or marked."""
-        if steps.client is not None and not is_done:
-            check_cluster(steps.client, self.duplicates.mappers(), self.backend)
+        if not is_done:
+            steps.check_workers(self.duplicates.mappers(), self.backend)
         # Without a client, shuffle in memory, even if a client is current.
         shuffles = {} if steps.client is not None else {"dataframe.shuffle.method": "tasks"}
         with dask.config.set(shuffles):
@@ -240,10 +221,9 @@ class Deduplicate(Recipe):
         try:
             refuse(counts, self.duplicates.max_removed_share, self.duplicates.max_group_size)
         except TooManyDuplicatesError as err:
-            directory = job.directory
-            write_report(directory)
+            job.write_report()
             err.add_note(
-                f"Nothing is removed. {directory}/_report/report.html shows the largest "
+                f"Nothing is removed. {job.directory}/_report/report.html shows the largest "
                 "groups; the same job with higher limits goes on from here"
             )
             raise
@@ -256,29 +236,10 @@ class Deduplicate(Recipe):
         steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"
         change: Callable[[Any], pd.DataFrame] = removed
-        act: Callable[[Frame, int, pd.DataFrame], Any] = drop_rows
+        act: PartAction = drop_rows
         if self.writer.annotates:
             (marker,) = self.parts()[1]
             listed, name, change, act = decisions, "marks", marks, marker.mark
         rows = listed.map_partitions(change, meta=change(listed._meta))
         steps.keep(name, by_partition(rows, job.source.count).reset_index())
-        manifest = steps.manifest(name)
-        return RowsOfPart(steps.folder(name), manifest.key, manifest.count, act)
-
-
-@dataclass(frozen=True)
-class RowsOfPart:
-    """Function that does something with the rows of a part that its file of a step lists.
-
-    `key` is in the names of the `count` files in `folder`.
-    """
-
-    folder: Store
-    key: str
-    count: int
-    act: Callable[[Frame, int, pd.DataFrame], Any]  # called with a frame, its number and the list
-
-    def __call__(self, frame: Frame, number: int) -> Any:
-        """Return the part with this number, changed."""
-        name = part_name(number, self.count, self.key, ".parquet")
-        return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
+        return steps.rows_of_parts(name, act)

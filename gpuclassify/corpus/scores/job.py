@@ -22,20 +22,16 @@ from gpuclassify.corpus.scores.mix import Mix, MixSettings
 from gpuclassify.corpus.scores.mix_copies import MixCopies
 from gpuclassify.corpus.scores.quantiles import BYTES, ScoreColumns
 from gpuclassify.corpus.scores.saved import Saved, write_file
-from gpuclassify.jobs.execution import compute_tasks
-from gpuclassify.jobs.input.readers import FileReader, ParquetReader
-from gpuclassify.jobs.input.sources import FileSource, Source, as_source
+from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.input.sources import FileSource, Source
 from gpuclassify.jobs.job import Job
-from gpuclassify.jobs.ledger.records import JOB, QUARANTINE, key_in, quarantine_path
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline, stage_list
 from gpuclassify.jobs.recipe import RecipeJob
-from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.settings.declared import declared, setting, unchanged
-from gpuclassify.workers.secrets import remember, share_with_workers
 
 logger = logging.getLogger(__name__)
 
@@ -153,10 +149,9 @@ class AssignBuckets(Pipeline):
         source = self._score(job, steps, scoring) if scoring.mappers else job.source
         if edges is None:
             steps.begin("edges of buckets")
-            compute = functools.partial(compute_tasks, steps.client)
             on_error = "raise" if scoring.mappers else self.on_error
             frame = source.frame(on_error, self.backend)
-            edges = find_edges(frame, self.columns, self.n, compute)
+            edges = find_edges(frame, self.columns, self.n, steps.run_tasks)
             keep_result(job, edges)
         return source, edges
 
@@ -172,13 +167,7 @@ class AssignBuckets(Pipeline):
             **self.job_settings(),
         )
         scores.run(steps.client, steps.report_of("scores"))
-        scored = steps.folder(SCORED)
-        whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
-        reader = ParquetReader(scored.address, storage_options=scored.storage_options, **whole)
-        source = as_source(reader, "raise")
-        remember(source.options_name, source.storage_options)
-        share_with_workers([source.options_name])
-        return source
+        return steps.source(SCORED)
 
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
         """Return the job that adds buckets to the documents, or to the scored ones."""
@@ -194,17 +183,7 @@ class AssignBuckets(Pipeline):
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove the copies of documents, and take over the classifiers' quarantine."""
-        scored, directory = steps.folder(SCORED), job.directory
-        if scored.has(JOB):
-            summary.left_out = write_report(scored)["left_out"]
-            written = job.manifest.names()
-            names = zip(steps.manifest(SCORED).names(), written, strict=True)
-            targets = {quarantine_path(name): quarantine_path(target) for name, target in names}
-            for name in scored.sizes(QUARANTINE):
-                directory.make(QUARANTINE)
-                path = f"{QUARANTINE}/{name}"
-                directory.replace(targets[path], scored.read(path))
-            scored.remove(*(name for name in scored.sizes() if key_in(name) is not None))
+        summary.left_out = steps.take_over(SCORED, job) or summary.left_out
         return summary
 
 
@@ -258,7 +237,8 @@ class PlanMix(Pipeline):
     copies_field: str = setting(default="copies")
     page: str | None = setting(default=None, changes_results=False)
 
-    folder, ledger = MIX.split("/")[0], MIX
+    folder = MIX.split("/")[0]
+    ledger = MIX
     last_step = "copies"
 
     @functools.cached_property
@@ -294,8 +274,7 @@ class PlanMix(Pipeline):
             if isinstance(source, FileSource):
                 source = replace(source, lent=())
             frame = source.frame(self.on_error, self.backend)
-            compute = functools.partial(compute_tasks, steps.client)
-            mix = self.mixture.find(frame, compute)
+            mix = self.mixture.find(frame, steps.run_tasks)
             keep_result(job, mix)
         if self.page:
             write_file(self.page, mix.html().encode())
