@@ -85,10 +85,9 @@ def changed_settings(
 
 
 def call_text(name: str, settings: Mapping[str, Any], show: Callable[[Any], str]) -> str:
-    """Return the call of `name` with these settings."""
-    return (
-        f"{name}({', '.join(f'{argument}={show(value)}' for argument, value in settings.items())})"
-    )
+    """Return the call of `name` with these settings; functions are shown by name."""
+    shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
+    return f"{name}({', '.join(f'{argument}={value}' for argument, value in shown.items())})"
 
 
 def short(value: object) -> str:
