@@ -8,11 +8,11 @@ entry in the class's docstring.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
-from gpuclassify.settings.checks import check_ordered, check_settings, plain_value
+from gpuclassify.settings.checks import check_ordered, check_settings, plain_value, setting_names
 from gpuclassify.settings.code_digest import json_setting, value_digest
 from gpuclassify.settings.signatures import call_text, short
 
@@ -59,7 +59,7 @@ def setting(
         Heading of the setting's option in the help of commands.
     **option
         Attributes of ``click.Option`` that differ from those derived from the field: ``flags``,
-        ``metavar``, ``help``, ``type``.
+        ``metavar``, ``help``, ``type`` (a tuple for choices).
     """
     metadata: dict[str, Any] = {"changes_results": changes_results, "option": option}
     given = {"what": what, "least": least, "convert": convert, "group": group}
@@ -78,15 +78,21 @@ class Declared:
     Subclasses are decorated by ``@dataclass(frozen=True, kw_only=True, repr=False)``, and with
     ``eq=False`` if another base compares them. Values of numpy become those of Python, paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's
-    type hint and metadata (`setting`).
+    type hint and metadata (`setting`). An ``InitVar`` is an argument that the object does not keep,
+    such as a token.
     """
 
-    def __post_init__(self) -> None:
-        for declared in fields(self):
-            if declared.init:
-                self._set(declared.name, _normal(declared, getattr(self, declared.name)))
+    def __post_init__(self, *not_kept: Any) -> None:
+        for name, value in self.normal({n: getattr(self, n) for n in setting_names(self)}).items():
+            self._set(name, value)
         check_settings(self)
         self.check_together()
+
+    @classmethod
+    def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that objects keep of these ones, before these are checked."""
+        declared = {f.name: f for f in fields(cls)}
+        return {name: _normal(declared[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
@@ -113,15 +119,17 @@ class Declared:
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
-        return (type(self).__module__, type(self).__qualname__, value_digest(values))
+        return type(self).__qualname__, value_digest((type(self), values))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the call that makes the object, with each value as `show` gives it."""
-        defaults = {f.name: _normal(f, f.default) for f in fields(self) if f.default is not MISSING}
+        known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        defaults = self.normal(known)
         changed = {
             n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]
         }
-        return call_text(type(self).__name__, changed, show)
+        positional = [f.name for f in fields(self) if not f.kw_only]
+        return call_text(type(self).__name__, changed, show, positional)
 
     def __repr__(self) -> str:
         return self.code(short)
