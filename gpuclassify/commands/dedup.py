@@ -19,6 +19,7 @@ from gpuclassify.commands.options import (
     annotate_option,
     file_options,
     named_values,
+    option_of,
     options_of,
     other_settings,
     settings_from_options,
@@ -42,17 +43,14 @@ SETTINGS = (
 
 def _options() -> list[click.Option]:
     from gpuclassify.corpus.dedup.duplicates import Duplicates, TextDuplicates
-    from gpuclassify.corpus.dedup.normalizing import PRESETS, STEPS
 
     return [
         GroupedOption(
             ["--method"], group=DUPLICATES, type=click.Choice(METHODS), required=True,
             help="Equal texts, texts that share most of their words, or texts that mean the "
             "same."),
-        *options_of(Duplicates, DUPLICATES, *SETTINGS[2:], keep_by={"metavar": "COLUMN"}),
-        *options_of(
-            TextDuplicates, DUPLICATES, "normalize",
-            normalize={"type": click.Choice([*PRESETS, *STEPS])}),
+        *options_of(Duplicates, DUPLICATES, *SETTINGS[2:]),
+        option_of(TextDuplicates, "normalize", DUPLICATES),
         GroupedOption(
             ["--threshold"], group=DUPLICATES, type=float,
             help="Similarity of duplicates, 0 to 1."),

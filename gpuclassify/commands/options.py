@@ -185,7 +185,7 @@ def options_of(
 def option_of(
     target: Any,
     name: str,
-    group: str = "Options",
+    group: str | None = None,
     *,
     has_default: bool = False,
     **attributes: Any,
@@ -193,8 +193,11 @@ def option_of(
     """Make the option of an argument of a class or function from its signature and docstring.
 
     An option that is not passed is None, unless it `has_default`. The `attributes` override those
-    that are derived for `click.Option`; ``flags`` are the option's names.
+    that are derived for `click.Option`, and those in a field's metadata; ``flags`` are the option's
+    names.
     """
+    declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
+    metadata: Mapping[str, Any] = declared.get(name, {})
     is_plain = isinstance(target, type) and not is_dataclass(target)
     hints = get_type_hints(target.__init__ if is_plain else target)
     kinds = kinds_of(hints[name])
@@ -216,11 +219,15 @@ def option_of(
     elif has_default:
         settings["default"] = default
     flag = f"--{name.replace('_', '-')}"
-    settings |= {"flags": [flag.removesuffix("s") if is_many else flag]} | attributes
+    settings |= {"flags": [flag.removesuffix("s") if is_many else flag]}
+    settings |= {**metadata.get("option", {}), **attributes}
+    if isinstance(settings.get("type"), tuple):
+        settings["type"] = click.Choice(settings["type"])
     if "help" not in settings:
         settings["help"] = _help(target, name, is_many)
     if type(default) in (int, float, str) and default and "efault" not in settings["help"]:
         settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
+    group = group or metadata.get("group", "Options")
     return GroupedOption([*settings.pop("flags"), name], group=group, **settings)
 
 

@@ -69,7 +69,9 @@ class Pipeline(Recipe):
     ... ]).run()  # doctest: +SKIP
     """
 
-    stages: Any = setting(factory=list, kw_only=False, convert=stage_list, changes_results=False)
+    stages: Any = setting(
+        factory=list, kw_only=False, is_object=True, convert=stage_list, changes_results=False
+    )
     source_field: str | None = setting(default=None, changes_results=False)
     examples: int = setting(default=2, least=0, changes_results=False)
 

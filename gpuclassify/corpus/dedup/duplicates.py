@@ -6,7 +6,7 @@ import functools
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import dask
@@ -26,7 +26,7 @@ from gpuclassify.corpus.dedup.corpus import (
     value_texts,
 )
 from gpuclassify.corpus.dedup.groups import LENGTH, decide, listed, take_members
-from gpuclassify.corpus.dedup.normalizing import normalized, step_names
+from gpuclassify.corpus.dedup.normalizing import PRESETS, STEPS, as_steps, normalized
 from gpuclassify.corpus.dedup.removal import (
     ID,
     PARTITIONS,
@@ -47,15 +47,8 @@ from gpuclassify.corpus.dedup.summary import (
 from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.frames.lazy import as_dask
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import (
-    SHARE,
-    check_settings,
-    check_text,
-    install,
-    nearest,
-    plain_value,
-)
-from gpuclassify.settings.code_digest import value_digest
+from gpuclassify.settings.checks import install, nearest
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.signatures import Public, show_settings
 
@@ -83,8 +76,8 @@ def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
     return decorate
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Duplicates(Public):
+@declared
+class Duplicates(Declared, Public):
     """Settings that all ways to find duplicates have.
 
     Parameters
@@ -116,42 +109,27 @@ class Duplicates(Public):
 
     text_field: str = "text"
     id_field: str | None = None
-    keep_by: str | Sequence[str] = ()
+    keep_by: str | Sequence[str] = setting(
+        default=(), is_tuple=True, what="the name of a column, or a list of such", metavar="COLUMN"
+    )
     by: str | None = None
     source_field: str | None = None
-    max_removed_share: float | None = field(default=None, metadata=SHARE)
-    max_group_size: int | None = None
+    max_removed_share: float | None = setting(default=None, is_share=True, changes_results=False)
+    max_group_size: int | None = setting(default=None, changes_results=False)
 
     public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
     has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that only this class needs
 
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            object.__setattr__(self, setting.name, plain_value(getattr(self, setting.name)))
-        check_settings(self)
-        keep_by = (self.keep_by,) if isinstance(self.keep_by, str) else tuple(self.keep_by)
-        for name in keep_by:
-            check_text("keep_by", name, "the name of a column, or a list of such")
-        object.__setattr__(self, "keep_by", keep_by)
+    def check_together(self) -> None:
+        """Raise ValueError for a column of ids that the result has too."""
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
                 f"{', '.join(RESULT_FIELDS)}: rename the column of ids"
             )
         if self.source_field is None:
-            object.__setattr__(self, "source_field", self.by)
-
-    def __repr__(self) -> str:
-        settings = (
-            (setting.name, getattr(self, setting.name), setting.default) for setting in fields(self)
-        )
-        shown = ", ".join(
-            f"{name}={getattr(value, '__qualname__', None) or repr(value)}"
-            for name, value, default in settings
-            if value != default
-        )
-        return f"{type(self).__name__}({shown})"
+            self._set("source_field", self.by)
 
     @abstractmethod
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
@@ -385,7 +363,7 @@ class Duplicates(Public):
         backend_of(frame).check_text_column(frame, self.text_field)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class TextDuplicates(Duplicates):
     """Settings of the ways to find duplicates that compare texts.
 
@@ -398,16 +376,9 @@ class TextDuplicates(Duplicates):
         names are their steps together, and a function makes another text of each.
     """
 
-    normalize: str | Sequence[str] | Callable[[str], str] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (self.normalize is None or callable(self.normalize)):
-            object.__setattr__(self, "normalize", step_names(self.normalize) or None)
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        return (type(self), values | {"normalize": value_digest(self.normalize)})
+    normalize: str | Sequence[str] | Callable[[str], str] | None = setting(
+        default=None, convert=as_steps, type=(*PRESETS, *STEPS)
+    )
 
     def compared(self, frame: Frame, column: str) -> Any:
         """Return a frame with the texts to compare: on the host, if these are others."""

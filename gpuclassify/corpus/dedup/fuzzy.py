@@ -12,7 +12,6 @@ with ``1 - (1 - s**rows)**bands`` (Leskovec, Rajaraman and Ullman, Mining of Mas
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import dask
@@ -30,7 +29,8 @@ from gpuclassify.corpus.dedup.duplicates import (
 )
 from gpuclassify.frames import Frame
 from gpuclassify.frames.lazy import from_parts, reduce_tree
-from gpuclassify.settings.checks import SHARE, check_count
+from gpuclassify.settings.checks import check_count
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.device_errors import free_host_bytes
 
 Measure = Literal["jaccard", "containment"]
@@ -44,7 +44,7 @@ _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
 
 @accepts_old_spellings("fuzzy")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class FuzzyDuplicates(TextDuplicates):
     """Documents that share most of their text: found by MinHash, then verified.
 
@@ -99,13 +99,13 @@ class FuzzyDuplicates(TextDuplicates):
     """
 
     char_ngrams: int = 24
-    threshold: float = field(default=0.8, metadata=SHARE)
+    threshold: float = setting(default=0.8, is_share=True)
     bands: int | None = None
     rows: int | None = None
-    seed: int = field(default=42, metadata={"least": 0})
+    seed: int = setting(default=42, least=0)
     bands_per_pass: int = 5
     verify: bool = True
-    min_similarity: float | None = field(default=None, metadata=SHARE)
+    min_similarity: float | None = setting(default=None, is_share=True)
     measure: Measure = "jaccard"
     compare_by: Unit = "words"
     token_ngrams: int = 3
@@ -114,8 +114,9 @@ class FuzzyDuplicates(TextDuplicates):
     has_similarity = True
     libraries = ("numba", "scipy")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_together(self) -> None:
+        """Raise ValueError unless bands and rows, or the threshold, make signatures."""
+        super().check_together()
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
                 f"bands={self.bands} and rows={self.rows}: give both, or neither, and "

@@ -22,7 +22,7 @@ from gpuclassify.jobs.recipe import Recipe, RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import describe_settings
 from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
-from gpuclassify.settings.declared import declared, setting, unchanged
+from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ class Deduplicate(Recipe):
     ... ).run()  # doctest: +SKIP
     """
 
-    source: Any = setting(kw_only=False, convert=unchanged, changes_results=False)
-    duplicates: Duplicates = setting(kw_only=False, convert=unchanged)
-    writer: FileWriter = setting(kw_only=False, convert=unchanged, changes_results=False)
-    against: Any = setting(default=None, convert=unchanged, changes_results=False)
+    source: Any = setting(kw_only=False, is_object=True, changes_results=False)
+    duplicates: Duplicates = setting(kw_only=False, is_object=True)
+    writer: FileWriter = setting(kw_only=False, is_object=True, changes_results=False)
+    against: Any = setting(default=None, is_object=True, changes_results=False)
 
     folder = "_dedup"
     last_step = "removal"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.checks import check_choice, check_ordered
 
 # Classes of RE2, whose time is linear. White space is that of `str.isspace`.
 _BREAKS = r"\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}　"
@@ -46,13 +46,16 @@ PRESETS = {
 }
 
 
-def step_names(names: Any) -> tuple[str, ...]:
-    """Return the steps that a name or several, of steps and of presets, stand for."""
+def as_steps(names: Any) -> Any:
+    """Return the steps that names of steps and presets stand for; a function or None unchanged."""
+    if names is None or callable(names):
+        return names
+    check_ordered("normalize", names)
     chosen: set[str] = set()
     for name in names if isinstance(names, list | tuple) else [names]:
         check_choice("normalize", name, (*PRESETS, *STEPS))
         chosen |= {*PRESETS.get(name, [name])}
-    return tuple(name for name in STEPS if name in chosen)
+    return tuple(name for name in STEPS if name in chosen) or None
 
 
 def normalized(

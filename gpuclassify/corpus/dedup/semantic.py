@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -40,7 +39,8 @@ from gpuclassify.corpus.dedup.groups import ranked, ranking
 from gpuclassify.frames import Frame, backend_of, name_row, unpack_digests
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.settings.checks import SHARE, check_text
+from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.retire import on_sound_device
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have 
 
 
 @accepts_old_spellings("semantic")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class SemanticDuplicates(Duplicates):
     """Documents with similar embeddings, even if they share no words.
 
@@ -103,17 +103,18 @@ class SemanticDuplicates(Duplicates):
 
     embedder: Embedder | str | None = None
     embedding_field: str | None = None
-    threshold: float = field(default=0.95, metadata=SHARE)
+    threshold: float = setting(default=0.95, is_share=True)
     n_clusters: int | None = None
     max_iter: int = 20
     sample_size: int = 100_000
-    seed: int = field(default=42, metadata={"least": 0})
+    seed: int = setting(default=42, least=0)
 
     has_similarity = True
     libraries = ("sklearn",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless embeddings have one source, and fit clusters."""
+        super().check_together()
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
                 f"n_clusters={self.n_clusters} cannot be fitted to sample_size={self.sample_size} "
@@ -127,7 +128,7 @@ class SemanticDuplicates(Duplicates):
                 )
             return
         if self.embedder is None:
-            object.__setattr__(self, "embedder", Embedder.defaults["model"])
+            self._set("embedder", Embedder.defaults["model"])
         fields = self.embedder.text_fields if isinstance(self.embedder, Embedder) else ()
         if fields not in ((), (self.text_field,)):
             raise ValueError(

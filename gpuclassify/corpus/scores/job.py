@@ -31,7 +31,7 @@ from gpuclassify.jobs.recipe import RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.settings.declared import declared, setting, unchanged
+from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class AssignBuckets(Pipeline):
     ... ).run()  # doctest: +SKIP
     """
 
-    stages: Any = setting(kw_only=False, convert=stage_list, changes_results=False)
+    stages: Any = setting(kw_only=False, is_object=True, convert=stage_list, changes_results=False)
     scores: str | Sequence[str] = setting(kw_only=False, is_tuple=True)
     n: int = setting(default=20)
     weight: str | None = setting(default=BYTES)
@@ -231,8 +231,8 @@ class PlanMix(Pipeline):
         As of `Pipeline`.
     """
 
-    stages: Any = setting(kw_only=False, convert=stage_list, changes_results=False)
-    mixture: MixSettings = setting(kw_only=False, convert=unchanged)
+    stages: Any = setting(kw_only=False, is_object=True, convert=stage_list, changes_results=False)
+    mixture: MixSettings = setting(kw_only=False, is_object=True)
     id_field: str | None = setting(default=None)
     copies_field: str = setting(default="copies")
     page: str | None = setting(default=None, changes_results=False)

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuclassify import ExactDuplicates, FuzzyDuplicates, SemanticDuplicates
-from gpuclassify.corpus.dedup.normalizing import PRESETS, STEPS, normalized, step_names
+from gpuclassify.corpus.dedup.normalizing import PRESETS, STEPS, as_steps, normalized
 
 # Of datatrove 0.10.1: texts, and what its ``simplify_text`` makes of them.
 DATATROVE = [
@@ -55,7 +55,7 @@ def made(way, texts):
 
 def test_datatroves_values():
     texts, expected = map(list, zip(*DATATROVE, strict=True))
-    assert made(step_names(["datatrove"]), texts) == expected
+    assert made(as_steps(["datatrove"]), texts) == expected
 
 
 def is_mark(character):
@@ -118,7 +118,7 @@ def test_a_text_of_megabytes_takes_linear_time(step, repeated):
 
 def test_nothing_left_leaves_the_text_and_null_and_empty_stay():
     texts = ["!?", "...", None, "", " \n", "\u0301", "A!"]
-    assert made(step_names(["datatrove"]), texts) == [*texts[:-1], "a"]
+    assert made(as_steps(["datatrove"]), texts) == [*texts[:-1], "a"]
     frame = pd.DataFrame({"id": range(7), "text": ["!?", "?!", None, "", "!?", "", None]})
     assert ExactDuplicates(normalize="datatrove")(frame)["id"].tolist() == [0, 4]
 
@@ -196,7 +196,7 @@ def test_what_data_juicer_keeps_stays(normalize, stays):
 
 
 def test_names_are_steps_in_one_order():
-    assert PRESETS["basic"] == step_names(["white_space", "case", "unicode"])
+    assert PRESETS["basic"] == as_steps(["white_space", "case", "unicode"])
     assert ExactDuplicates(normalize="basic") == ExactDuplicates(normalize=[*PRESETS["basic"]])
     both = FuzzyDuplicates(normalize=["datatrove", "unicode"])
     assert both.normalize == tuple(STEPS)
