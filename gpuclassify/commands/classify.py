@@ -29,8 +29,6 @@ from gpuclassify.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.ledger.manifest import Manifest
     from gpuclassify.jobs.recipe import Recipe
@@ -138,19 +136,20 @@ def run_job(
     make: Callable[[], Recipe],
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
-    show: Callable[[Any, Console], None] = print_summary,
 ) -> NoReturn:
-    """Run the job of a command with its `run_options`, and exit with the code of the result."""
+    """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
     options = {name: arguments[name] for name in ("restart", "verify")}
+    made: list[Recipe] = []
 
     def prepare() -> Job:
-        return make().prepare(**options, command=command_line(context))
+        made.append(make())
+        return made[0].prepare(**options, command=command_line(context))
 
     summary = run_on_cluster(prepare, cluster, arguments["restart"])
     if arguments["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
-        show(summary, open_console())
+        print_summary(summary, open_console(), made[0].numbers(summary))
         seconds = time.perf_counter() - context.obj["began"]
         echo(f"The command took {seconds:.1f} s, start-up included")
     context.exit(LEFT_OUT if summary.left_out else 0)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -223,8 +223,15 @@ def start_progress(what: str) -> JobProgress:
     return progress
 
 
-def print_summary(summary: JobSummary, console: Console) -> None:
-    """Print labels, dropped rows, totals of all runs, and the speed of this one."""
+def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
+    """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then places."""
+    lines = numbers or _job_lines(summary, console)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    print_places(summary, console)
+
+
+def _job_lines(summary: JobSummary, console: Console) -> list[str]:
+    """Print tables of labels, and return the lines of dropped rows, totals and speed."""
     from gpuclassify.jobs.report.summary import label_rows, textless_warnings
     from gpuclassify.workers.run_context import advice
 
@@ -254,9 +261,7 @@ def print_summary(summary: JobSummary, console: Console) -> None:
             f"time, {summary.rows_per_second:,.1f} rows/s"
             + (f", {summary.tokens_per_second:,.0f} tokens/s" if tokens else "")
         )
-    lines += advice(totals)
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-    print_places(summary, console)
+    return [*lines, *advice(totals)]
 
 
 def _drops(summary: JobSummary) -> list[str]:
@@ -271,9 +276,9 @@ def _drops(summary: JobSummary) -> list[str]:
     return lines
 
 
-def print_places(summary: JobSummary, console: Console, *places: str) -> None:
-    """Print what was left out, and the paths of the report and other results."""
-    lines = [*places, f"Report: {summary.output}/_report/report.html"]
+def print_places(summary: Any, console: Console) -> None:
+    """Print what was left out, and the paths of the report and the upload."""
+    lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
         lines.insert(0, f"Left out: {counted}; see {summary.output}/_quarantine")

@@ -13,7 +13,6 @@ from gpuclassify.commands.classify import run_job
 from gpuclassify.commands.client import open_client, runs_here
 from gpuclassify.commands.console import (
     open_console,
-    print_summary,
     quiet_dask,
     start_progress,
     wrong_call_exits,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuclassify.corpus.scores.mix import Mix, MixSettings
-    from gpuclassify.jobs.report.summary import JobSummary
 
 ID = "Column of ids. Default: a row is known by its file and place there."
 PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
@@ -84,8 +82,8 @@ def mix(
     Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
     interrupted, 143 terminated.
     """
-    from gpuclassify.corpus.scores.job import MIX, PlanMix
-    from gpuclassify.corpus.scores.mix import Mix, MixSettings
+    from gpuclassify.corpus.scores.job import PlanMix
+    from gpuclassify.corpus.scores.mix import MixSettings
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.pipeline import OPTIONS
 
@@ -112,11 +110,7 @@ def mix(
         stages = [settings.reader(columns), settings.writer()]
         return PlanMix(stages, mixture, page=page, **names, **others)
 
-    def show(summary: JobSummary, console: Console) -> None:
-        _print(Mix.load(f"{summary.output}/{MIX}"), console)
-        print_summary(summary, console)
-
-    run_job(context, make, vars(settings), options, show)
+    run_job(context, make, vars(settings), options)
 
 
 def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:

@@ -305,6 +305,13 @@ def job_options() -> list[GroupedOption]:
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *(argument.option() for argument in ARGUMENTS),
         other_settings(MODEL, "argument of the classifier"),
+        *config_options(),
+    ]
+
+
+def config_options() -> list[GroupedOption]:
+    """Make the options for a file of settings."""
+    return [
         GroupedOption(
             ["--config"], group="Settings", metavar="FILE",
             help="Read settings from a YAML file; options of the command line win."),
@@ -389,6 +396,31 @@ def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | Non
         return settings
     dump_settings(settings, options["dump_config"])
     return None
+
+
+def read_recipe(
+    options: Mapping[str, Any], own: Mapping[str, Any], **paths: Any
+) -> tuple[JobSettings, dict[str, Any]] | None:
+    """Read the settings of a recipe's job and the recipe's `own`, from a config file and options.
+
+    Returns None if the settings were only written to a file (``--dump-config``).
+    """
+    from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
+
+    values = load_settings(options["config"], own) if options["config"] else {}
+    refuse_code(values, options["config"])
+    values |= {name: path for name, path in paths.items() if path}
+    recipe = {name: values.pop(name) for name in own if name in values}
+    recipe |= {n: [*v] if isinstance(v, tuple) else v for n, v in own.items() if _is_passed(v)}
+    settings = JobSettings.of(settings_from_options(options, values), needs_stages=False)
+    if not options["dump_config"]:
+        return settings, recipe
+    dump_settings(settings, options["dump_config"], recipe)
+    return None
+
+
+def _is_passed(value: Any) -> bool:
+    return value is not None and value != () and value is not False
 
 
 def settings_from_options(

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,10 +36,6 @@ Format = Literal["parquet", "jsonl"]
 MODEL, ROWS, FILES, REPORT = "Classifiers", "Columns and rows", "Files", "Report"
 SELECTION, NOTES = "Selection", "Annotations"
 CLUSTER = "Cluster"  # without effect in a plan
-# Settings of `ScoreBuckets` with existing edges, and those of `AssignBuckets`.
-BUCKETS_OF_EDGES = ("combine", "bucket_field", "overwrite")
-BUCKETS = ("scores", "weight", "by", "text_field", "n", *BUCKETS_OF_EDGES)
-EDGES = "edges"
 # Cluster options that a file may set: sizes and names. Any other option could run code in workers,
 # or let others connect to them, and so could a foreign scheduler.
 OF_FILES = {
@@ -73,8 +69,6 @@ class JobSettings:
         "a list of settings, such as [{classifier: domain}]", MODEL, metavar="FAMILY",
         help="See `gpuclassify models`; repeatable. With several, begin an option's value with "
         "the name of one: --filter-by domain:Games."))
-    buckets: dict[str, Any] | None = field(default=None, metadata=_about(
-        "settings of AssignBuckets, such as {scores: [a, b], n: 20}, or {edges: edges.json}"))
     fields: list[str] | None = field(default=None, metadata=_about(
         "a list of columns' names, such as [id, url]", FILES, metavar="COLUMN",
         help="Read only these columns and the text; repeatable. Default: all."))
@@ -179,13 +173,6 @@ class JobSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        buckets = self.buckets or {}
-        known = (EDGES, *BUCKETS_OF_EDGES) if EDGES in buckets else BUCKETS
-        check_names("buckets have", "setting", buckets, known)
-        if buckets and not {"scores", EDGES} & {*buckets}:
-            raise ValueError("buckets need scores, such as buckets: {scores: [a, b]}, or edges")
-        if buckets and EDGES not in buckets and self.limit is not None:
-            raise ValueError("limit= reads only the first rows, but buckets need all: leave it out")
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -209,16 +196,18 @@ class JobSettings:
             )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, is_plan: bool = False) -> JobSettings:
-        """Make settings from plain values; a plan needs no output.
+    def of(
+        cls, values: Mapping[str, Any], *, is_plan: bool = False, needs_stages: bool = True
+    ) -> JobSettings:
+        """Make settings from plain values; a plan needs no output, a recipe has its own stages.
 
         Raises the errors of the class, and ValueError if a name is unknown or a required one is
         missing.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        without = ("buckets", "where", "threshold_files", "copies_field", "annotations")
-        if not any(settings.get(name) for name in without):
+        without = ("where", "threshold_files", "copies_field", "annotations")
+        if needs_stages and not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not settings.get(name)]
         if missing:
@@ -243,16 +232,16 @@ class JobSettings:
 
     def job(self) -> Pipeline:
         """Make the job, without a writer if there is no output."""
-        from gpuclassify.corpus.scores.job import AssignBuckets
-        from gpuclassify.jobs.pipeline import OPTIONS, Pipeline
+        from gpuclassify.jobs.pipeline import Pipeline
 
-        options = {name: getattr(self, name) for name in OPTIONS}
-        if self.buckets is None or EDGES in self.buckets:
-            return Pipeline(self._stages(), **options)
-        return AssignBuckets(self._stages(), **self.buckets, **options)
+        return Pipeline(self._stages(), **self.pass_options())
+
+    def pass_options(self) -> dict[str, Any]:
+        """Return the options of a `Pipeline`, by name."""
+        names = ("backend", "on_error", "source_field", "examples")
+        return {name: getattr(self, name) for name in names}
 
     def _stages(self) -> list[Any]:
-        from gpuclassify.corpus.scores.buckets import ScoreBuckets
         from gpuclassify.corpus.scores.mix_copies import RepeatRows
         from gpuclassify.corpus.scores.threshold_filter import ApplyThresholds
         from gpuclassify.mapping.select import Select
@@ -263,8 +252,6 @@ class JobSettings:
             condition = Select(f"`{self.copies_field}` > 0")
             stages += [condition, RepeatRows(self.copies_field)]
         stages += self.mappers()
-        if self.buckets is not None and EDGES in self.buckets:
-            stages.append(ScoreBuckets(**self.buckets))
         read = self.fields_read(stages)
         if self.limit is None:
             reader: Any = self.reader(read)
@@ -342,9 +329,11 @@ class JobSettings:
             **options,
         )
 
-    def fields_read(self, stages: list[Any]) -> list[str] | None:
-        """Return the columns to read: those that stages need or `fields` name; None for all."""
-        from gpuclassify.corpus.scores.job import AssignBuckets
+    def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
+        """Return the columns to read: those that stages need or `fields` name; None for all.
+
+        Columns that are `needed` are read, too, unless a stage writes them.
+        """
         from gpuclassify.jobs.stages import as_chain
 
         if self.fields is None:
@@ -353,10 +342,8 @@ class JobSettings:
         names = [*chain.text_fields, *self.fields, self.source_field]
         choices = [mapper for mapper in chain.mappers if mapper.row_choice() is not None]
         names += [name for choice in choices for name in choice.read_fields]
-        if self.buckets is not None:
-            buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)
-            written = as_chain(stages).schema().names
-            names += [name for name in buckets.columns.needed if name not in written]
+        written = chain.schema().names
+        names += [name for name in needed if name not in written]
         return [name for name in names if name not in (None, self.path_field)]
 
 
@@ -420,8 +407,8 @@ def _bytes(size: int | str | None) -> int | None:
     return size_bytes
 
 
-def load_settings(path: str) -> dict[str, Any]:
-    """Load the settings in a YAML file.
+def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
+    """Load the settings in a YAML file, and any others that a recipe has.
 
     Raises ValueError if it cannot be read, is no YAML, or does not map settings' names to values,
     and TypeError if a value has a wrong type.
@@ -445,7 +432,8 @@ def load_settings(path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, such as input: books/*.jsonl")
     try:
-        return check_plain(values)
+        of_recipe = {name: values.pop(name) for name in others if name in values}
+        return check_plain(values) | of_recipe
     except (TypeError, ValueError) as err:
         raise type(err)(f"{path}: {err}") from err
 
@@ -467,15 +455,17 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
         )
 
 
-def dump_settings(settings: JobSettings, path: str) -> None:
+def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | None = None) -> None:
     """Write settings to a YAML file that only its owner may read, without passwords in URLs.
+
+    `own` are those of a recipe.
 
     Warns if a URL had a password, or a query, which may be a signature.
     """
     import yaml
 
     hidden: list[str] = []
-    shown = _without_secrets(settings.as_dict(), hidden)
+    shown = _without_secrets({**settings.as_dict(), **(own or {})}, hidden)
     content = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
     if hidden:
         warning = (

@@ -15,6 +15,7 @@ from gpuclassify.jobs.input.sources import FileSource
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.recipe import RecipeJob
+from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.columns import check_is_there
@@ -111,6 +112,17 @@ class DecontaminateFiles(Pipeline):
             index = index.without(counts >= least, reason)
         directory.make(FOLDER)
         index.save(folder)
+
+    def numbers(self, summary: JobSummary) -> list[str]:
+        """Return counts of documents, and of the items found in them by benchmark."""
+        counts = next(iter(summary.stages.values()))["contamination"]
+        documents, rows = counts["documents"][""], summary.rows_in
+        items = sorted(counts["items"].items())
+        return [
+            f"{rows:,} documents, {documents:,} contaminated ({documents / max(1, rows):.2%}), "
+            f"{summary.rows_out:,} written",
+            *(f"    {name}: {len(ids):,} items found" for name, ids in items),
+        ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
         """Draw texts from all over the input; none from an input that has none."""

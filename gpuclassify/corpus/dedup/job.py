@@ -59,6 +59,16 @@ class DedupSummary:
         """Files, lines and rows in quarantine."""
         return self.removal.left_out
 
+    @property
+    def output(self) -> str:
+        """Output directory."""
+        return self.removal.output
+
+    @property
+    def commit_url(self) -> str | None:
+        """Address of the commit, if the output is uploaded."""
+        return self.removal.commit_url
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
         return {
@@ -189,6 +199,22 @@ class Deduplicate(Recipe):
         """Return the summary of duplicates, and of removed and kept rows."""
         counts = DuplicatesSummary.of(steps.ledger["duplicates"])
         return DedupSummary(counts, summary, steps.ledger["steps"])
+
+    def numbers(self, summary: DedupSummary) -> list[str]:
+        """Return counts of documents and duplicates, and where these are listed."""
+        duplicates, removal = summary.duplicates, summary.removal
+        done = "marked" if self.writer.annotates else "removed"
+        groups = f"{duplicates.groups:,} groups of {duplicates.in_groups:,} documents"
+        if duplicates.compared:
+            groups += f"; {duplicates.compared:,} candidates compared, "
+            groups += f"{duplicates.rejected:,} rejected"
+        return [
+            f"{duplicates.documents:,} documents, {duplicates.removed:,} duplicates {done} "
+            f"({duplicates.removed_share:.1%}), {removal.rows_out:,} kept",
+            groups,
+            *(f"    {line}" for line in duplicates.shown),
+            f"Duplicates: {removal.output}/{self.folder}/duplicates",
+        ]
 
     def _with_ids(self, job: RecipeJob, steps: Steps) -> Duplicates:
         """Return the settings once ids are known to identify documents; a column ``id`` may not."""

@@ -62,10 +62,20 @@ class AssignBuckets(Pipeline):
         already, as a column or an annotation.
     scores : str or sequence of str
         Columns of numbers that the input has or a classifier writes.
-    n, weight, by, text_field
-        As of `score_edges`; by default rows weigh as many bytes as their text has.
-    combine, bucket_field, overwrite
-        As of `ScoreBuckets`.
+    n : int
+        Number of buckets, 2 to 1,000.
+    weight : str, optional
+        Buckets have equal sums of this column; "bytes" is those of the text, None counts rows.
+    by : str, optional
+        Column, such as the language, within each of whose values buckets are cut.
+    text_field : str
+        Column of text, for ``weight="bytes"``.
+    combine : {"max", "min"}
+        Which of a row's buckets is the combined one.
+    bucket_field : str
+        Column of the combined bucket.
+    overwrite : bool
+        Replace columns that the dataset already has.
     backend, on_error, source_field, examples
         As of `Pipeline`.
 
@@ -83,9 +93,14 @@ class AssignBuckets(Pipeline):
     """
 
     stages: Any = setting(kw_only=False, is_object=True, convert=stage_list, changes_results=False)
-    scores: str | Sequence[str] = setting(kw_only=False, is_tuple=True)
+    scores: str | Sequence[str] = setting(kw_only=False, is_tuple=True, metavar="COLUMN")
     n: int = setting(default=20)
-    weight: str | None = setting(default=BYTES)
+    weight: str | None = setting(
+        default=BYTES,
+        metavar="COLUMN",
+        help="Buckets have equal sums of this column; bytes is those of the text, none counts "
+        "rows. Default: bytes.",
+    )
     by: str | None = setting(default=None)
     text_field: str = setting(default="text")
     combine: Combine = setting(default="max")
@@ -279,6 +294,10 @@ class PlanMix(Pipeline):
         if self.page:
             write_file(self.page, mix.html().encode())
         return mix
+
+    def numbers(self, summary: JobSummary) -> list[str]:
+        """Return the table of the mix."""
+        return str(Mix.load(f"{summary.output}/{MIX}")).splitlines()
 
     def last_pass(self, job: RecipeJob, results: Mix) -> Job:
         """Return the job that writes the copies of the mix."""

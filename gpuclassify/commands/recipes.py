@@ -1,0 +1,249 @@
+"""Commands made of recipes: ``gpuclassify dedup``, ``decontaminate``, ``buckets`` and ``mix``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuclassify.commands.classify import run_job
+from gpuclassify.commands.console import quiet_dask, wrong_call_exits
+from gpuclassify.commands.options import (
+    BUCKETS,
+    DUPLICATES,
+    TEST_ITEMS,
+    GroupedOption,
+    JobCommand,
+    annotate_option,
+    config_options,
+    file_options,
+    named_values,
+    option_of,
+    other_settings,
+    read_recipe,
+    setting_options,
+    split_paths,
+)
+from gpuclassify.commands.settings import REPORT, JobSettings
+from gpuclassify.settings.checks import check_names, setting_names
+
+if TYPE_CHECKING:
+    from gpuclassify.jobs.recipe import Recipe
+
+EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in
+quarantine, 130 interrupted, 143 terminated."""
+PACKAGE = "gpuclassify.corpus"
+# Makes a command's recipe from the settings of the job and those of the recipe that were passed.
+MakeRecipe = Callable[[JobSettings, dict[str, Any]], "Recipe"]
+
+
+def recipe_command(
+    group: str,
+    *kinds: str,
+    without: Iterable[str] = (),
+    more: Callable[[], Iterable[click.Option]] = tuple,
+) -> Callable[[MakeRecipe], click.Command]:
+    """Make a command of a function that makes a recipe, and whose docstring is the help.
+
+    Parameters
+    ----------
+    group : str
+        Heading of the recipe's options.
+    *kinds : str
+        Classes whose settings become options, as ``module:Class``: the recipe, or a stage of it.
+    without : iterable of str
+        Settings of these classes that are no options.
+    more : callable
+        Returns further options; one with the name of a setting replaces the setting's.
+    """
+
+    def recipe_options() -> dict[str, click.Option]:
+        own: dict[str, click.Option] = {}
+        for kind in kinds:
+            module, _, name = kind.partition(":")
+            own |= declared_options(getattr(importlib.import_module(module), name), group)
+        own |= {str(option.name): option for option in more()}
+        return {name: option for name, option in own.items() if name not in without}
+
+    def options() -> list[click.Option]:
+        own = recipe_options()
+        others = [*setting_options(REPORT), annotate_option(), *file_options(), *config_options()]
+        return [*own.values(), *(option for option in others if option.name not in own)]
+
+    def decorate(make: MakeRecipe) -> click.Command:
+        def run(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
+            quiet_dask()
+            with wrong_call_exits():
+                own = {name: options[name] for name in recipe_options()}
+                read = read_recipe(options, own, **split_paths(paths, options))
+            if read is not None:
+                job = functools.partial(make, *read)
+                run_job(context, job, vars(read[0]), options)
+
+        command = click.command(
+            make.__name__,
+            cls=JobCommand,
+            options=options,
+            help=f"{inspect.getdoc(make)}\n\n{EXIT_CODES}",
+        )
+        argument = click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
+        return command(argument(click.pass_context(run)))
+
+    return decorate
+
+
+def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
+    """Make options of the settings that a class declares, by name; none of objects.
+
+    Settings of the bases of a recipe are those of every job.
+    """
+    bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
+    inherited = {declared.name for base in bases for declared in fields(base)}
+    return {
+        declared.name: option_of(kind, declared.name, group)
+        for declared in fields(kind)
+        if declared.init and declared.name not in inherited and "is_object" not in declared.metadata
+    }
+
+
+def _dedup_options() -> list[click.Option]:
+    return [
+        GroupedOption(
+            ["--method"], group=DUPLICATES, type=click.Choice(["exact", "fuzzy", "semantic"]),
+            help="Equal texts, texts that share most of their words, or texts that mean the "
+            "same. Required."),
+        GroupedOption(
+            ["--threshold"], group=DUPLICATES, type=float,
+            help="Similarity of duplicates, 0 to 1."),
+        GroupedOption(
+            ["--against"], group=DUPLICATES, metavar="PATH", multiple=True,
+            help="Files of an earlier corpus, whose documents are kept; repeatable."),
+        other_settings(DUPLICATES, "setting of the method"),
+    ]  # fmt: skip
+
+
+@recipe_command(DUPLICATES, f"{PACKAGE}.dedup.duplicates:TextDuplicates", more=_dedup_options)
+def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
+    """Write the documents of INPUT (Parquet or JSON lines) without duplicates into OUTPUT.
+
+    Paths are those of `classify`. The same command continues an interrupted job, also on another
+    cluster. Documents that have duplicates are listed in OUTPUT/_dedup/duplicates. With --annotate,
+    columns that mark them are written beside INPUT, and no text.
+
+    \b
+    gpuclassify dedup 'crawl/*.jsonl' clean/ --method fuzzy --id-field url --keep-by length
+    """
+    from gpuclassify.corpus.dedup.job import Deduplicate
+
+    if (method := own.pop("method", None)) is None:
+        raise ValueError("name how duplicates are found: --method exact, fuzzy or semantic")
+    against = own.pop("against", None)
+    own |= named_values("--set", "seed=7", own.pop("others", ()))
+    module = importlib.import_module(f"{PACKAGE}.dedup.{method}")
+    kind = getattr(module, f"{method.title()}Duplicates")
+    check_names(f"--method {method} has", "setting", own, setting_names(kind))
+    duplicates = kind(**own)
+    read = settings.fields and [*duplicates.input_fields, *settings.fields]
+    return Deduplicate(
+        settings.reader(read),
+        duplicates,
+        settings.writer(),
+        against=against and replace(settings, input=[*against]).reader(),
+        backend=settings.backend,
+        on_error=settings.on_error,
+    )
+
+
+def _decontaminate_options() -> list[click.Option]:
+    return [
+        GroupedOption(
+            ["--against"], group=TEST_ITEMS, metavar="PATH", multiple=True,
+            help="Files of test items, each a benchmark, or the folder of an index; repeatable. "
+            "Required."),
+        GroupedOption(
+            ["--keep-contaminated"], group=TEST_ITEMS, is_flag=True,
+            help="Write contaminated documents too."),
+    ]  # fmt: skip
+
+
+@recipe_command(
+    TEST_ITEMS,
+    f"{PACKAGE}.decontamination.mapper:Decontaminate",
+    f"{PACKAGE}.decontamination.job:DecontaminateFiles",
+    without=("filter_by", "index_dir"),
+    more=_decontaminate_options,
+)
+def decontaminate(settings: JobSettings, own: dict[str, Any]) -> Recipe:
+    """Write the documents of INPUT (Parquet or JSON lines) that hold no test items into OUTPUT.
+
+    Paths are those of `classify`. The same command continues an interrupted job, also on another
+    cluster. The report says which items were found, in how many documents, and shows the worst
+    passages; the index of the items stays in OUTPUT/_decontamination/index, for the next corpus.
+
+    \b
+    gpuclassify decontaminate 'crawl/*.parquet' clean/ --against 'evals/*.jsonl' \\
+        --against-field question --against-field answer
+    """
+    from gpuclassify.corpus.decontamination.job import DecontaminateFiles
+    from gpuclassify.corpus.decontamination.mapper import Decontaminate
+
+    if "against" not in own:
+        raise ValueError("name the files of test items: --against FILE")
+    sample = {name: own.pop(name) for name in ("sample_rows", "max_share") if name in own}
+    keeps_all = own.pop("keep_contaminated", False)
+    if own.get("cut"):
+        own.setdefault("kept_text_field", own.get("text_field", "text"))
+    elif not keeps_all and not settings.annotate:
+        own["filter_by"] = False
+    mapper = Decontaminate(**own)
+    reader = settings.reader(settings.fields_read([mapper]))
+    stages = [reader, mapper, settings.writer()]
+    return DecontaminateFiles(stages, **sample, **settings.pass_options())
+
+
+def _bucket_options() -> list[click.Option]:
+    return [
+        GroupedOption(
+            ["--edges"], group=BUCKETS, metavar="FILE",
+            help="Edges of an earlier job, from its OUTPUT/_buckets/edges.json, in place of "
+            "--score, --n, --weight and --by."),
+    ]  # fmt: skip
+
+
+@recipe_command(BUCKETS, f"{PACKAGE}.scores.job:AssignBuckets", more=_bucket_options)
+def buckets(settings: JobSettings, own: dict[str, Any]) -> Recipe:
+    """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
+
+    Paths are those of `classify`. The scores are read first, to find the edges between buckets of
+    equal weight, which are saved in OUTPUT/_buckets/edges.json. Then documents are written, with
+    a bucket column for each score and one for the row. The same command continues an interrupted
+    job. With --annotate, the buckets are written beside INPUT, and no text; scores may be those of
+    --annotations. To classify first, name classifiers: in a --config FILE.
+
+    \b
+    gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket
+    """
+    from gpuclassify.corpus.scores.buckets import ScoreBuckets
+    from gpuclassify.corpus.scores.job import AssignBuckets
+    from gpuclassify.jobs.pipeline import Pipeline
+
+    if not {"scores", "edges"} & own.keys():
+        raise ValueError("name the columns of scores: --score COLUMN, or --edges FILE")
+    if own.get("weight") == "none":
+        own["weight"] = None
+    mappers: list[Any] = settings.mappers()
+    if "edges" in own:
+        settings_of_edges = setting_names(ScoreBuckets)
+        check_names("buckets of --edges have", "setting", own, settings_of_edges)
+        mappers.append(ScoreBuckets(**own))
+        read = settings.fields_read(mappers, mappers[-1].columns.needed)
+        stages = [settings.reader(read), *mappers, settings.writer()]
+        return Pipeline(stages, **settings.pass_options())
+    recipe = AssignBuckets([], **own, **settings.pass_options())
+    reader = settings.reader(settings.fields_read(mappers, recipe.columns.needed))
+    return replace(recipe, stages=[reader, *mappers, settings.writer()])
