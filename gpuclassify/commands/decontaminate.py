@@ -47,13 +47,7 @@ def _options() -> list[click.Option]:
         GroupedOption(
             ["--against"], group=TEST_ITEMS, metavar="PATH", multiple=True, required=True,
             help="Files of test items, each a benchmark, or the folder of an index; repeatable."),
-        *options_of(
-            Decontaminate, TEST_ITEMS, *SETTINGS,
-            against_id={"metavar": "COLUMN"}, ignore={"metavar": "TEXT"},
-            cut={"help": "Keep contaminated documents, without the passages: in the column of the "
-                 "text, or --kept-text-field."},
-            keep_field={"help": "Write whether a document is clean to this column, and drop "
-                        "nothing."}),
+        *options_of(Decontaminate, TEST_ITEMS, *SETTINGS),
         GroupedOption(
             ["--keep-contaminated"], group=TEST_ITEMS, is_flag=True,
             help="Write contaminated documents too."),

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import dask
@@ -48,7 +48,7 @@ from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.frames.lazy import as_dask
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import install, nearest
-from gpuclassify.settings.declared import Declared, setting
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.signatures import Public, show_settings
 
@@ -76,7 +76,7 @@ def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
     return decorate
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class Duplicates(Declared, Public):
     """Settings that all ways to find duplicates have.
 
@@ -110,12 +110,12 @@ class Duplicates(Declared, Public):
     text_field: str = "text"
     id_field: str | None = None
     keep_by: str | Sequence[str] = setting(
-        (), is_tuple=True, what="the name of a column, or a list of such", metavar="COLUMN"
+        default=(), is_tuple=True, what="the name of a column, or a list of such", metavar="COLUMN"
     )
     by: str | None = None
     source_field: str | None = None
-    max_removed_share: float | None = setting(None, is_share=True, changes_results=False)
-    max_group_size: int | None = setting(None, changes_results=False)
+    max_removed_share: float | None = setting(default=None, is_share=True, changes_results=False)
+    max_group_size: int | None = setting(default=None, changes_results=False)
 
     public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
     has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
@@ -363,7 +363,7 @@ class Duplicates(Declared, Public):
         backend_of(frame).check_text_column(frame, self.text_field)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class TextDuplicates(Duplicates):
     """Settings of the ways to find duplicates that compare texts.
 
@@ -377,7 +377,7 @@ class TextDuplicates(Duplicates):
     """
 
     normalize: str | Sequence[str] | Callable[[str], str] | None = setting(
-        None, convert=as_steps, type=(*PRESETS, *STEPS)
+        default=None, convert=as_steps, type=(*PRESETS, *STEPS)
     )
 
     def compared(self, frame: Frame, column: str) -> Any:

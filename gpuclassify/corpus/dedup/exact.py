@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -16,10 +14,11 @@ from gpuclassify.corpus.dedup.duplicates import (
     group_hashes,
 )
 from gpuclassify.frames import Frame, backend_of
+from gpuclassify.settings.declared import declared
 
 
 @accepts_old_spellings("exact")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class ExactDuplicates(TextDuplicates):
     """Documents whose texts are equal to the byte, or are when normalized.
 

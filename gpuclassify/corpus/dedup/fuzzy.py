@@ -12,7 +12,6 @@ with ``1 - (1 - s**rows)**bands`` (Leskovec, Rajaraman and Ullman, Mining of Mas
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import dask
@@ -31,7 +30,7 @@ from gpuclassify.corpus.dedup.duplicates import (
 from gpuclassify.frames import Frame
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.settings.checks import check_count
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.device_errors import free_host_bytes
 
 Measure = Literal["jaccard", "containment"]
@@ -45,7 +44,7 @@ _NEIGHBOURS = pd.DataFrame({"document": [], "neighbour": []}, dtype=np.int64)
 
 
 @accepts_old_spellings("fuzzy")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class FuzzyDuplicates(TextDuplicates):
     """Documents that share most of their text: found by MinHash, then verified.
 
@@ -100,13 +99,13 @@ class FuzzyDuplicates(TextDuplicates):
     """
 
     char_ngrams: int = 24
-    threshold: float = setting(0.8, is_share=True)
+    threshold: float = setting(default=0.8, is_share=True)
     bands: int | None = None
     rows: int | None = None
-    seed: int = setting(42, least=0)
+    seed: int = setting(default=42, least=0)
     bands_per_pass: int = 5
     verify: bool = True
-    min_similarity: float | None = setting(None, is_share=True)
+    min_similarity: float | None = setting(default=None, is_share=True)
     measure: Measure = "jaccard"
     compare_by: Unit = "words"
     token_ngrams: int = 3

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -41,7 +40,7 @@ from gpuclassify.frames import Frame, backend_of, name_row, unpack_digests
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import check_text
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.retire import on_sound_device
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have 
 
 
 @accepts_old_spellings("semantic")
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class SemanticDuplicates(Duplicates):
     """Documents with similar embeddings, even if they share no words.
 
@@ -104,11 +103,11 @@ class SemanticDuplicates(Duplicates):
 
     embedder: Embedder | str | None = None
     embedding_field: str | None = None
-    threshold: float = setting(0.95, is_share=True)
+    threshold: float = setting(default=0.95, is_share=True)
     n_clusters: int | None = None
     max_iter: int = 20
     sample_size: int = 100_000
-    seed: int = setting(42, least=0)
+    seed: int = setting(default=42, least=0)
 
     has_similarity = True
     libraries = ("sklearn",)
