@@ -127,7 +127,10 @@ class Declared:
 
     def describe(self) -> dict[str, Any]:
         """Return the settings on which results depend, as JSON values; functions by a digest."""
-        return {name: json_setting(value) for name, value in self.identity().items()}
+        return {
+            name: value.describe() if isinstance(value, Declared) else json_setting(value)
+            for name, value in self.identity().items()
+        }
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
