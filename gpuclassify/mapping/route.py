@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gpuclassify.mapping.partition_map import PartitionMap, plain_token
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
-from gpuclassify.settings.checks import check_text, plain_value
+from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.workers.run_context import current_run, run_context
 
 _UNKNOWN = "__UNKNOWN_CATEGORIES__"  # Dask's marker of unknown categories
@@ -31,7 +31,7 @@ _COLUMNS: dict[type, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Route(PartitionMap):
+class Route(Declared, PartitionMap):
     """Mapper that runs for each row the classifier chosen by its value of a column.
 
     All classifiers write the same columns. A row that none is for gets nulls, and passes no filter.
@@ -63,16 +63,15 @@ class Route(PartitionMap):
     >>> ddf = classify(ddf, [LanguageIdentifier(), route])  # doctest: +SKIP
     """
 
-    by: str
-    to: Mapping[Any, TextMapper] = field(hash=False)
+    by: str = setting(kw_only=False, what="a column name", least=1)
+    to: Mapping[Any, TextMapper] = setting(kw_only=False, is_hashed=False)
     otherwise: TextMapper | None = None
 
-    def __post_init__(self) -> None:
-        check_text("by", self.by, "a column name")
-        if not isinstance(self.to, Mapping):
-            kind = type(self.to).__name__
-            raise TypeError(f"to={self.to!r} is a {kind}: pass a dict of value to mapper")
-        object.__setattr__(self, "to", to := plain_value(dict(self.to)))
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless each value has a mapper."""
+        to = self.to
+        if not isinstance(to, Mapping):
+            raise TypeError(f"to={to!r} is a {type(to).__name__}: pass a dict of value to mapper")
         if not to:
             raise ValueError('to={} names no value: pass at least one, as in {"deu_Latn": mapper}')
         kinds = {type(key): f"{key!r} ({type(key).__name__})" for key in to}
@@ -104,10 +103,10 @@ class Route(PartitionMap):
         """Column of values, and the columns of text."""
         return (self.by, *super().read_fields)
 
-    def code(self) -> str:
-        """Return the call that makes it, however long its settings are."""
-        to = ", ".join(f"{key!r}: {mapper.code()}" for key, mapper in self.to.items())
-        rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code()}"
+    def code(self, show: Callable[[Any], str] = repr) -> str:
+        """Return the call that makes it, with each setting of its mappers as `show` gives it."""
+        to = ", ".join(f"{key!r}: {mapper.code(show)}" for key, mapper in self.to.items())
+        rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code(show)}"
         return f"Route(by={self.by!r}, to={{{to}}}{rest})"
 
     def describe(self) -> dict[str, Any]:

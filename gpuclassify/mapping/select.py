@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.conditions import Condition
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
-from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.workers.run_context import current_run
 
 WITHOUT_VALUES = "without values"  # in `attrs` of a meta: columns that are text for want of any
@@ -55,7 +55,7 @@ def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Select(RowChoice):
+class Select(Declared, RowChoice):
     """Rows of which a condition is true; rows, columns and the index of the rest stay as they are.
 
     Parameters
@@ -83,12 +83,13 @@ class Select(RowChoice):
     Select(where="quality_pred != 'Low' and `fineweb-edu-score-int` >= 3")
     """
 
-    where: str
+    where: str = setting(
+        kw_only=False, what="a condition such as \"quality_pred != 'Low'\"", least=1
+    )
 
-    def __post_init__(self) -> None:
-        check_text("where", self.where, "a condition such as \"quality_pred != 'Low'\"")
-        object.__setattr__(self, "where", str(self.where))
-        self.condition  # noqa: B018 - parsed, which shows mistakes
+    def check_together(self) -> None:
+        """Raise ValueError or TypeError unless the condition can be parsed."""
+        self.condition  # noqa: B018
 
     @functools.cached_property
     def condition(self) -> Condition:
@@ -97,9 +98,6 @@ class Select(RowChoice):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"where": self.where}
-
-    def __dask_tokenize__(self) -> tuple[str, str]:
-        return ("Select", self.where)
 
     @property
     def read_fields(self) -> tuple[str, ...]:

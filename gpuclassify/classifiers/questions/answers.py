@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuclassify.settings.checks import check_names, check_ordered, setting_names
+from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
@@ -21,8 +22,14 @@ _AFTER_FREE_TEXT = "a"
 Options = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
+def _normal_options(options: Any) -> tuple[Any, ...]:
+    spellings = _spellings(options)
+    are_labels = all(texts == (label,) for label, texts in spellings)
+    return tuple(dict(spellings)) if are_labels else spellings
+
+
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Choice(Declared):
     """Field whose value is one of some options.
 
     Attributes
@@ -34,14 +41,11 @@ class Choice:
         Labels after which the answer ends, whatever its form has behind them.
     """
 
-    options: Options
-    ends: Sequence[str] = ()
+    options: Options = setting(kw_only=False, convert=_normal_options)
+    ends: str | Sequence[str] = setting(default=(), kw_only=False, is_tuple=True)
 
-    def __post_init__(self) -> None:
-        spellings = _spellings(self.options)
-        are_labels = all(texts == (label,) for label, texts in spellings)
-        object.__setattr__(self, "options", tuple(dict(spellings)) if are_labels else spellings)
-        object.__setattr__(self, "ends", tuple(self.ends))
+    def check_together(self) -> None:
+        """Raise ValueError if the answer ends after a label that is none."""
         if unknown := set(self.ends) - set(self.labels):
             raise ValueError(f"ends={sorted(unknown)} are none of the labels {list(self.labels)}")
 
@@ -68,12 +72,12 @@ class Several(Choice):
         What is written where there are none; without it there is one at least.
     """
 
-    separator: str = ", "
-    none: str | None = None
+    separator: str = setting(default=", ", kw_only=False, least=0)
+    none: str | None = setting(default=None, kw_only=False, least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Free:
+class Free(Declared):
     """Field of any text, decoded greedily.
 
     Attributes
@@ -85,7 +89,7 @@ class Free:
     """
 
     max_tokens: int = 64
-    stop: str = "\n"
+    stop: str = setting(default="\n", kw_only=False, least=0)
 
 
 Field = Choice | Several | Free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.signatures import short
 
 ITEM = pa.schema([(name, pa.large_string()) for name in ("source", "id", "text")])
 ROW_ID = "id"  # the column of ids, where there is one and no other is named
@@ -159,3 +161,20 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
     if not len(table):
         raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
     return table
+
+
+def as_items(against: Any) -> ItemFiles | ItemFrame:
+    """Return the items of files, of one or several paths, or of a frame."""
+    if isinstance(against, ItemFiles | ItemFrame):
+        return against
+    if hasattr(against, "columns"):
+        return ItemFrame.of(against)
+    paths = [against] if isinstance(against, str | os.PathLike) else against
+    if not isinstance(paths, list | tuple) or not paths:
+        raise TypeError(
+            f"against={short(against)} is a {type(against).__name__}: pass files of test items, "
+            "such as 'evals/*.jsonl', a frame, or the folder of an index"
+        )
+    if not all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths):
+        raise TypeError(f"against={short(against)} holds what is no path: pass texts, such as 'a'")
+    return ItemFiles(tuple(os.fspath(path) for path in paths))

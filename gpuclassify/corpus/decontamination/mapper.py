@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,13 @@ from gpuclassify.corpus.decontamination.index import (
     is_sound,
     open_index,
 )
-from gpuclassify.corpus.decontamination.items import Fields, ItemFiles, ItemFrame, read_items
+from gpuclassify.corpus.decontamination.items import (
+    Fields,
+    ItemFiles,
+    ItemFrame,
+    as_items,
+    read_items,
+)
 from gpuclassify.corpus.decontamination.matching import (
     Matches,
     cut_text,
@@ -39,9 +45,9 @@ from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
-from gpuclassify.settings.checks import SHARE, check_settings, plain_value
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
-from gpuclassify.settings.signatures import as_json, call_text, short
+from gpuclassify.settings.signatures import short
 from gpuclassify.workers.run_context import current_run
 
 logger = logging.getLogger(__name__)
@@ -61,8 +67,8 @@ OF_INDEX = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Decontaminate(RowWiseMap):
+@declared
+class Decontaminate(Declared, RowWiseMap):
     """Mapper that tells which documents hold which test items, exactly, and where.
 
     A document holds an item to the share of the item's n-grams of words that it has;
@@ -130,42 +136,39 @@ class Decontaminate(RowWiseMap):
     >>> ddf = ddf.pipe(clean)  # doctest: +SKIP
     """
 
-    against: Any
-    against_field: str | Sequence[str] = "question"
+    against: Any = setting(convert=as_items)
+    against_field: str | Sequence[str] = setting(default="question", is_tuple=True)
     join_fields: bool = False
-    against_id: str | None = None
+    against_id: str | None = setting(default=None, metavar="COLUMN")
     ngram: int = 13
     min_words: int = 8
-    threshold: float = field(default=0.2, metadata=SHARE)
+    threshold: float = setting(default=0.2, is_share=True)
     max_items: int = 10
-    ignore: str | Sequence[str] = ()
+    ignore: str | Sequence[str] = setting(default=(), is_tuple=True, metavar="TEXT")
     text_field: str = "text"
     label_field: str = "contaminated"
     score_field: str = "contamination"
     item_field: str = "contaminated_by"
     items_field: str | None = None
     passages_field: str | None = None
-    cut: bool = False
-    cut_margin: int = field(default=MARGIN, metadata={"least": 0})
+    cut: bool = setting(
+        default=False,
+        help="Keep contaminated documents, without the passages: in the column of the text, or "
+        "--kept-text-field.",
+    )
+    cut_margin: int = setting(default=MARGIN, least=0)
     kept_text_field: str | None = None
     filter_by: bool | None = None
-    keep_field: str | None = None
-    overwrite: bool = False
-    index_dir: StrPath | None = None
+    keep_field: str | None = setting(
+        default=None, help="Write whether a document is clean to this column, and drop nothing."
+    )
+    overwrite: bool = setting(default=False, changes_results=False)
+    index_dir: StrPath | None = setting(default=None, is_secret=True)  # a URL may hold credentials
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            if setting.name != "against":
-                value = plain_value(getattr(self, setting.name))
-                value = os.fspath(value) if isinstance(value, os.PathLike) else value
-                object.__setattr__(self, setting.name, value)
-        object.__setattr__(self, "against", _as_items(self.against))
-        for name in ("against_field", "ignore"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        check_settings(self)
+    def check_together(self) -> None:
+        """Raise ValueError for n-grams, a threshold or columns that have no meaning."""
         check_decision(self)
         if not self.against_field:
             raise ValueError("against_field=[] names no column: pass that of the items' text")
@@ -180,8 +183,6 @@ class Decontaminate(RowWiseMap):
             raise ValueError(
                 f"kept_text_field={self.kept_text_field!r} has nothing to hold: pass cut=True too"
             )
-
-    # Identity for Dask and pickle, and repr.
 
     @property
     def filters(self) -> bool:
@@ -225,37 +226,16 @@ class Decontaminate(RowWiseMap):
             new.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
         return pa.schema(new)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings by name, without the place of the index."""
-        names = [setting.name for setting in fields(self) if setting.name != "index_dir"]
-        return {name: getattr(self, name) for name in names}
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings as JSON values, and a digest of the items."""
-        described = {name: as_json(value) for name, value in self.settings().items()}
-        return {**described, "items": f"sha256:{self._key()}"}
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (
-            "Decontaminate",
-            sorted((n, repr(v)) for n, v in self.settings().items()),
-            self._key(),
-        )
+    def identity(self) -> dict[str, Any]:
+        """Return the settings on which results depend, and a digest of the items."""
+        against, items = repr(self.against), f"sha256:{self._key()}"
+        return {**super().identity(), "against": against, "items": items}
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
         if "_folder" in state and isinstance(self.against, ItemFrame):  # the index has it
             state["against"] = replace(self.against, frame=None)
         return state
-
-    def __repr__(self) -> str:
-        return self.code(short)
-
-    def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes it, with each setting as `show` gives it."""
-        defaults = {setting.name: setting.default for setting in fields(self)}
-        changed = {n: v for n, v in self.settings().items() if v != defaults[n]}
-        return call_text("Decontaminate", changed, show)
 
     # Methods for the client.
 
@@ -276,12 +256,12 @@ class Decontaminate(RowWiseMap):
     def prepare(self) -> None:
         """Build the index, or find it where it has been built."""
         if "_folder" not in vars(self):
-            object.__setattr__(self, "_folder", self._built())
+            self._set("_folder", self._built())
 
     def at(self, folder: Store) -> Decontaminate:
         """Return the same mapper with its index in a folder, where it will be once it is needed."""
         made = replace(self)
-        object.__setattr__(made, "_folder", folder)
+        made._set("_folder", folder)
         return made
 
     def build(self) -> ItemIndex:
@@ -350,7 +330,7 @@ class Decontaminate(RowWiseMap):
             )
             about = [identity, *(getattr(self, name) for name in OF_INDEX)]
             digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-            object.__setattr__(self, "_items", digest)
+            self._set("_items", digest)
         return str(vars(self)["_items"])
 
     def meta(self, frame: Frame) -> Any:
@@ -541,22 +521,6 @@ def _cut(
     is_cut = np.zeros(len(texts), bool)
     is_cut[rows] = True
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))
-
-
-def _as_items(against: Any) -> ItemFiles | ItemFrame:
-    if isinstance(against, ItemFiles | ItemFrame):
-        return against
-    if hasattr(against, "columns"):
-        return ItemFrame.of(against)
-    paths = [against] if isinstance(against, str | os.PathLike) else against
-    if not isinstance(paths, list | tuple) or not paths:
-        raise TypeError(
-            f"against={short(against)} is a {type(against).__name__}: pass files of test items, "
-            "such as 'evals/*.jsonl', a frame, or the folder of an index"
-        )
-    if not all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in paths):
-        raise TypeError(f"against={short(against)} holds what is no path: pass texts, such as 'a'")
-    return ItemFiles(tuple(os.fspath(path) for path in paths))
 
 
 def _cache() -> str:

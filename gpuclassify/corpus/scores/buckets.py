@@ -7,11 +7,11 @@ weight, and a document's bucket is the largest of these.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import dask
 import numpy as np
@@ -27,14 +27,9 @@ from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.frames import Frame, LazyFrame, backend_of
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import RowWiseMap
-from gpuclassify.settings.checks import (
-    check_choice,
-    check_count,
-    check_number,
-    check_text,
-    label_tuple,
-    with_plain_values,
-)
+from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
+from gpuclassify.settings.declared import Declared, declared, setting
+from gpuclassify.settings.signatures import short
 
 Combine = Literal["max", "min"]  # how a row's buckets of several scores are combined
 UNKNOWN = -1
@@ -172,7 +167,12 @@ def add_buckets(
     return mapper(dataset)
 
 
-class ScoreBuckets(RowWiseMap):
+def _as_edges(edges: Any) -> ScoreEdges:
+    return edges if isinstance(edges, ScoreEdges) else ScoreEdges.load(edges)
+
+
+@declared
+class ScoreBuckets(Declared, RowWiseMap):
     """Mapper that adds ``<score>_bucket`` for each score column and a combined one; whole numbers.
 
     A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
@@ -191,20 +191,13 @@ class ScoreBuckets(RowWiseMap):
         Replace columns that the dataset already has.
     """
 
-    def __init__(
-        self,
-        edges: ScoreEdges | str | Path,
-        *,
-        combine: Combine = "max",
-        bucket_field: str = "bucket",
-        overwrite: bool = False,
-    ) -> None:
-        check_choice("combine", combine, get_args(Combine))
-        check_text("bucket_field", bucket_field, 'a column name such as "bucket"')
-        self.edges = edges if isinstance(edges, ScoreEdges) else ScoreEdges.load(edges)
-        self.combine = combine
-        self.bucket_field = bucket_field
-        self.overwrite = overwrite
+    edges: Any = setting(kw_only=False, convert=_as_edges, is_hashed=False)
+    combine: Combine = "max"
+    bucket_field: str = setting(default="bucket", what='a column name such as "bucket"', least=1)
+    overwrite: bool = setting(default=False, changes_results=False)
+
+    def check_together(self) -> None:
+        """Raise ValueError for two buckets in one column."""
         *bucket_columns, combined = self.schema().names
         if combined in bucket_columns:
             raise ValueError(
@@ -218,7 +211,7 @@ class ScoreBuckets(RowWiseMap):
 
     def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
         """Return a mapper with the same settings and other edges."""
-        return ScoreBuckets(edges, **{setting: getattr(self, setting) for setting in SETTINGS})
+        return replace(self, edges=edges)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -230,17 +223,15 @@ class ScoreBuckets(RowWiseMap):
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
-    def describe(self) -> dict[str, Any]:
-        """Return the settings, and a digest of the edges."""
-        return {
-            "scores": ", ".join(self.edges.edges),
-            "n": self.edges.n,
-            "weight": self.edges.weight,
-            "by": self.edges.by,
-            "edges": self.edges.digest(),
-            "combine": self.combine,
-            "bucket_field": self.bucket_field,
-        }
+    def identity(self) -> dict[str, Any]:
+        """Return the settings on which results depend, and a digest of the edges."""
+        edges, scores = self.edges, ", ".join(self.edges.edges)
+        about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
+        return {**about, **super().identity(), "edges": edges.digest()}
+
+    def code(self, show: Callable[[Any], str] = short) -> str:
+        """Return the call that makes the object, with edges shortened."""
+        return super().code(short)
 
     def check(self, frame: Frame) -> None:
         """Raise unless the columns of scores exist, and the new columns do not."""

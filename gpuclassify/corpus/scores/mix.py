@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,8 @@ from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.pages import short_number, text_columns
-from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
+from gpuclassify.settings.checks import check_number, label_tuple, with_plain_values
+from gpuclassify.settings.declared import Declared, declared, setting
 
 logger = logging.getLogger(__name__)
 
@@ -138,11 +140,18 @@ class Mix(Saved):
         ... )  # doctest: +SKIP
         >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
         """
-        return MixSettings(by, tokens, weights, max_epochs, token_field, seed).find(dataset)
+        return MixSettings(
+            by=by,
+            tokens=tokens,
+            weights=weights,
+            max_epochs=max_epochs,
+            token_field=token_field,
+            seed=seed,
+        ).find(dataset)
 
     def check_saved(self) -> None:
         """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
-        MixSettings(self.by, self.tokens, None, self.max_epochs, seed=self.seed)
+        MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs, seed=self.seed)
         for name, each in self.cells.items():
             values = json.loads(name)
             if not isinstance(values, list) or len(values) != len(self.by):
@@ -203,33 +212,31 @@ class Mix(Saved):
         return "\n".join([*text_columns(lines), *self.notes()])
 
 
-@dataclass(frozen=True)
-class MixSettings:
+@declared
+class MixSettings(Declared):
     """Arguments of `Mix.plan`, checked before anything is counted."""
 
-    by: str | Sequence[str]
+    by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
     tokens: float
     weights: Sequence[Mapping[str, Any]] | None = None
     max_epochs: float = 4
     token_field: str = "tokens"
-    seed: int = 0
+    seed: int = setting(default=0, least=0)
 
-    def __post_init__(self) -> None:
-        if not self.names:
+    def check_together(self) -> None:
+        """Raise ValueError unless there are columns of cells, and numbers are in range."""
+        if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
-            number = getattr(self, name)
-            check_number(name, number)
-            if not 0 < number < np.inf:
+            if not 0 < (number := getattr(self, name)) < np.inf:
                 raise ValueError(f"{name}={number!r} must be above 0, and finite")
         if self.max_epochs > MOST_EPOCHS:
             raise ValueError(f"max_epochs={self.max_epochs!r} must be at most {MOST_EPOCHS:,}")
-        check_count("seed", self.seed, 0)
 
     @property
     def names(self) -> list[str]:
         """Columns whose values are a cell."""
-        return [*dict.fromkeys(label_tuple("by", self.by, keep_order=True) or ())]
+        return [*dict.fromkeys(self.by)]
 
     @property
     def read_fields(self) -> list[str]:

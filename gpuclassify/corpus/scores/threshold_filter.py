@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,14 @@ from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.select import RowChoice
 from gpuclassify.pages import visible
-from gpuclassify.settings.checks import check_flag, check_text
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.workers.run_context import current_run
 
+_FIELD = 'a column name such as "is_good"'
 
-class ApplyThresholds(RowChoice):
+
+@declared
+class ApplyThresholds(Declared, RowChoice):
     """Mapper that keeps the rows whose score is at least the threshold of their group.
 
     A row passes not whose score is null or NaN, or whose group has no threshold; where small groups
@@ -47,46 +50,32 @@ class ApplyThresholds(RowChoice):
     >>> ddf = ApplyThresholds("thresholds.json", keep_field="is_good")(ddf)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        thresholds: Thresholds | str | Path,
-        *,
-        keep_field: str | None = None,
-        probability_field: str | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        self._file = None
-        if not isinstance(thresholds, Thresholds):
-            self._file, thresholds = redacted(str(thresholds)), Thresholds.load(thresholds)
-        names = {"keep_field": keep_field, "probability_field": probability_field}
-        for argument, name in names.items():
-            if name is not None:
-                check_text(argument, name, 'a column name such as "is_good"')
-        if keep_field is not None and keep_field == probability_field:
-            raise ValueError(f"keep_field and probability_field are both {keep_field!r}")
-        check_flag("overwrite", overwrite)
-        every = thresholds.of_groups().values()
-        if probability_field and not any(each.calibration for each in every):
+    thresholds: Any = setting(kw_only=False, is_hashed=False)
+    keep_field: str | None = setting(default=None, what=_FIELD, least=1)
+    probability_field: str | None = setting(default=None, what=_FIELD, least=1)
+    overwrite: bool = setting(default=False, changes_results=False)
+
+    _file: ClassVar[str | None] = None  # that the thresholds were loaded from
+
+    def check_together(self) -> None:
+        """Load the thresholds; raise ValueError unless they fit the columns."""
+        if not isinstance(self.thresholds, Thresholds):
+            self._set("_file", redacted(str(self.thresholds)))
+            self._set("thresholds", Thresholds.load(self.thresholds))
+        if self.keep_field is not None and self.keep_field == self.probability_field:
+            raise ValueError(f"keep_field and probability_field are both {self.keep_field!r}")
+        groups = self.thresholds.of_groups().values()
+        if self.probability_field and not any(group.calibration for group in groups):
             raise ValueError(
-                f"probability_field={probability_field!r}: the thresholds have no calibration; fit "
-                'them with calibration="isotonic" or "sigmoid"'
+                f"probability_field={self.probability_field!r}: the thresholds have no "
+                'calibration; fit them with calibration="isotonic" or "sigmoid"'
             )
-        self.thresholds = thresholds
-        self.keep_field = keep_field
-        self.probability_field = probability_field
-        self.overwrite = overwrite
 
-    def __repr__(self) -> str:
-        names = ("keep_field", "probability_field", "overwrite")
-        settings = {name: getattr(self, name) for name in names if getattr(self, name)}
-        score = visible(self.thresholds.score, "")
-        shown = f"<thresholds of {score}>" if self._file is None else repr(self._file)
-        return (
-            f"ApplyThresholds({', '.join([shown, *(f'{k}={v!r}' for k, v in settings.items())])})"
-        )
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return ("ApplyThresholds", *self.describe().values(), self.overwrite)
+    def code(self, show: Callable[[Any], str] = repr) -> str:
+        """Return the call that makes the object, with the file of the thresholds."""
+        known, file = self.thresholds, self._file
+        name = f"<thresholds of {visible(known.score, '')}>" if file is None else repr(file)
+        return super().code(lambda value: name if value is known else show(value))
 
     @property
     def columns(self) -> ScoreColumns:
@@ -112,17 +101,11 @@ class ApplyThresholds(RowChoice):
             fields.append(pa.field(self.probability_field, pa.float32()))
         return pa.schema(fields)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the settings, and a digest of the thresholds."""
+    def identity(self) -> dict[str, Any]:
+        """Return the settings on which results depend, and a digest of the thresholds."""
         known = self.thresholds
-        return {
-            "score": known.score,
-            "by": known.by,
-            known.target: known.value,
-            "thresholds": known.digest(),
-            "keep_field": self.keep_field,
-            "probability_field": self.probability_field,
-        }
+        about = {"score": known.score, "by": known.by, known.target: known.value}
+        return {**about, **super().identity(), "thresholds": known.digest()}
 
     def check(self, frame: Frame) -> None:
         """Raise unless the columns of score and groups exist, and the new columns do not."""
