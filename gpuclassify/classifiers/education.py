@@ -20,7 +20,7 @@ HIGH_QUALITY_FROM = 2.5
 QUALITY_LABELS = ("low_quality", "high_quality")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EducationOptions(ScoreOptions):
     """Settings of the FineWeb family, in addition to `ScoreOptions`.
 

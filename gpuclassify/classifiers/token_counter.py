@@ -32,7 +32,7 @@ _NO_LIMIT = 2**31 - 1  # tokens
 _BLOCK_CHARS = 4_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TokenOptions(TextOptions):
     """Settings of `TokenCounter`, in addition to `TextOptions`.
 
@@ -49,9 +49,9 @@ class TokenOptions(TextOptions):
     tokens_field: str = "tokens"
     special_tokens: bool = False
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.max_chars is not None:
             raise ValueError(
                 f"max_chars={self.max_chars} would count the tokens of texts that are cut, which "

@@ -63,8 +63,11 @@ def warn_once(message: str) -> None:
 def plain_value(value: Any) -> Any:
     """Convert a setting of numpy or of a frame to a Python number, flag, text or list.
 
-    Equal settings then have equal keys in Dask, and look the same in reports.
+    Equal settings then have equal keys in Dask, and look the same in reports. A frame is returned
+    as it is.
     """
+    if hasattr(value, "columns"):
+        return value
     if hasattr(value, "to_pandas"):  # columns of cudf have no list
         value = value.to_pandas()
     if hasattr(value, "tolist"):
@@ -204,8 +207,9 @@ def check_values(owner: object, values: Mapping[str, Any]) -> None:
 
     A ``Literal`` lists the choices, an int is a count, and a str is not empty. A field's metadata
     may state ``least``, the minimum number or length instead of 1; ``is_share`` for the range 0 to
-    1; and ``what``, the description of any other type. The class itself checks a field of another
-    type without ``what``.
+    1; ``is_tuple`` for a tuple of texts; and ``what``, the description of any other type, and of
+    such a tuple, and of a text that also states ``least``. The class itself checks a field of
+    another type without ``what``.
     """
     hints = _type_hints(owner)
     metadata = (
@@ -221,7 +225,10 @@ def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, 
         return
     if {Sequence, Mapping} & set(map(get_origin, kinds)):
         check_ordered(name, value)
-    if get_origin(kinds[0]) is Literal:
+    if "is_tuple" in metadata:
+        for item in value if isinstance(value, tuple) else (value,):
+            check_text(name, item, metadata.get("what", "a text, or a list of texts"))
+    elif get_origin(kinds[0]) is Literal:
         choices = get_args(kinds[0])
         check_choice(name, value, (None, *choices) if may_be_none else choices)
     elif kinds == (bool,):
@@ -230,14 +237,14 @@ def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, 
         check_count(name, value, metadata.get("least", 1), may_be_none=may_be_none)
     elif kinds == (float,):
         (check_share if "is_share" in metadata else check_number)(name, value)
-    elif "what" in metadata:
+    elif "what" in metadata and not (kinds == (str,) and "least" in metadata):
         if not is_kind(value, hint):
             what = metadata["what"]
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
     elif kinds in _TEXTS:
         what = "a column name" if name.endswith("_field") else _TEXTS[kinds]
-        cure = ": leave it out for none" if may_be_none else ""
-        check_text(name, value, what + cure, metadata.get("least", 1))
+        what += ": leave it out for none" if may_be_none else ""
+        check_text(name, value, metadata.get("what", what), metadata.get("least", 1))
 
 
 def kinds_of(hint: object) -> tuple[Any, ...]:

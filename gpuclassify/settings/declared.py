@@ -8,11 +8,11 @@ entry in the class's docstring.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
-from gpuclassify.settings.checks import check_settings, plain_value
+from gpuclassify.settings.checks import check_ordered, check_settings, plain_value, setting_names
 from gpuclassify.settings.code_digest import json_setting, value_digest
 from gpuclassify.settings.signatures import call_text, short
 
@@ -26,6 +26,7 @@ def setting(
     least: float | None = None,
     is_share: bool = False,
     is_tuple: bool = False,
+    convert: Callable[[Any], Any] | None = None,
     is_secret: bool = False,
     changes_results: bool = True,
     group: str | None = None,
@@ -40,13 +41,16 @@ def setting(
     is_positional : bool
         The setting may be passed without its name.
     what : str, optional
-        Description of allowed values, for the error of a value whose type does not match the hint.
+        Description of allowed values, for the error of a value whose type does not match the hint,
+        or for that of a text, if `least` is passed too.
     least : float, optional
         Minimum of a number, or minimum length of a text. Default: 1.
     is_share : bool
         The setting is a number from 0 to 1.
     is_tuple : bool
-        A single text and any sequence become a tuple.
+        A single text and any sequence of texts become a tuple.
+    convert : callable, optional
+        Function that returns the value to keep, or raises TypeError or ValueError.
     is_secret : bool
         The setting is left out of the repr, the token, descriptions and files.
     changes_results : bool
@@ -58,9 +62,8 @@ def setting(
         ``metavar``, ``help``, ``type``.
     """
     metadata: dict[str, Any] = {"changes_results": changes_results, "option": option}
-    metadata |= {"what": what} if what is not None else {}
-    metadata |= {"least": least} if least is not None else {}
-    metadata |= {"group": group} if group is not None else {}
+    given = {"what": what, "least": least, "convert": convert, "group": group}
+    metadata |= {name: value for name, value in given.items() if value is not None}
     for name, is_set in (("is_share", is_share), ("is_tuple", is_tuple), ("is_secret", is_secret)):
         metadata |= {name: True} if is_set else {}
     defaults = {} if default is MISSING else {"default": default}
@@ -68,25 +71,34 @@ def setting(
     return field(**defaults, kw_only=not is_positional, metadata=metadata)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Declared:
     """Base of classes whose settings are the fields of a frozen dataclass.
 
-    Subclasses are decorated by ``@dataclass(frozen=True, kw_only=True, repr=False)``. Values of
-    numpy become those of Python, paths become texts, so that equal settings are equal in every
-    process. Each value is checked by its field's type hint and metadata (`setting`).
+    Subclasses are decorated by ``@dataclass(frozen=True, kw_only=True, repr=False)``, and with
+    ``eq=False`` if another base compares them. Values of numpy become those of Python, paths become
+    texts, so that equal settings are equal in every process. Each value is checked by its field's
+    type hint and metadata (`setting`). An ``InitVar`` is an argument that the object does not keep,
+    such as a token.
     """
 
-    def __post_init__(self) -> None:
-        for declared in fields(self):
-            if declared.init:
-                value = _normal(getattr(self, declared.name), declared.metadata)
-                object.__setattr__(self, declared.name, value)
+    def __post_init__(self, *not_kept: Any) -> None:
+        for name, value in self.normal({n: getattr(self, n) for n in setting_names(self)}).items():
+            self._set(name, value)
         check_settings(self)
         self.check_together()
 
+    @classmethod
+    def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that objects keep of these ones, before these are checked."""
+        declared = {f.name: f for f in fields(cls)}
+        return {name: _normal(declared[name], value) for name, value in values.items()}
+
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, without secrets."""
@@ -106,22 +118,30 @@ class Declared:
         return {name: json_setting(value) for name, value in self.identity().items()}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (type(self).__module__, type(self).__qualname__, value_digest(self.identity()))
+        values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
+        return (type(self).__module__, type(self).__qualname__, value_digest(values))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the call that makes the object, with each value as `show` gives it."""
-        defaults = {declared.name: declared.default for declared in fields(self)}
-        changed = {n: v for n, v in self.settings().items() if v != defaults[n]}
-        return call_text(type(self).__name__, changed, show)
+        known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        defaults = self.normal(known)
+        changed = {
+            n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]
+        }
+        positional = [f.name for f in fields(self) if not f.kw_only]
+        return call_text(type(self).__name__, changed, show, positional)
 
     def __repr__(self) -> str:
         return self.code(short)
 
 
-def _normal(value: Any, metadata: Any) -> Any:
-    value = plain_value(value)
+def _normal(declared: Field[Any], value: Any) -> Any:
+    """Return the value that a field keeps of one that is passed."""
+    value, metadata = plain_value(value), declared.metadata
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if "is_tuple" in metadata and value is not None:
-        return (value,) if isinstance(value, str) else tuple(value)
-    return value
+        value = os.fspath(value)
+    if "is_tuple" in metadata:
+        check_ordered(declared.name, value)
+        if isinstance(value, Iterable):
+            value = (value,) if isinstance(value, str) else tuple(value)
+    return metadata["convert"](value) if "convert" in metadata else value

@@ -84,11 +84,19 @@ def changed_settings(
     return {name: value for name, value in values.items() if name in always or value != known[name]}
 
 
-def call_text(name: str, settings: Mapping[str, Any], show: Callable[[Any], str]) -> str:
-    """Return the call of `name` with these settings."""
-    return (
-        f"{name}({', '.join(f'{argument}={show(value)}' for argument, value in settings.items())})"
-    )
+def call_text(
+    name: str,
+    settings: Mapping[str, Any],
+    show: Callable[[Any], str],
+    positional: Collection[str] = (),
+) -> str:
+    """Return the call of `name` with these settings; `positional` ones are not named.
+
+    Functions are shown by name.
+    """
+    shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
+    arguments = [value if n in positional else f"{n}={value}" for n, value in shown.items()]
+    return f"{name}({', '.join(arguments)})"
 
 
 def short(value: object) -> str:

@@ -33,7 +33,7 @@ SAFE, UNSAFE, UNKNOWN = "safe", "unsafe", "unknown"
 ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AegisOptions(LoraOptions):
     """Settings of the Aegis classifier, in addition to `LoraOptions`.
 
@@ -58,9 +58,9 @@ class AegisOptions(LoraOptions):
     keep_raw: bool = False
     raw_field: str | None = "_aegis_raw_pred"
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.template_digest is not None:
             full_digest(self.template_digest)
         if self.long_text != "truncate":

@@ -34,7 +34,7 @@ DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
 MAX_TOKENS = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoraOptions(LabelOptions, ModelOptions):
     """Settings of mappers with an adapter on a decoder, in addition to `LabelOptions`.
 
@@ -48,9 +48,9 @@ class LoraOptions(LabelOptions, ModelOptions):
 
     base_revision: str | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 
 

@@ -104,7 +104,7 @@ PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find
 _SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PatternOptions(SpanOptions):
     """Settings of `PatternSpans`, in addition to `SpanOptions`.
 
@@ -122,9 +122,9 @@ class PatternOptions(SpanOptions):
     patterns: str | Sequence[str] = ("email", "ip")
     spans_field: str = "pattern_spans"
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
         for pattern in patterns:
             check_choice("patterns", pattern, tuple(PATTERNS))
