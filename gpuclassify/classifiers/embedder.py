@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.settings.signatures import takes
 
@@ -23,7 +22,7 @@ Pooling = Literal["mean", "cls", "last"]
 _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class EmbeddingOptions(ModelOptions):
     """Settings of mappers that embed texts, in addition to `ModelOptions`.
 
@@ -49,7 +48,7 @@ class EmbeddingOptions(ModelOptions):
     pooling: Pooling | None = None
     normalize: bool | None = None
     truncate_dim: int | None = None
-    prompt: str | None = setting(None, least=0)  # "" is none
+    prompt: str | None = setting(default=None, least=0)  # "" is none
     prompt_name: str | None = None
     embedding_field: str | None = None
     embedding_dtype: EmbeddingDtype = "float32"
@@ -79,7 +78,7 @@ class EmbeddingOptions(ModelOptions):
             )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class EmbedderOptions(EmbeddingOptions):
     """Settings of `Embedder`, in addition to `EmbeddingOptions`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from gpuclassify.models.head_network import (
     read_head,
 )
 from gpuclassify.settings.checks import check_names, check_text, setting_names, warn_once
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import (
     MODEL,
     MULTI_LABEL,
@@ -51,7 +51,7 @@ HEAD = "{head}"  # stands for a head's name in the names of columns
 _COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class HeadClassifierOptions(EmbeddingOptions):
     """Settings of `HeadClassifier`, in addition to `EmbeddingOptions`.
 
@@ -98,19 +98,15 @@ class HeadClassifierOptions(EmbeddingOptions):
     )
 
     model: StrPath = field(default="", init=False)
-    heads: Mapping[str, StrPath] = field(  # type checkers do not know that a `setting` is required
-        metadata={
-            "group": MODEL,
-            "option": {
-                "metavar": "NAME=PATH",
-                "form": "NAME=PATH, such as edu=heads/edu",
-                "help": "Directory or Hub name of a head on embeddings, and the name of its "
-                "columns; repeatable.",
-            },
-        }
+    heads: Mapping[str, StrPath] = setting(
+        group=MODEL,
+        metavar="NAME=PATH",
+        form="NAME=PATH, such as edu=heads/edu",
+        help="Directory or Hub name of a head on embeddings, and the name of its columns; "
+        "repeatable.",
     )
     backbone: StrPath | None = setting(
-        None,
+        default=None,
         group=MODEL,
         metavar="NAME",
         help="Hub name or directory of the model that embeds for heads. Default: the one that they "
@@ -122,7 +118,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     score_format: ScoreFormat = "list"
     confidence_field: str | None = None
     filter_by: Mapping[str, str | Collection[str]] | None = setting(
-        None, form="HEAD=LABEL, such as topic=News"
+        default=None, form="HEAD=LABEL, such as topic=News"
     )
     min_score: Mapping[str, float | Mapping[str, float]] | None = None
     min_confidence: Mapping[str, float] | None = None
@@ -318,8 +314,8 @@ def backbone_options(
     settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
     models = {backbone.model for backbone in known.values()}
-    for declared in fields(Backbone):
-        name = declared.name
+    for held in fields(Backbone):
+        name = held.name
         if settings[name] is not None or (name == "prompt" and options.prompt_name is not None):
             continue
         if name == "revision" and models != {settings["model"]}:

@@ -159,6 +159,8 @@ def option_of(
     flag = f"--{name.replace('_', '-')}"
     settings |= {"flags": [flag.removesuffix("s") if is_many else flag]}
     settings |= {**metadata.get("option", {}), **attributes}
+    if isinstance(settings.get("type"), tuple):
+        settings["type"] = click.Choice(settings["type"])
     if "help" not in settings:
         settings["help"] = _help(target, name, is_many)
     if type(default) in (int, float, str) and default and "efault" not in settings["help"]:

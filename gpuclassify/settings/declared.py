@@ -10,23 +10,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from gpuclassify.settings.checks import check_ordered, check_settings, plain_value, setting_names
 from gpuclassify.settings.code_digest import json_setting, value_digest
 from gpuclassify.settings.signatures import call_text, short
+
+Kind = TypeVar("Kind")
 
 
 def setting(
     default: Any = MISSING,
     *,
     factory: Callable[[], Any] | Any = MISSING,
-    is_positional: bool = False,
+    kw_only: bool = True,
     what: str | None = None,
     least: float | None = None,
     is_share: bool = False,
     is_tuple: bool = False,
     convert: Callable[[Any], Any] | None = None,
+    is_hashed: bool = True,
     is_secret: bool = False,
     changes_results: bool = True,
     group: str | None = None,
@@ -38,8 +41,8 @@ def setting(
     ----------
     default, factory
         As of `dataclasses.field`. Default: the setting is required.
-    is_positional : bool
-        The setting may be passed without its name.
+    kw_only : bool
+        The setting has to be passed by its name.
     what : str, optional
         Description of allowed values, for the error of a value whose type does not match the hint,
         or for that of a text, if `least` is passed too.
@@ -50,7 +53,10 @@ def setting(
     is_tuple : bool
         A single text and any sequence of texts become a tuple.
     convert : callable, optional
-        Function that returns the value to keep, or raises TypeError or ValueError.
+        Function that returns the value to keep, or raises TypeError or ValueError. It gets values
+        of numpy as those of Python, and paths as texts.
+    is_hashed : bool
+        The hash of the object depends on the setting. A dict has none.
     is_secret : bool
         The setting is left out of the repr, the token, descriptions and files.
     changes_results : bool
@@ -59,7 +65,7 @@ def setting(
         Heading of the setting's option in the help of commands.
     **option
         Attributes of ``click.Option`` that differ from those derived from the field: ``flags``,
-        ``metavar``, ``help``, ``type``.
+        ``metavar``, ``help``, ``type`` (a tuple for choices).
     """
     metadata: dict[str, Any] = {"changes_results": changes_results, "option": option}
     given = {"what": what, "least": least, "convert": convert, "group": group}
@@ -68,15 +74,21 @@ def setting(
         metadata |= {name: True} if is_set else {}
     defaults = {} if default is MISSING else {"default": default}
     defaults |= {} if factory is MISSING else {"default_factory": factory}
-    return field(**defaults, kw_only=not is_positional, metadata=metadata)
+    defaults |= {} if is_hashed else {"hash": False}
+    return field(**defaults, kw_only=kw_only, metadata=metadata)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
+def declared(owner: type[Kind]) -> type[Kind]:
+    """Make a frozen dataclass of a subclass of `Declared`."""
+    return dataclass(frozen=True, kw_only=True, repr=False)(owner)
+
+
+@declared
 class Declared:
     """Base of classes whose settings are the fields of a frozen dataclass.
 
-    Subclasses are decorated by ``@dataclass(frozen=True, kw_only=True, repr=False)``, and with
-    ``eq=False`` if another base compares them. Values of numpy become those of Python, paths become
+    Subclasses are decorated by `declared`. Values of numpy become those of Python, paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's
     type hint and metadata (`setting`). An ``InitVar`` is an argument that the object does not keep,
     such as a token.
@@ -91,8 +103,8 @@ class Declared:
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that objects keep of these ones, before these are checked."""
-        declared = {f.name: f for f in fields(cls)}
-        return {name: _normal(declared[name], value) for name, value in values.items()}
+        known = {f.name: f for f in fields(cls)}
+        return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
@@ -103,9 +115,9 @@ class Declared:
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, without secrets."""
         return {
-            declared.name: getattr(self, declared.name)
-            for declared in fields(self)
-            if declared.init and "is_secret" not in declared.metadata
+            own.name: getattr(self, own.name)
+            for own in fields(self)
+            if own.init and "is_secret" not in own.metadata
         }
 
     def identity(self) -> dict[str, Any]:
@@ -119,7 +131,7 @@ class Declared:
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
-        return (type(self).__module__, type(self).__qualname__, value_digest(values))
+        return type(self).__qualname__, value_digest((type(self), values))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the call that makes the object, with each value as `show` gives it."""
@@ -135,13 +147,18 @@ class Declared:
         return self.code(short)
 
 
-def _normal(declared: Field[Any], value: Any) -> Any:
+def unchanged(value: Any) -> Any:
+    """Return the value: the ``convert`` of a setting whose value is an object."""
+    return value
+
+
+def _normal(own: Field[Any], value: Any) -> Any:
     """Return the value that a field keeps of one that is passed."""
-    value, metadata = plain_value(value), declared.metadata
+    value, metadata = plain_value(value), own.metadata
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if "is_tuple" in metadata:
-        check_ordered(declared.name, value)
+        check_ordered(own.name, value)
         if isinstance(value, Iterable):
             value = (value,) if isinstance(value, str) else tuple(value)
     return metadata["convert"](value) if "convert" in metadata else value

@@ -11,7 +11,7 @@ import os
 import re
 import string
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, InitVar, dataclass, fields
+from dataclasses import MISSING, InitVar, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.settings.checks import (
@@ -23,7 +23,7 @@ from gpuclassify.settings.checks import (
     plain_value,
     setting_names,
 )
-from gpuclassify.settings.declared import Declared, setting
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.signatures import short
 
 Options = TypeVar("Options")
@@ -67,7 +67,7 @@ def _limit(value: Any) -> Any:
 ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class TextOptions(Declared):
     """Settings of every mapper that runs a model over a text column.
 
@@ -106,20 +106,20 @@ class TextOptions(Declared):
     pairing: ClassVar[Any] = None
 
     model: StrPath = setting(
-        "",
+        default="",
         group=MODEL,
         metavar="NAME",
         help="Hub name or directory. Default: the published model.",
     )
-    revision: str | None = setting(None, group=MODEL)
+    revision: str | None = setting(default=None, group=MODEL)
     cache_dir: StrPath | None = setting(
-        None, changes_results=False, group=MODEL, metavar="DIRECTORY", is_shared=True
+        default=None, changes_results=False, group=MODEL, metavar="DIRECTORY", is_shared=True
     )
     token: InitVar[str | None] = None
-    text_field: str | Sequence[str] = setting("text", group=MODEL, is_shared=True)
-    text_template: str | None = setting(None, group=MODEL, metavar=TEMPLATE, is_shared=True)
-    max_chars: int | None = setting(None, convert=_limit, group=MODEL)
-    overwrite: bool = setting(False, group=ROWS)
+    text_field: str | Sequence[str] = setting(default="text", group=MODEL, is_shared=True)
+    text_template: str | None = setting(default=None, group=MODEL, metavar=TEMPLATE, is_shared=True)
+    max_chars: int | None = setting(default=None, convert=_limit, group=MODEL)
+    overwrite: bool = setting(default=False, group=ROWS)
     seen_field: str | None = None
     truncated_field: str | None = None
 
@@ -189,7 +189,7 @@ class TextOptions(Declared):
         return False
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class ModelOptions(TextOptions):
     """Settings of every mapper whose model is a network, in addition to `TextOptions`.
 
@@ -232,21 +232,21 @@ class ModelOptions(TextOptions):
         Output column (Int64) of the number of windows, or lines.
     """
 
-    base_model: StrPath | None = setting(None, group=MODEL, metavar="NAME")
-    max_seq_length: int | None = setting(None, group=MODEL)
-    batch_size: int | None = setting(None, group=MODEL)
+    base_model: StrPath | None = setting(default=None, group=MODEL, metavar="NAME")
+    max_seq_length: int | None = setting(default=None, group=MODEL)
+    batch_size: int | None = setting(default=None, group=MODEL)
     sort_by_length: bool = True
     padding_side: PaddingSide | None = None
     autocast: bool = True
-    dtype: Dtype | None = setting(None, group=MODEL)
-    device: str = setting("auto", convert=_device_name, group=MODEL, is_shared=True)
-    loader: Loader = setting("sorted", group=MODEL)
+    dtype: Dtype | None = setting(default=None, group=MODEL)
+    device: str = setting(default="auto", convert=_device_name, group=MODEL, is_shared=True)
+    loader: Loader = setting(default="sorted", group=MODEL)
     engine: Engine = "auto"
-    strict: bool = setting(False, group=MODEL)
+    strict: bool = setting(default=False, group=MODEL)
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
     end_chars: int | None = None
-    window_overlap: int | None = setting(None, least=0)
+    window_overlap: int | None = setting(default=None, least=0)
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
 
@@ -315,7 +315,7 @@ class ModelOptions(TextOptions):
             )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class PairOptions(ModelOptions):
     """Settings of networks that read pairs of texts as well, in addition to `ModelOptions`.
 
@@ -331,7 +331,7 @@ class PairOptions(ModelOptions):
 
     no_pairs = ""
 
-    query: str | None = setting(None, group=MODEL)
+    query: str | None = setting(default=None, group=MODEL)
     pair_truncation: PairTruncation | None = None
 
     def check_together(self) -> None:
@@ -356,7 +356,7 @@ class PairOptions(ModelOptions):
         return self.query, self.pair_truncation or usual
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class LabelOptions(TextOptions):
     """Settings of every mapper that gives labels, in addition to `TextOptions`.
 
@@ -372,14 +372,14 @@ class LabelOptions(TextOptions):
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
-    label_field: str | None = setting(None, group=ROWS)
+    label_field: str | None = setting(default=None, group=ROWS)
     filter_by: str | Collection[str] | None = setting(
-        None,
+        default=None,
         convert=functools.partial(label_tuple, "filter_by"),
         group=ROWS,
         metavar="[HEAD=]LABEL",
     )
-    keep_field: str | None = setting(None, group=ROWS)
+    keep_field: str | None = setting(default=None, group=ROWS)
 
     def check_together(self) -> None:
         """Check the settings; see `Declared.check_together`."""
@@ -387,7 +387,7 @@ class LabelOptions(TextOptions):
         check_decision(self)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class ScoreOptions(LabelOptions, PairOptions):
     """Settings of every network that gives labels and scores, in addition to `LabelOptions`.
 
@@ -420,15 +420,15 @@ class ScoreOptions(LabelOptions, PairOptions):
         *("kept_share_field", "kept_text_field", "min_kept_share"),
     )
 
-    score_field: str | None = setting(None, group=ROWS)
+    score_field: str | None = setting(default=None, group=ROWS)
     min_score: float | Mapping[str, float] | None = setting(
-        None,
+        default=None,
         convert=functools.partial(numbers_by_label, "min_score"),
         group=ROWS,
         metavar=LABELLED,
     )
     labels: Sequence[str] | None = setting(
-        None,
+        default=None,
         convert=ordered_labels,
         group=MODEL,
         metavar=TEXTS,
@@ -437,12 +437,12 @@ class ScoreOptions(LabelOptions, PairOptions):
     )
     problem_type: ProblemType | None = None
     line_min_score: float | Mapping[str, float] | None = setting(
-        None, convert=functools.partial(numbers_by_label, "line_min_score")
+        default=None, convert=functools.partial(numbers_by_label, "line_min_score")
     )
     line_scores_field: str | None = None
     kept_text_field: str | None = None
     kept_share_field: str | None = None
-    min_kept_share: float | None = setting(None, is_share=True)
+    min_kept_share: float | None = setting(default=None, is_share=True)
 
     def check_together(self) -> None:
         """Check the settings; see `Declared.check_together`."""
@@ -469,7 +469,7 @@ class ScoreOptions(LabelOptions, PairOptions):
         return self.labels is not None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class ClassifierOptions(ScoreOptions):
     """Settings of a classifier with probabilities, in addition to `ScoreOptions`.
 
@@ -492,16 +492,20 @@ class ClassifierOptions(ScoreOptions):
         *("filter_by", "min_confidence", "min_score", "min_kept_share"),
     )
 
-    score_format: ScoreFormat = setting("list", group=ROWS, metavar="list|struct", is_shared=False)
-    labels_field: str | None = setting(None, group=ROWS)
+    score_format: ScoreFormat = setting(
+        default="list", group=ROWS, metavar="list|struct", is_shared=False
+    )
+    labels_field: str | None = setting(default=None, group=ROWS)
     thresholds: float | Mapping[str, float] | None = setting(
-        None,
+        default=None,
         convert=functools.partial(numbers_by_label, "thresholds"),
         group=ROWS,
         metavar=LABELLED,
     )
-    confidence_field: str | None = setting(None, group=ROWS)
-    min_confidence: float | None = setting(None, is_share=True, group=ROWS, metavar="[HEAD=]NUMBER")
+    confidence_field: str | None = setting(default=None, group=ROWS)
+    min_confidence: float | None = setting(
+        default=None, is_share=True, group=ROWS, metavar="[HEAD=]NUMBER"
+    )
 
     def check_together(self) -> None:
         """Check the settings; see `Declared.check_together`."""
@@ -546,9 +550,9 @@ def parse_options(
         for template in {"text_template", "prompt"} & fitting.keys():
             fitting[template] = fitting[template].replace(f"{{{old}}}", f"{{{name}}}")
     settings = {**fitting, **arguments}
-    for declared in fields(options_type):  # type: ignore[arg-type]
-        if declared.init and declared.default is MISSING and declared.name not in settings:
-            raise TypeError(f"{owner} needs {declared.name}=")
+    for own in fields(options_type):  # type: ignore[arg-type]
+        if own.init and own.default is MISSING and own.name not in settings:
+            raise TypeError(f"{owner} needs {own.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
     plain = {name: plain_value(value) for name, value in settings.items()}

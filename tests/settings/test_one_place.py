@@ -5,18 +5,17 @@ import json
 # A family with one setting more, which is declared here and nowhere else.
 FAMILY = '''
 import inspect
-from dataclasses import dataclass
 
 from click.testing import CliRunner
 
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.category import CategoryClassifier
 from gpuclassify.commands.cli import main
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import ROWS, ClassifierOptions
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class LoudOptions(ClassifierOptions):
     """Settings of a family.
 
@@ -26,7 +25,7 @@ class LoudOptions(ClassifierOptions):
         Share of capital letters. Default: any.
     """
 
-    loudness: float | None = setting(None, is_share=True, group=ROWS)
+    loudness: float | None = setting(default=None, is_share=True, group=ROWS)
 
 
 class LoudClassifier(CategoryClassifier):

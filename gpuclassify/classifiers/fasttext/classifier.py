@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,14 +10,14 @@ from gpuclassify.classifiers.fasttext.model_file import FastTextModel
 from gpuclassify.classifiers.fasttext.runner import FastTextHead, FastTextRunner, LanguageHead
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.checks import warn_once
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import LabelOptions, ordered_labels
 from gpuclassify.settings.signatures import takes
 
 Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class FastTextOptions(LabelOptions):
     """Settings of classifiers that fastText runs, in addition to `LabelOptions`.
 
@@ -53,14 +52,14 @@ class FastTextOptions(LabelOptions):
 
     file: str | None = None
     confidence_field: str | None = None
-    min_confidence: float | None = setting(None, is_share=True)
+    min_confidence: float | None = setting(default=None, is_share=True)
     score_label: str | None = None
     score_field: str | None = None
     min_score: float | None = None
     top_k: int | None = None
     top_labels_field: str = "top_labels"
     top_scores_field: str = "top_scores"
-    labels: Sequence[str] | None = setting(None, convert=ordered_labels)
+    labels: Sequence[str] | None = setting(default=None, convert=ordered_labels)
     preprocess: Preprocess | None = None
 
     def check_together(self) -> None:

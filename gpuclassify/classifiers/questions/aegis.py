@@ -26,6 +26,7 @@ from gpuclassify.classifiers.questions.safety_template import (
 from gpuclassify.mapping.heads import Columns, named_columns, named_fields
 from gpuclassify.mapping.label_heads import LABELS, LabelHead
 from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -33,7 +34,7 @@ SAFE, UNSAFE, UNKNOWN = "safe", "unsafe", "unknown"
 ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class AegisOptions(LoraOptions):
     """Settings of the Aegis classifier, in addition to `LoraOptions`.
 

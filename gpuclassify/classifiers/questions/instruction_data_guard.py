@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.activations import sigmoid
 from gpuclassify.models.checkpoint import CheckpointError, read_required_json
 from gpuclassify.models.tensors import compare_shapes, shapes_of
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -55,7 +55,7 @@ def decisions(labels: Any) -> tuple[bool, ...] | None:
     return tuple(sorted(set(several)))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class GuardOptions(LoraOptions):
     """Settings of the instruction data guard, in addition to `LoraOptions`.
 
@@ -75,7 +75,7 @@ class GuardOptions(LoraOptions):
     adapter_revision: str | None = None
     score_field: str | None = None
     filter_by: bool | Collection[bool] | None = setting(  # type: ignore[assignment]
-        None, convert=decisions
+        default=None, convert=decisions
     )
 
 

@@ -45,7 +45,7 @@ from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, position_limit
 from gpuclassify.settings.checks import check_text
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import MODEL, TEMPLATE, TEXTS, ClassifierOptions, StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
@@ -107,7 +107,7 @@ def _criteria(value: object) -> tuple[tuple[str, str], ...] | None:
     return tuple(dict(value).items())
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class PromptOptions(ClassifierOptions):
     """Settings of questions to a decoder, in addition to `ClassifierOptions`.
 
@@ -164,7 +164,7 @@ class PromptOptions(ClassifierOptions):
     no_pairs = "name both columns in prompt="
 
     prompt: str = setting(  # `check_together` requires it
-        "",
+        default="",
         least=0,
         group=MODEL,
         metavar=TEMPLATE,
@@ -174,18 +174,18 @@ class PromptOptions(ClassifierOptions):
     system: str | None = None
     response: str | None = None
     chat: bool = True
-    chat_template_kwargs: Any = setting("{}", convert=_as_json_text)
-    opening: str = setting("", least=0)
+    chat_template_kwargs: Any = setting(default="{}", convert=_as_json_text)
+    opening: str = setting(default="", least=0)
     answers: Any = setting(
-        None,
+        default=None,
         convert=_answers,
         group=MODEL,
         metavar=TEXTS,
         help="Possible answers to the prompt; repeatable, for answers with commas.",
     )
     answer: str | None = None
-    fields: Any = setting(None, convert=_named_fields)
-    criteria: Any = setting(None, convert=_criteria)
+    fields: Any = setting(default=None, convert=_named_fields)
+    criteria: Any = setting(default=None, convert=_criteria)
     confidences: bool = False
     adapter: StrPath | None = None
     adapter_revision: str | None = None

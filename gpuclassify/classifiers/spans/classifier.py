@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.classifiers.spans.columns import SpanOptions
 from gpuclassify.classifiers.spans.tags import Aggregation, Scheme
 from gpuclassify.classifiers.spans.token_runner import TokenClassifier, TokenHead, TokenRunner
 from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import LongText, ModelOptions
 from gpuclassify.settings.signatures import takes
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class TokenClassifierOptions(SpanOptions, ModelOptions):
     """Settings of `SpanClassifier`, in addition to `SpanOptions` and `ModelOptions`.
 

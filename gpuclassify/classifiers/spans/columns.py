@@ -16,11 +16,11 @@ from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_field
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.settings.checks import label_tuple, nearest, numbers_by_label
-from gpuclassify.settings.declared import setting
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class SpanOptions(TextOptions):
     """Settings of every mapper that finds spans, in addition to `TextOptions`.
 
@@ -54,17 +54,17 @@ class SpanOptions(TextOptions):
 
     spans_field: str = "spans"
     labels: str | Sequence[str] | None = setting(
-        None, convert=functools.partial(label_tuple, "labels")
+        default=None, convert=functools.partial(label_tuple, "labels")
     )
     min_score: float | Mapping[str, float] | None = setting(
-        None, convert=functools.partial(numbers_by_label, "min_score")
+        default=None, convert=functools.partial(numbers_by_label, "min_score")
     )
     redact: Redact | None = None
     redacted_field: str | None = None
     count_field: str | None = None
     share_field: str | None = None
-    min_spans: int | None = setting(None, least=0)
-    max_span_share: float | None = setting(None, is_share=True)
+    min_spans: int | None = setting(default=None, least=0)
+    max_span_share: float | None = setting(default=None, is_share=True)
     keep_field: str | None = None
 
     def check_together(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.settings.checks import label_tuple
-from gpuclassify.settings.declared import Declared
+from gpuclassify.settings.declared import Declared, declared, setting
 
 
 def merge_spans(
@@ -76,11 +75,11 @@ def _column_names(names: Any) -> tuple[str, ...]:
     return label_tuple("fields", names, keep_order=True) or ()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class MergedSpans(Declared, RowWiseMap):
     """Mapper that `merge_spans` returns, with its arguments."""
 
-    fields: Sequence[str] = field(kw_only=False, metadata={"convert": _column_names})
+    fields: Sequence[str] = setting(kw_only=False, convert=_column_names)
     text_field: str = "text"
     spans_field: str = "merged_spans"
     redact: Redact | None = None

@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from gpuclassify.mapping.runners import Runner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.settings.checks import check_choice, label_tuple
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
@@ -104,7 +105,7 @@ PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find
 _SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class PatternOptions(SpanOptions):
     """Settings of `PatternSpans`, in addition to `SpanOptions`.
 
