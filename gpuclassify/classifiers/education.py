@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from gpuclassify.mapping.heads import Columns, named_columns, named_fields
 from gpuclassify.mapping.label_heads import LabelHead, label_array
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import REGRESSION, ScoreOptions
 from gpuclassify.settings.signatures import takes
 
@@ -20,7 +20,7 @@ HIGH_QUALITY_FROM = 2.5
 QUALITY_LABELS = ("low_quality", "high_quality")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class EducationOptions(ScoreOptions):
     """Settings of the FineWeb family, in addition to `ScoreOptions`.
 

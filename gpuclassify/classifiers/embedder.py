@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.settings.signatures import takes
 
@@ -22,7 +22,7 @@ Pooling = Literal["mean", "cls", "last"]
 _LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class EmbeddingOptions(ModelOptions):
     """Settings of mappers that embed texts, in addition to `ModelOptions`.
 
@@ -48,7 +48,7 @@ class EmbeddingOptions(ModelOptions):
     pooling: Pooling | None = None
     normalize: bool | None = None
     truncate_dim: int | None = None
-    prompt: str | None = field(default=None, metadata={"least": 0})  # "" is none
+    prompt: str | None = setting(default=None, least=0)  # "" is none
     prompt_name: str | None = None
     embedding_field: str | None = None
     embedding_dtype: EmbeddingDtype = "float32"
@@ -58,9 +58,9 @@ class EmbeddingOptions(ModelOptions):
         """Settings that replace those in the model's files."""
         return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError(
                 f"prompt={self.prompt!r} and prompt_name={self.prompt_name!r} both name a prompt: "
@@ -78,7 +78,7 @@ class EmbeddingOptions(ModelOptions):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class EmbedderOptions(EmbeddingOptions):
     """Settings of `Embedder`, in addition to `EmbeddingOptions`.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -31,7 +31,9 @@ from gpuclassify.models.head_network import (
     read_head,
 )
 from gpuclassify.settings.checks import check_names, check_text, setting_names, warn_once
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import (
+    MODEL,
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
@@ -49,7 +51,7 @@ HEAD = "{head}"  # stands for a head's name in the names of columns
 _COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class HeadClassifierOptions(EmbeddingOptions):
     """Settings of `HeadClassifier`, in addition to `EmbeddingOptions`.
 
@@ -96,26 +98,40 @@ class HeadClassifierOptions(EmbeddingOptions):
     )
 
     model: StrPath = field(default="", init=False)
-    heads: Mapping[str, StrPath]
-    backbone: StrPath | None = None
+    heads: Mapping[str, StrPath] = setting(
+        group=MODEL,
+        metavar="NAME=PATH",
+        form="NAME=PATH, such as edu=heads/edu",
+        help="Directory or Hub name of a head on embeddings, and the name of its columns; "
+        "repeatable.",
+    )
+    backbone: StrPath | None = setting(
+        default=None,
+        group=MODEL,
+        metavar="NAME",
+        help="Hub name or directory of the model that embeds for heads. Default: the one that they "
+        "were trained on.",
+    )
     label_field: str | None = f"{HEAD}_pred"
     labels_field: str | None = None
     score_field: str | None = None
     score_format: ScoreFormat = "list"
     confidence_field: str | None = None
-    filter_by: Mapping[str, Any] | None = None
-    min_score: Mapping[str, Any] | None = None
+    filter_by: Mapping[str, str | Collection[str]] | None = setting(
+        default=None, form="HEAD=LABEL, such as topic=News"
+    )
+    min_score: Mapping[str, float | Mapping[str, float]] | None = None
     min_confidence: Mapping[str, float] | None = None
     keep_field: str | None = None
-    thresholds: Mapping[str, Any] | None = None
+    thresholds: Mapping[str, float | Mapping[str, float]] | None = None
     labels: Mapping[str, Sequence[str]] | None = None
     problem_type: Mapping[str, ProblemType] | None = None
     # The settings of each head, by its name.
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         check_decision(self)
         heads = _named_heads(self.heads)
         by_setting = {key: self._of_heads(key, heads) for key in self.names_by_head}
@@ -298,8 +314,8 @@ def backbone_options(
     settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
     models = {backbone.model for backbone in known.values()}
-    for setting in fields(Backbone):
-        name = setting.name
+    for held in fields(Backbone):
+        name = held.name
         if settings[name] is not None or (name == "prompt" and options.prompt_name is not None):
             continue
         if name == "revision" and models != {settings["model"]}:

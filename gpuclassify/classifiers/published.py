@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import CELADON_AXES
 from gpuclassify.settings.checks import HubName, nearest
-from gpuclassify.settings.options import REGRESSION
+from gpuclassify.settings.options import REGRESSION, TextOptions
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
 NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
@@ -56,8 +55,9 @@ class Published:
         return self.kind(**{**declared, **settings})
 
     @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.kind)
+    def Options(self) -> type[TextOptions]:  # noqa: N802 - the name that classes have
+        """Class of the settings."""
+        return self.kind.Options
 
     @property
     def defaults(self) -> dict[str, Any]:

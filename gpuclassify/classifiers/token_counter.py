@@ -21,6 +21,7 @@ from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import TOKENIZER_FILES, CheckpointError, some_of
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import TextOptions
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
@@ -32,7 +33,7 @@ _NO_LIMIT = 2**31 - 1  # tokens
 _BLOCK_CHARS = 4_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class TokenOptions(TextOptions):
     """Settings of `TokenCounter`, in addition to `TextOptions`.
 
@@ -49,9 +50,9 @@ class TokenOptions(TextOptions):
     tokens_field: str = "tokens"
     special_tokens: bool = False
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.max_chars is not None:
             raise ValueError(
                 f"max_chars={self.max_chars} would count the tokens of texts that are cut, which "

@@ -69,7 +69,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
     published = family if isinstance(family, Published) else None
     mapper_type = family.kind if isinstance(family, Published) else family
-    settings = setting_names(mapper_type.Options)
+    settings = setting_names(family.Options)
     columns, needed = {}, [f"--{name}" for name in ("model", "heads") if name in settings]
     if "model" in family.defaults or not needed:
         columns = {field.name: str(field.type) for field in mapper_type(**family.defaults).schema()}

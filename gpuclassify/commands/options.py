@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import itertools
 import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from gpuclassify.commands.settings import (
     CLUSTER,
     FILES,
-    MODEL,
     NOTES,
     REPORT,
-    ROWS,
     SELECTION,
     JobSettings,
+    families,
     family_name,
     find_family,
 )
-from gpuclassify.settings.checks import kinds_of
-from gpuclassify.settings.options import ClassifierOptions
+from gpuclassify.settings.checks import kinds_of, setting_names
+from gpuclassify.settings.options import LABELLED, MODEL, ROWS, TEMPLATE, TEXTS
 from gpuclassify.settings.signatures import explanations
 
 if TYPE_CHECKING:
@@ -40,86 +41,23 @@ GROUPS = (
     *(FILES, REPORT, CLUSTER, "Settings", "Options"),
 )
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 _WORDS = f"{__name__}.words"
-# How the values of classifiers' arguments are written.
-PATHS, LABELS, NUMBER, LABELLED = "NAME=PATH", "[HEAD=]LABEL", "[HEAD=]NUMBER", "[LABEL=]NUMBER"
-TEXTS, TEMPLATE = "TEXT,TEXT", "TEMPLATE"
 PROMPT_FILE = "prompt_file"
 READING = ("fields", "types", "surrogates", "annotations", "annotations_complete")
 
 
-class Argument(NamedTuple):
-    """Argument of classifiers with a command line option.
+class GroupedOption(click.Option):
+    """Option with a group in the help.
 
-    A value of one that not all classifiers share may begin with the name of the classifier.
+    The values of an option of classifiers that is not shared may begin with a classifier's name.
     """
 
-    name: str
-    group: str = MODEL
-    metavar: str | None = None
-    is_shared: bool = False
-    help: str | None = None  # if the meaning differs between classifiers, or not all have it
-
-    @property
-    def flag(self) -> str:
-        """Flag on the command line."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def option(self) -> GroupedOption:
-        """Make the option, which takes several values unless all classifiers share it."""
-        attributes: dict[str, Any] = {} if self.is_shared else {"multiple": True, "type": None}
-        if self.metavar:
-            attributes["metavar"] = self.metavar
-        if self.metavar == TEMPLATE:
-            attributes["type"] = lambda text: text.replace("\\n", "\n")
-        if self.help:
-            return GroupedOption([self.flag], group=self.group, help=self.help, **attributes)
-        return option_of(ClassifierOptions, self.name, self.group, **attributes)
-
-
-ARGUMENTS = (
-    Argument("model", MODEL, "NAME", help="Hub name or directory. Default: the published model."),
-    Argument("heads", MODEL, PATHS, help="Directory or Hub name of a head on embeddings, and the "
-             "name of its columns; repeatable."),
-    Argument("backbone", MODEL, "NAME", help="Hub name or directory of the model that embeds for "
-             "heads. Default: the one that they were trained on."),
-    Argument("base_model", MODEL, "NAME"),
-    Argument("revision"),
-    Argument("prompt", MODEL, TEMPLATE, help="Question to a language model, with columns in "
-             "braces, such as 'An advertisement?\\n\\n{text}'."),
-    Argument(PROMPT_FILE, MODEL, "FILE", help="Text file with the --prompt; line breaks at its end "
-             "are dropped."),
-    Argument("answers", MODEL, TEXTS, help="Possible answers to --prompt; repeatable, for "
-             "answers with commas."),
-    Argument("labels", MODEL, TEXTS, help="Labels of the model in the order of its outputs, in "
-             "place of the classifier's; repeatable, for labels with commas."),
-    Argument("strict", is_shared=True),
-    Argument("cache_dir", MODEL, "DIRECTORY", is_shared=True),
-    Argument("text_field", is_shared=True),
-    Argument("query"),
-    Argument("text_template", MODEL, TEMPLATE, is_shared=True),
-    *(Argument(name, is_shared=True) for name in ("max_chars", "max_seq_length", "batch_size")),
-    *(Argument(name, is_shared=True) for name in ("dtype", "device", "loader")),
-    Argument("label_field", ROWS),
-    Argument("score_field", ROWS),
-    Argument("confidence_field", ROWS),
-    Argument("labels_field", ROWS),
-    Argument("thresholds", ROWS, LABELLED),
-    Argument("score_format", ROWS, "list|struct"),
-    Argument("overwrite", ROWS, is_shared=True),
-    Argument("filter_by", ROWS, LABELS),
-    Argument("min_score", ROWS, LABELLED),
-    Argument("min_confidence", ROWS, NUMBER),
-    Argument("keep_field", ROWS),
-)  # fmt: skip
-
-
-class GroupedOption(click.Option):
-    """Option with a group in the help."""
-
-    def __init__(self, *names: Any, group: str = "Options", **attributes: Any) -> None:
+    def __init__(
+        self, *names: Any, group: str = "Options", is_shared: bool = True, **attributes: Any
+    ) -> None:
         super().__init__(*names, **attributes)
-        self.group = group
+        self.group, self.is_shared = group, is_shared
 
 
 class JobCommand(click.Command):
@@ -199,7 +137,7 @@ def option_of(
     declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
     metadata: Mapping[str, Any] = declared.get(name, {})
     is_plain = isinstance(target, type) and not is_dataclass(target)
-    hints = get_type_hints(target.__init__ if is_plain else target)
+    hints = _hints(target.__init__ if is_plain else target)
     kinds = kinds_of(hints[name])
     is_many = any(get_origin(kind) in _SEVERAL for kind in kinds)
     settings: dict[str, Any] = {"default": None}
@@ -227,6 +165,7 @@ def option_of(
         settings["help"] = _help(target, name, is_many)
     if type(default) in (int, float, str) and default and "efault" not in settings["help"]:
         settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
+    settings.pop("form", None)  # is for the value
     group = group or metadata.get("group", "Options")
     return GroupedOption([*settings.pop("flags"), name], group=group, **settings)
 
@@ -299,11 +238,42 @@ def file_options() -> list[GroupedOption]:
     return [*setting_options(FILES, CLUSTER), *run_options()]
 
 
+def classifier_options() -> dict[str, GroupedOption]:
+    """Make the options of all classifiers' settings that have a group, by name."""
+    made: dict[str, GroupedOption] = {}
+    for family in families().values():
+        for declared in fields(family.Options):
+            if declared.init and "group" in declared.metadata and declared.name not in made:
+                made[declared.name] = _classifier_option(family.Options, declared)
+    made[PROMPT_FILE] = GroupedOption(
+        ["--prompt-file"], group=MODEL, metavar="FILE", multiple=True, is_shared=False,
+        help="Text file with the --prompt; line breaks at its end are dropped.")  # fmt: skip
+    return made
+
+
+def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
+    """Make the option of a classifier's setting; a text or number may be meant for one of several.
+
+    In a field's metadata, ``is_shared`` overrides that.
+    """
+    kinds = kinds_of(_hints(options)[declared.name])
+    is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
+    attributes: dict[str, Any] = {"is_shared": is_plain, **declared.metadata["option"]}
+    if not attributes["is_shared"]:
+        attributes |= {"multiple": True, "type": None}
+    if float in kinds:
+        attributes.setdefault("metavar", "NUMBER")
+    if attributes.get("metavar") == TEMPLATE:
+        attributes["type"] = lambda text: text.replace("\\n", "\n")
+    flag = f"--{declared.name.replace('_', '-')}"
+    return option_of(options, declared.name, flags=[flag], **attributes)
+
+
 def job_options() -> list[GroupedOption]:
     """Make the options for a job of classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
-        *(argument.option() for argument in ARGUMENTS),
+        *classifier_options().values(),
         other_settings(MODEL, "argument of the classifier"),
         *config_options(),
     ]
@@ -373,17 +343,7 @@ def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | Non
     classifiers = [dict(settings) for settings in values.get("classifiers", ())]
     names = [settings.get("classifier") for settings in classifiers]
     for family, arguments in zip(names, classifiers, strict=True):
-        for argument in ARGUMENTS:
-            value = options[argument.name]
-            if isinstance(value, tuple) and argument.is_shared:
-                value = [*value] if len(value) > 1 else next(iter(value), None)
-            if not argument.is_shared:
-                meant = [name for name in names if argument.name in _parameters(name)] or names
-                value = _value(
-                    argument, _values_for(argument.flag, value, family, names, meant), family
-                )
-            if value is not None and _is_meant(argument, family, names):
-                arguments[argument.name] = value
+        arguments |= _arguments(options, family, names)
         if PROMPT_FILE in arguments:
             if _values_for("--prompt", options["prompt"], family, names):
                 raise ValueError("--prompt and --prompt-file are two prompts: pass one of them")
@@ -475,48 +435,68 @@ def _values_for(
     return chosen
 
 
-def _is_meant(argument: Argument, family: object, names: Sequence[Any]) -> bool:
-    """Return whether this classifier gets an argument: it has it, or none has it and it raises.
+def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
+    """Return the settings of the classifier `family`, one of the `names`, from `options`.
 
-    Some classifiers lack a shared argument: fastText has no batches.
+    A shared option is for all that have the setting (fastText has no batches); if none has it, the
+    classifiers refuse it.
     """
-    having = [name for name in names if argument.name in _parameters(name)]
-    return not (argument.is_shared and having) or family in having
+    arguments: dict[str, Any] = {}
+    settings = [_settings_of(name) for name in names]
+    own = settings[names.index(family)]
+    for name, option in classifier_options().items():
+        having = [other for other, held in zip(names, settings, strict=True) if name in held]
+        having, value = having or [*names], options[name]
+        if not option.is_shared:
+            texts = _values_for(option.opts[0], value, family, names, having)
+            value = _value(option, texts, *own.get(name, (str, "")))
+        elif isinstance(value, tuple):
+            value = [*value] if len(value) > 1 else next(iter(value), None)
+        if value is not None and (family in having or not option.is_shared):
+            arguments[name] = value
+    return arguments
 
 
-def _parameters(family: Any) -> Collection[str]:
-    """Return the classifier's arguments; none if it does not exist, which fails later."""
+def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
+    """Return the type hint and the form of each setting of a classifier.
+
+    Nothing for a classifier that does not exist, which fails later.
+    """
     with contextlib.suppress(ValueError):
-        return inspect.signature(find_family(family)).parameters
-    return ()
+        options = find_family(family).Options
+        forms = {f.name: f.metadata.get("option", {}).get("form", "") for f in fields(options)}
+        return {name: (_hints(options)[name], forms[name]) for name in setting_names(options)}
+    return {}
 
 
-def _value(argument: Argument, values: list[str], family: object) -> Any:
-    """Convert the values of an option to its argument; None if there are none."""
-    if not values:
+def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
+    """Convert the texts of an option to a setting of this type; None if there are none.
+
+    With a `form`, each text begins with a name.
+    """
+    if not texts:
         return None
-    if argument.metavar == PATHS:
-        return dict(_named(argument.flag, "NAME=PATH, such as edu=heads/edu", values))
-    if argument.metavar == LABELS and family == "heads":
-        by_head: dict[str, list[str]] = {}
-        for head, label in _named(argument.flag, "HEAD=LABEL, such as topic=News", values):
-            by_head.setdefault(head, []).append(label)
-        return by_head
-    if argument.metavar == LABELS:
-        decisions = {"true": True, "false": False}  # the guard's labels
-        if family == "instruction-data-guard" and {v.lower() for v in values} <= set(decisions):
-            return [decisions[value.lower()] for value in values]
-        return values
-    if argument.metavar == TEXTS:
-        texts = values[0].split(",") if len(values) == 1 else values
+    flag, kinds = option.opts[0], kinds_of(hint)
+    by_name = [kinds_of(get_args(kind)[1]) for kind in kinds if get_origin(kind) is Mapping]
+    if form:
+        pairs = [*_named(flag, form, texts)]
+        if any(get_origin(kind) is Collection for kind in by_name[0]):
+            return {name: [text for other, text in pairs if other == name] for name, _ in pairs}
+        return dict(pairs)
+    if bool in kinds:  # decisions of a guard
+        return [{"true": True, "false": False}.get(text.lower(), text) for text in texts]
+    if option.metavar == TEXTS:
+        texts = texts[0].split(",") if len(texts) == 1 else texts
         return [text.strip() for text in texts]
-    is_number = argument.metavar in (NUMBER, LABELLED)
-    if is_number and all("=" in value for value in values):
-        pairs = [(value, *value.rpartition("=")[::2]) for value in values]
-        return {label: _number(argument, number, value) for value, label, number in pairs}
-    if len(values) > 1:
-        raise ValueError(f"{argument.flag} was passed {len(values)} times: pass it once")
-    return _number(argument, values[0], values[0]) if is_number else values[0]
+    if any(get_origin(kind) in _SEVERAL for kind in kinds):
+        return texts
+    is_number = float in {*kinds, *itertools.chain(*by_name)}
+    if is_number and all("=" in text for text in texts):
+        pairs = [*_named(flag, "", texts, str.rpartition)]
+        return {label: _number(option, text) for label, text in pairs}
+    if len(texts) > 1:
+        raise ValueError(f"{flag} was passed {len(texts)} times: pass it once")
+    return _number(option, texts[0]) if is_number else texts[0]
 
 
 def read_prompt(path: str) -> str:
@@ -553,9 +533,9 @@ def _named(
         yield name, value
 
 
-def _number(argument: Argument, text: str, shown: str) -> float:
+def _number(option: GroupedOption, text: str) -> float:
     try:
         return float(text)
     except ValueError as err:
-        hint = ", or LABEL=NUMBER" if argument.metavar == LABELLED else ""
-        raise ValueError(f"{argument.flag} {shown!r}: pass a number{hint}") from err
+        hint = ", or LABEL=NUMBER" if option.metavar == LABELLED else ""
+        raise ValueError(f"{option.opts[0]} {text!r}: pass a number{hint}") from err

@@ -22,7 +22,7 @@ from gpuclassify.settings.checks import (
     setting_names,
     warn_once,
 )
-from gpuclassify.settings.options import NonFinite, Nulls, Surrogates
+from gpuclassify.settings.options import MODEL, ROWS, NonFinite, Nulls, Surrogates
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Format = Literal["parquet", "jsonl"]
 # Groups of options in the help.
-MODEL, ROWS, FILES, REPORT = "Classifiers", "Columns and rows", "Files", "Report"
+FILES, REPORT = "Files", "Report"
 SELECTION, NOTES = "Selection", "Annotations"
 CLUSTER = "Cluster"  # without effect in a plan
 # Cluster options that a file may set: sizes and names. Any other option could run code in workers,

@@ -34,8 +34,8 @@ from gpuclassify.mapping.runners import EncoderRunner, Runner
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes
 from gpuclassify.models.checkpoint import OwnModule
 from gpuclassify.pages import html_table
-from gpuclassify.settings.checks import HubName, setting_names
-from gpuclassify.settings.code_digest import json_setting, value_digest
+from gpuclassify.settings.checks import HubName
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.options import (
     ModelOptions,
@@ -199,9 +199,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as JSON values, and the model's commit or digest if in reach."""
-        described = {
-            name: json_setting(getattr(self.options, name)) for name in setting_names(self.options)
-        }
+        described = self.options.describe()
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
             described |= self.model.describe()

@@ -6,17 +6,16 @@ equal in every process and give equal Dask keys.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import string
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, InitVar, dataclass, field, fields
+from dataclasses import MISSING, InitVar, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from gpuclassify.settings.checks import (
-    SHARE,
     check_names,
-    check_settings,
     check_share,
     check_text,
     label_tuple,
@@ -24,6 +23,7 @@ from gpuclassify.settings.checks import (
     plain_value,
     setting_names,
 )
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.signatures import short
 
 Options = TypeVar("Options")
@@ -48,10 +48,27 @@ REGRESSION: ProblemType = "regression"
 END_CHARS = 10_000  # FinePDFs reads this much of each end of a document
 THRESHOLD = 0.5  # default threshold of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
+# Groups of classifiers' options in the help of commands, and how values of some are written.
+MODEL, ROWS = "Classifiers", "Columns and rows"
+LABELLED, TEMPLATE, TEXTS = "[LABEL=]NUMBER", "TEMPLATE", "TEXT,TEXT"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
+def _device_name(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(DEVICE, value):
+        raise ValueError(f"device={value!r} is not auto, cpu, mps, cuda or cuda with a number")
+    return value
+
+
+def _limit(value: Any) -> Any:
+    """Return a limit; -1 is how NeMo Curator's first generation spelt "no limit"."""
+    return None if value == -1 else value
+
+
+ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
+
+
+@declared
+class TextOptions(Declared):
     """Settings of every mapper that runs a model over a text column.
 
     Attributes
@@ -88,25 +105,26 @@ class TextOptions:
     # Query and truncation of pairs; None if the mapper reads single texts.
     pairing: ClassVar[Any] = None
 
-    model: StrPath = ""
-    revision: str | None = None
-    cache_dir: StrPath | None = None
+    model: StrPath = setting(
+        default="",
+        group=MODEL,
+        metavar="NAME",
+        help="Hub name or directory. Default: the published model.",
+    )
+    revision: str | None = setting(default=None, group=MODEL)
+    cache_dir: StrPath | None = setting(
+        default=None, changes_results=False, group=MODEL, metavar="DIRECTORY", is_shared=True
+    )
     token: InitVar[str | None] = None
-    text_field: str | Sequence[str] = "text"
-    text_template: str | None = None
-    max_chars: int | None = None
-    overwrite: bool = False
+    text_field: str | Sequence[str] = setting(default="text", group=MODEL, is_shared=True)
+    text_template: str | None = setting(default=None, group=MODEL, metavar=TEMPLATE, is_shared=True)
+    max_chars: int | None = setting(default=None, convert=_limit, group=MODEL)
+    overwrite: bool = setting(default=False, group=ROWS)
     seen_field: str | None = None
     truncated_field: str | None = None
 
-    def __post_init__(self, token: str | None) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raise TypeError or ValueError unless the settings have a meaning, and normalise them."""
-        if self.max_chars == -1:  # how NeMo Curator's first generation spelt "no limit"
-            object.__setattr__(self, "max_chars", None)
-        check_settings(self)
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
         self.check_text_field()
         if self.main_field not in self.text_fields:
             raise ValueError(
@@ -171,7 +189,7 @@ class TextOptions:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class ModelOptions(TextOptions):
     """Settings of every mapper whose model is a network, in addition to `TextOptions`.
 
@@ -214,31 +232,27 @@ class ModelOptions(TextOptions):
         Output column (Int64) of the number of windows, or lines.
     """
 
-    base_model: StrPath | None = None
-    max_seq_length: int | None = None
-    batch_size: int | None = None
+    base_model: StrPath | None = setting(default=None, group=MODEL, metavar="NAME")
+    max_seq_length: int | None = setting(default=None, group=MODEL)
+    batch_size: int | None = setting(default=None, group=MODEL)
     sort_by_length: bool = True
     padding_side: PaddingSide | None = None
     autocast: bool = True
-    dtype: Dtype | None = None
-    device: str = "auto"
-    loader: Loader = "sorted"
+    dtype: Dtype | None = setting(default=None, group=MODEL)
+    device: str = setting(default="auto", convert=_device_name, group=MODEL, is_shared=True)
+    loader: Loader = setting(default="sorted", group=MODEL)
     engine: Engine = "auto"
-    strict: bool = False
+    strict: bool = setting(default=False, group=MODEL)
     unpack_inference_batch: bool = True
     long_text: LongText = "truncate"
     end_chars: int | None = None
-    window_overlap: int | None = field(default=None, metadata={"least": 0})
+    window_overlap: int | None = setting(default=None, least=0)
     window_aggregation: Aggregation = "mean"
     windows_field: str | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        if not isinstance(self.device, str) or not re.fullmatch(DEVICE, self.device):
-            raise ValueError(
-                f"device={self.device!r} is not auto, cpu, mps, cuda or cuda with a number"
-            )
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         self._check_windows()
 
     @property
@@ -301,7 +315,7 @@ class ModelOptions(TextOptions):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class PairOptions(ModelOptions):
     """Settings of networks that read pairs of texts as well, in addition to `ModelOptions`.
 
@@ -317,12 +331,12 @@ class PairOptions(ModelOptions):
 
     no_pairs = ""
 
-    query: str | None = None
+    query: str | None = setting(default=None, group=MODEL)
     pair_truncation: PairTruncation | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         names, query, truncation = self.text_field, self.query, self.pair_truncation
         if query is not None and not isinstance(names, str):
             raise ValueError(f"query={query!r} is a first text beside {list(names)}: leave one out")
@@ -342,7 +356,7 @@ class PairOptions(ModelOptions):
         return self.query, self.pair_truncation or usual
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class LabelOptions(TextOptions):
     """Settings of every mapper that gives labels, in addition to `TextOptions`.
 
@@ -358,22 +372,22 @@ class LabelOptions(TextOptions):
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
-    label_field: str | None = None
-    filter_by: str | Collection[str] | None = None
-    keep_field: str | None = None
+    label_field: str | None = setting(default=None, group=ROWS)
+    filter_by: str | Collection[str] | None = setting(
+        default=None,
+        convert=functools.partial(label_tuple, "filter_by"),
+        group=ROWS,
+        metavar="[HEAD=]LABEL",
+    )
+    keep_field: str | None = setting(default=None, group=ROWS)
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
-        object.__setattr__(self, "filter_by", self.normal_labels(self.filter_by))
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         check_decision(self)
 
-    def normal_labels(self, labels: object) -> Any:
-        """Return the labels to keep as a sorted tuple, or None for all."""
-        return label_tuple("filter_by", labels)
 
-
-@dataclass(frozen=True, kw_only=True)
+@declared
 class ScoreOptions(LabelOptions, PairOptions):
     """Settings of every network that gives labels and scores, in addition to `LabelOptions`.
 
@@ -406,22 +420,33 @@ class ScoreOptions(LabelOptions, PairOptions):
         *("kept_share_field", "kept_text_field", "min_kept_share"),
     )
 
-    score_field: str | None = None
-    min_score: float | Mapping[str, float] | None = None
-    labels: Sequence[str] | None = None
+    score_field: str | None = setting(default=None, group=ROWS)
+    min_score: float | Mapping[str, float] | None = setting(
+        default=None,
+        convert=functools.partial(numbers_by_label, "min_score"),
+        group=ROWS,
+        metavar=LABELLED,
+    )
+    labels: Sequence[str] | None = setting(
+        default=None,
+        convert=ordered_labels,
+        group=MODEL,
+        metavar=TEXTS,
+        help="Labels of the model in the order of its outputs, in place of the classifier's; "
+        "repeatable, for labels with commas.",
+    )
     problem_type: ProblemType | None = None
-    line_min_score: float | Mapping[str, float] | None = None
+    line_min_score: float | Mapping[str, float] | None = setting(
+        default=None, convert=functools.partial(numbers_by_label, "line_min_score")
+    )
     line_scores_field: str | None = None
     kept_text_field: str | None = None
     kept_share_field: str | None = None
-    min_kept_share: float | None = field(default=None, metadata=SHARE)
+    min_kept_share: float | None = setting(default=None, is_share=True)
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
-        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
-        for name in ("min_score", "line_min_score"):
-            object.__setattr__(self, name, numbers_by_label(name, getattr(self, name)))
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         least, *about = self.line_names
         criteria = [name for name in about if getattr(self, name) is not None]
         kept = [name for name in criteria if "kept" in name]
@@ -444,7 +469,7 @@ class ScoreOptions(LabelOptions, PairOptions):
         return self.labels is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class ClassifierOptions(ScoreOptions):
     """Settings of a classifier with probabilities, in addition to `ScoreOptions`.
 
@@ -467,17 +492,25 @@ class ClassifierOptions(ScoreOptions):
         *("filter_by", "min_confidence", "min_score", "min_kept_share"),
     )
 
-    score_format: ScoreFormat = "list"
-    labels_field: str | None = None
-    thresholds: float | Mapping[str, float] | None = None
-    confidence_field: str | None = None
-    min_confidence: float | None = field(default=None, metadata=SHARE)
+    score_format: ScoreFormat = setting(
+        default="list", group=ROWS, metavar="list|struct", is_shared=False
+    )
+    labels_field: str | None = setting(default=None, group=ROWS)
+    thresholds: float | Mapping[str, float] | None = setting(
+        default=None,
+        convert=functools.partial(numbers_by_label, "thresholds"),
+        group=ROWS,
+        metavar=LABELLED,
+    )
+    confidence_field: str | None = setting(default=None, group=ROWS)
+    min_confidence: float | None = setting(
+        default=None, is_share=True, group=ROWS, metavar="[HEAD=]NUMBER"
+    )
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
-        thresholds = numbers_by_label("thresholds", self.thresholds)
-        object.__setattr__(self, "thresholds", thresholds)
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
+        thresholds = self.thresholds
         if thresholds is None:
             return
         if self.labels_field is None:
@@ -517,20 +550,14 @@ def parse_options(
         for template in {"text_template", "prompt"} & fitting.keys():
             fitting[template] = fitting[template].replace(f"{{{old}}}", f"{{{name}}}")
     settings = {**fitting, **arguments}
-    for setting in fields(options_type):  # type: ignore[arg-type]
-        if setting.init and setting.default is MISSING and setting.name not in settings:
-            raise TypeError(f"{owner} needs {setting.name}=")
+    for own in fields(options_type):  # type: ignore[arg-type]
+        if own.init and own.default is MISSING and own.name not in settings:
+            raise TypeError(f"{owner} needs {own.name}=")
     if "model" in names and settings.get("model") in (None, ""):
         raise TypeError(f"{owner} needs model=: a Hub name or the directory of a checkpoint")
-    return options_type(**{name: _normal(value) for name, value in settings.items()})
-
-
-def _normal(value: object) -> Any:
-    """Return the value in a normal form, so that equal settings compare equal."""
-    value = plain_value(value)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return tuple(value) if isinstance(value, list) else value
+    plain = {name: plain_value(value) for name, value in settings.items()}
+    listed = {name: tuple(value) for name, value in plain.items() if isinstance(value, list)}
+    return options_type(**plain | listed)
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:

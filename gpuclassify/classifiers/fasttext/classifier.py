@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gpuclassify.classifiers.fasttext.model_file import FastTextModel
 from gpuclassify.classifiers.fasttext.runner import FastTextHead, FastTextRunner, LanguageHead
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.settings.checks import SHARE, label_tuple, warn_once
-from gpuclassify.settings.options import LabelOptions
+from gpuclassify.settings.checks import warn_once
+from gpuclassify.settings.declared import declared, setting
+from gpuclassify.settings.options import LabelOptions, ordered_labels
 from gpuclassify.settings.signatures import takes
 
 Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class FastTextOptions(LabelOptions):
     """Settings of classifiers that fastText runs, in addition to `LabelOptions`.
 
@@ -52,20 +52,19 @@ class FastTextOptions(LabelOptions):
 
     file: str | None = None
     confidence_field: str | None = None
-    min_confidence: float | None = field(default=None, metadata=SHARE)
+    min_confidence: float | None = setting(default=None, is_share=True)
     score_label: str | None = None
     score_field: str | None = None
     min_score: float | None = None
     top_k: int | None = None
     top_labels_field: str = "top_labels"
     top_scores_field: str = "top_scores"
-    labels: Sequence[str] | None = None
+    labels: Sequence[str] | None = setting(default=None, convert=ordered_labels)
     preprocess: Preprocess | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
-        object.__setattr__(self, "labels", label_tuple("labels", self.labels, keep_order=True))
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.score_label is None and self.needs_score:
             raise ValueError(
                 "score_field and min_score are about the probability of one label: pass "

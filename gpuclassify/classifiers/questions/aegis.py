@@ -26,6 +26,7 @@ from gpuclassify.classifiers.questions.safety_template import (
 from gpuclassify.mapping.heads import Columns, named_columns, named_fields
 from gpuclassify.mapping.label_heads import LABELS, LabelHead
 from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -33,7 +34,7 @@ SAFE, UNSAFE, UNKNOWN = "safe", "unsafe", "unknown"
 ANSWER_LABELS = (UNKNOWN, SAFE, *CATEGORY_CODES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class AegisOptions(LoraOptions):
     """Settings of the Aegis classifier, in addition to `LoraOptions`.
 
@@ -58,9 +59,9 @@ class AegisOptions(LoraOptions):
     keep_raw: bool = False
     raw_field: str | None = "_aegis_raw_pred"
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.template_digest is not None:
             full_digest(self.template_digest)
         if self.long_text != "truncate":

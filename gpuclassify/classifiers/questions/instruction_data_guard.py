@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.activations import sigmoid
 from gpuclassify.models.checkpoint import CheckpointError, read_required_json
 from gpuclassify.models.tensors import compare_shapes, shapes_of
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 
@@ -42,7 +43,19 @@ if TYPE_CHECKING:
 POISONED_FROM = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+def decisions(labels: Any) -> tuple[bool, ...] | None:
+    """Return decisions to keep as a sorted tuple, or None for all."""
+    if labels is None:
+        return None
+    several = [labels] if isinstance(labels, bool) else labels
+    if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
+        raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
+    if not several:
+        raise ValueError("filter_by=[] names no label: pass True, False, or leave it out")
+    return tuple(sorted(set(several)))
+
+
+@declared
 class GuardOptions(LoraOptions):
     """Settings of the instruction data guard, in addition to `LoraOptions`.
 
@@ -61,18 +74,9 @@ class GuardOptions(LoraOptions):
     adapter: StrPath = DEFENSIVE
     adapter_revision: str | None = None
     score_field: str | None = None
-    filter_by: bool | Collection[bool] | None = None  # type: ignore[assignment]
-
-    def normal_labels(self, labels: object) -> Any:
-        """Return the labels to keep as a sorted tuple of bool."""
-        if labels is None:
-            return None
-        several = [labels] if isinstance(labels, bool) else labels
-        if not isinstance(several, Iterable) or not all(isinstance(one, bool) for one in several):
-            raise TypeError(f"filter_by={labels!r}: pass True, False or a list of them")
-        if not several:
-            raise ValueError("filter_by=[] names no label: pass True, False, or leave it out")
-        return tuple(sorted(set(several)))
+    filter_by: bool | Collection[bool] | None = setting(  # type: ignore[assignment]
+        default=None, convert=decisions
+    )
 
 
 class GuardModel(LoraModel):

@@ -26,6 +26,7 @@ from gpuclassify.models.checkpoint import (
 )
 from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused_tensors
 from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import LabelOptions, ModelOptions
 
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
@@ -34,7 +35,7 @@ DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
 MAX_TOKENS = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class LoraOptions(LabelOptions, ModelOptions):
     """Settings of mappers with an adapter on a decoder, in addition to `LabelOptions`.
 
@@ -48,9 +49,9 @@ class LoraOptions(LabelOptions, ModelOptions):
 
     base_revision: str | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 
 

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -44,8 +44,9 @@ from gpuclassify.mapping.label_heads import LABELS, CategoryHead, LabelHead, Mul
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, position_limit
-from gpuclassify.settings.checks import check_settings, check_text
-from gpuclassify.settings.options import ClassifierOptions, StrPath
+from gpuclassify.settings.checks import check_text
+from gpuclassify.settings.declared import declared, setting
+from gpuclassify.settings.options import MODEL, TEMPLATE, TEXTS, ClassifierOptions, StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
@@ -71,7 +72,42 @@ _NO_SETTINGS = {
 _MOST_TOKENS = 4_096  # prompt tokens for a model that states no limit
 
 
-@dataclass(frozen=True, kw_only=True)
+def _as_json_text(value: object) -> str | None:
+    if value is None:
+        return None
+    try:
+        settings = json.loads(value) if isinstance(value, str) else value
+        if isinstance(settings, Mapping):
+            return json.dumps(dict(settings), sort_keys=True)
+    except (TypeError, ValueError) as err:
+        raise TypeError(f"chat_template_kwargs={value!r}: pass plain values ({err})") from err
+    raise TypeError(f"chat_template_kwargs={value!r}: pass a dict")
+
+
+def _answers(value: Any) -> Any:
+    return None if value is None else Choice(value).options
+
+
+def _named_fields(value: object) -> tuple[tuple[str, Any], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (Mapping, tuple)) or not value:
+        raise TypeError(f"fields={value!r}: pass a dict of a field's name to its options")
+    return tuple((name, named_field(options)) for name, options in dict(value).items())
+
+
+def _criteria(value: object) -> tuple[tuple[str, str], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, (Mapping, tuple)) or not value:
+        raise TypeError(f"criteria={value!r}: pass a dict of a column to a criterion's text")
+    for name, text in dict(value).items():
+        check_text("criteria's key", name, "a column name")
+        check_text(f"criteria[{name!r}]", text, "a text")
+    return tuple(dict(value).items())
+
+
+@declared
 class PromptOptions(ClassifierOptions):
     """Settings of questions to a decoder, in addition to `ClassifierOptions`.
 
@@ -127,16 +163,29 @@ class PromptOptions(ClassifierOptions):
 
     no_pairs = "name both columns in prompt="
 
-    prompt: str = field(default="", metadata={"least": 0})  # `check` requires it
+    prompt: str = setting(  # `check_together` requires it
+        default="",
+        least=0,
+        group=MODEL,
+        metavar=TEMPLATE,
+        help="Question to a language model, with columns in braces, such as "
+        "'An advertisement?\\n\\n{text}'.",
+    )
     system: str | None = None
     response: str | None = None
     chat: bool = True
-    chat_template_kwargs: Any = "{}"
-    opening: str = field(default="", metadata={"least": 0})
-    answers: Any = None
+    chat_template_kwargs: Any = setting(default="{}", convert=_as_json_text)
+    opening: str = setting(default="", least=0)
+    answers: Any = setting(
+        default=None,
+        convert=_answers,
+        group=MODEL,
+        metavar=TEXTS,
+        help="Possible answers to the prompt; repeatable, for answers with commas.",
+    )
     answer: str | None = None
-    fields: Any = None
-    criteria: Any = None
+    fields: Any = setting(default=None, convert=_named_fields)
+    criteria: Any = setting(default=None, convert=_criteria)
     confidences: bool = False
     adapter: StrPath | None = None
     adapter_revision: str | None = None
@@ -145,11 +194,8 @@ class PromptOptions(ClassifierOptions):
     max_new_tokens: int = 128
     prompt_digest: str | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `ModelOptions.check`."""
-        for name, value in _in_normal_form(vars(self)).items():
-            object.__setattr__(self, name, value)
-        check_settings(self)
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
         self.check_text_field()
         check_text("prompt", self.prompt, "a text with a column in braces, such as {text}")
         for name in ("system", "opening"):
@@ -180,7 +226,7 @@ class PromptOptions(ClassifierOptions):
                     )
         self._check_criteria()
         self.form  # noqa: B018 - raises if the answer cannot be read
-        super().check()
+        super().check_together()
         several = len(self.text_fields) > 1
         refused: dict[str, Any] = {
             "max_chars": several and "cuts the text of one column, and the prompt reads several",
@@ -237,45 +283,6 @@ class PromptOptions(ClassifierOptions):
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
-
-
-def _in_normal_form(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Normalize settings that have several forms, so that equal ones are equal."""
-    forms: dict[str, Callable[[Any], Any]] = {
-        "chat_template_kwargs": _as_json_text,
-        "answers": lambda options: Choice(options).options,
-        "fields": _named_fields,
-        "criteria": _criteria,
-    }
-    return {
-        name: forms[name](value) if name in forms and value is not None else value
-        for name, value in settings.items()
-    }
-
-
-def _as_json_text(value: object) -> str:
-    try:
-        settings = json.loads(value) if isinstance(value, str) else value
-        if isinstance(settings, Mapping):
-            return json.dumps(dict(settings), sort_keys=True)
-    except (TypeError, ValueError) as err:
-        raise TypeError(f"chat_template_kwargs={value!r}: pass plain values ({err})") from err
-    raise TypeError(f"chat_template_kwargs={value!r}: pass a dict")
-
-
-def _named_fields(value: object) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(value, (Mapping, tuple)) or not value:
-        raise TypeError(f"fields={value!r}: pass a dict of a field's name to its options")
-    return tuple((name, named_field(options)) for name, options in dict(value).items())
-
-
-def _criteria(value: object) -> tuple[tuple[str, str], ...]:
-    if not isinstance(value, (Mapping, tuple)) or not value:
-        raise TypeError(f"criteria={value!r}: pass a dict of a column to a criterion's text")
-    for name, text in dict(value).items():
-        check_text("criteria's key", name, "a column name")
-        check_text(f"criteria[{name!r}]", text, "a text")
-    return tuple(dict(value).items())
 
 
 class PromptModel(LoraModel):
@@ -678,7 +685,7 @@ class PromptClassifier(TextMapper[PromptOptions]):
     licence = "the model's"
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        cls.defaults = _in_normal_form(cls.defaults)
+        cls.defaults = PromptOptions.normal(cls.defaults)
         super().__init_subclass__(**kwargs)
 
     if TYPE_CHECKING:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.classifiers.spans.columns import SpanOptions
 from gpuclassify.classifiers.spans.tags import Aggregation, Scheme
 from gpuclassify.classifiers.spans.token_runner import TokenClassifier, TokenHead, TokenRunner
 from gpuclassify.mapping.text_mapper import TextMapper
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import LongText, ModelOptions
 from gpuclassify.settings.signatures import takes
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class TokenClassifierOptions(SpanOptions, ModelOptions):
     """Settings of `SpanClassifier`, in addition to `SpanOptions` and `ModelOptions`.
 
@@ -38,9 +38,9 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
         """Whether a word's label follows from the probabilities of all labels of its tokens."""
         return self.aggregation == "average"
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         if self.long_text not in ("windows", "truncate"):
             raise ValueError(
                 f'long_text="{self.long_text}" is for scores of texts: spans are found in '

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,12 +15,12 @@ from gpuclassify.frames import Texts
 from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_fields
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import COUNT
-from gpuclassify.settings.checks import SHARE, label_tuple, nearest, numbers_by_label
-from gpuclassify.settings.code_digest import json_setting
+from gpuclassify.settings.checks import label_tuple, nearest, numbers_by_label
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class SpanOptions(TextOptions):
     """Settings of every mapper that finds spans, in addition to `TextOptions`.
 
@@ -52,22 +53,24 @@ class SpanOptions(TextOptions):
     filter_names: ClassVar[tuple[str, ...]] = ("min_spans", "max_span_share")
 
     spans_field: str = "spans"
-    labels: str | Sequence[str] | None = None
-    min_score: float | Mapping[str, float] | None = None
+    labels: str | Sequence[str] | None = setting(
+        default=None, convert=functools.partial(label_tuple, "labels")
+    )
+    min_score: float | Mapping[str, float] | None = setting(
+        default=None, convert=functools.partial(numbers_by_label, "min_score")
+    )
     redact: Redact | None = None
     redacted_field: str | None = None
     count_field: str | None = None
     share_field: str | None = None
-    min_spans: int | None = field(default=None, metadata={"least": 0})
-    max_span_share: float | None = field(default=None, metadata=SHARE)
+    min_spans: int | None = setting(default=None, least=0)
+    max_span_share: float | None = setting(default=None, is_share=True)
     keep_field: str | None = None
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         check_decision(self)
-        object.__setattr__(self, "labels", label_tuple("labels", self.labels))
-        object.__setattr__(self, "min_score", numbers_by_label("min_score", self.min_score))
         redacted = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", redacted)
         if self.text_template is not None:
@@ -85,15 +88,6 @@ class SpanOptions(TextOptions):
     def plans_without_model(self) -> bool:
         """Whether labels are passed, so that the client need not reach the model."""
         return self.labels is not None
-
-    def __dask_tokenize__(self) -> Any:
-        return definition(self)
-
-
-def definition(settings: object) -> list[Any]:
-    """Return the settings as values that are equal in every process. Functions are their code."""
-    named = sorted(vars(settings).items())
-    return [type(settings).__name__, *((name, json_setting(value)) for name, value in named)]
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.classifiers.spans.columns import check_redaction, definition
+from gpuclassify.classifiers.spans.columns import check_redaction
 from gpuclassify.classifiers.spans.spans import Redact, Spans
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.partition_map import RowWiseMap
-from gpuclassify.settings.checks import check_flag, check_text, label_tuple
-from gpuclassify.settings.code_digest import json_setting
+from gpuclassify.settings.checks import label_tuple
+from gpuclassify.settings.declared import Declared, declared, setting
 
 
 def merge_spans(
@@ -60,29 +59,37 @@ def merge_spans(
     >>> merged = merge_spans(["pattern_spans", "spans"], redact="[{label}]")
     >>> ddf = classify(ddf, [rules, names, merged])  # doctest: +SKIP
     """
-    names = label_tuple("fields", fields, keep_order=True)
+    return MergedSpans(
+        fields,
+        text_field=text_field,
+        spans_field=spans_field,
+        redact=redact,
+        redacted_field=redacted_field,
+        overwrite=overwrite,
+    )
+
+
+def _column_names(names: Any) -> tuple[str, ...]:
     if names is None:
         raise ValueError('fields=None names no column of spans: pass such as ["spans"]')
-    for name, value in {"text_field": text_field, "spans_field": spans_field}.items():
-        check_text(name, value, "a column name")
-    check_flag("overwrite", overwrite)
-    column = check_redaction(redact, redacted_field)
-    return MergedSpans(names, text_field, spans_field, redact, column, overwrite)
+    return label_tuple("fields", names, keep_order=True) or ()
 
 
-@dataclass(frozen=True)
-class MergedSpans(RowWiseMap):
+@declared
+class MergedSpans(Declared, RowWiseMap):
     """Mapper that `merge_spans` returns, with its arguments."""
 
-    fields: tuple[str, ...]
-    text_field: str
-    spans_field: str
-    redact: Redact | None
-    redacted_field: str | None
-    overwrite: bool
+    fields: Sequence[str] = setting(kw_only=False, convert=_column_names)
+    text_field: str = "text"
+    spans_field: str = "merged_spans"
+    redact: Redact | None = None
+    redacted_field: str | None = None
+    overwrite: bool = False
 
-    def __dask_tokenize__(self) -> Any:
-        return definition(self)
+    def check_together(self) -> None:
+        """Raise unless what replaces spans fits the column of redacted texts, which it names."""
+        column = check_redaction(self.redact, self.redacted_field)
+        object.__setattr__(self, "redacted_field", column)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
@@ -100,10 +107,6 @@ class MergedSpans(RowWiseMap):
         if self.redacted_field is not None:
             columns.append((self.redacted_field, pa.string()))
         return pa.schema(columns)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings."""
-        return {name: json_setting(value) for name, value in vars(self).items()}
 
     def check(self, frame: Frame) -> None:
         """Raise unless the columns that are read are there, and the new ones are not."""

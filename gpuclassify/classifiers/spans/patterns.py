@@ -12,7 +12,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from gpuclassify.mapping.runners import Runner
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.settings.checks import check_choice, label_tuple
+from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
@@ -104,7 +105,7 @@ PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find
 _SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
 
 
-@dataclass(frozen=True, kw_only=True)
+@declared
 class PatternOptions(SpanOptions):
     """Settings of `PatternSpans`, in addition to `SpanOptions`.
 
@@ -122,9 +123,9 @@ class PatternOptions(SpanOptions):
     patterns: str | Sequence[str] = ("email", "ip")
     spans_field: str = "pattern_spans"
 
-    def check(self) -> None:
-        """Check the settings; see `TextOptions.check`."""
-        super().check()
+    def check_together(self) -> None:
+        """Check the settings; see `Declared.check_together`."""
+        super().check_together()
         patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
         for pattern in patterns:
             check_choice("patterns", pattern, tuple(PATTERNS))
