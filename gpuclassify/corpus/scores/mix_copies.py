@@ -11,8 +11,8 @@ import pyarrow as pa
 from dask.utils import format_bytes
 
 from gpuclassify.corpus.scores.mix import MOST_EPOCHS, Mix
-from gpuclassify.corpus.scores.quantiles import ScoreColumns, cells_of, require_columns
 from gpuclassify.corpus.scores.sampling import id_keys, uniform
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns, cells_of, require_columns
 from gpuclassify.frames import Frame, backend_of, name_row, to_pandas
 from gpuclassify.jobs.input.sample import random_keys
 from gpuclassify.jobs.ledger.encoding import FILE, PLACE

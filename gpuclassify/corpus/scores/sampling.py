@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.corpus.scores.quantiles import ScoreColumns, cells_of, refuse_many
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns, cells_of, refuse_many
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas

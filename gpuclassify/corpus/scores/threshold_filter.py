@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.corpus.scores.calibration import calibrated
-from gpuclassify.corpus.scores.quantiles import ScoreColumns
 from gpuclassify.corpus.scores.thresholds import Thresholds
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns
 from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.stores.names import redacted

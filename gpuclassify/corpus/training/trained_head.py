@@ -14,6 +14,7 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
+from gpuclassify.corpus.statistics.agreement import grades_of
 from gpuclassify.corpus.training.annotations import AnnotatedColumns, Annotations, read_annotations
 from gpuclassify.corpus.training.evaluation import (
     ENOUGH_ROWS,
@@ -32,7 +33,6 @@ from gpuclassify.corpus.training.split import folds, refuse_small, split
 from gpuclassify.corpus.training.tasks import (
     TASKS,
     Task,
-    grades_of,
     refuse_rare,
     refuse_untrained,
     row_weights,
