@@ -172,7 +172,7 @@ def add(state, value):
 
 
 @njit(nogil=True, cache=True)
-def mix(value):
+def murmur64(value):
     """Return a hash whose every bit depends on every bit of the value."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_2
@@ -184,12 +184,12 @@ def _hash_ngrams(hashes, tokens, n):
     """Replace each token hash by the hash of the n-gram that begins there; return their number."""
     size = min(n, tokens)
     for token in range(tokens):
-        hashes[token] = mix(hashes[token])
+        hashes[token] = murmur64(hashes[token])
     for first in range(tokens - size + 1):
         ngram = np.uint64(size)
         for token in range(first, first + size):
             ngram = add(ngram, hashes[token])
-        hashes[first] = mix(ngram)
+        hashes[first] = murmur64(ngram)
     return tokens - size + 1
 
 
@@ -379,7 +379,7 @@ def _whole(ngrams):
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
-    return mix(whole)
+    return murmur64(whole)
 
 
 @njit(nogil=True, cache=True)

@@ -21,12 +21,13 @@ import pyarrow as pa
 
 from gpuclassify.corpus.statistics.quantiles import ScoreColumns, cells_of, refuse_many
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sample import random_keys, rows_at
+from gpuclassify.jobs.input.sample import rows_at
 from gpuclassify.jobs.stores.hub import share_tokens
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.settings.checks import (
@@ -216,25 +217,8 @@ def sample(
     if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
         raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
     frame[weight_field] = chosen[weight_field].to_numpy()
-    order = np.argsort(random_keys("order", chosen[KEY].to_numpy()), kind="stable")
+    order = np.argsort(row_keys("order", chosen[KEY].to_numpy()), kind="stable")
     return frame.iloc[order].reset_index(drop=True)
-
-
-def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
-    """Return a random number for each row by its id, uint64 (rows,)."""
-    ids = to_pandas(frame[[id_field]])[id_field]
-    if ids.isna().any():
-        raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
-    if ids.dtype.kind in "iu":
-        numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
-    else:
-        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
-    return random_keys(seed, numbers)
-
-
-def uniform(keys: np.ndarray) -> np.ndarray:
-    """Return random numbers as float64 (rows,) between 0 and 1."""
-    return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 def _least(rows: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -293,7 +277,7 @@ def _of_part(
             schemas.to_pandas(table.drop_columns([ROW_PLACE])),
         )
         of_place = draw.id_field is None
-        keys = random_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
+        keys = row_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
         found.append(draw.candidates(frame, keys, number, places))
     return draw.join(found)
 

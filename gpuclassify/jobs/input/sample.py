@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import dask
 import numpy as np
 import pyarrow as pa
 
+from gpuclassify.frames.hashing import row_keys
 from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
@@ -178,7 +178,7 @@ def sample_rows(
         table, _, _ = read_table(piece, known)
         chosen = select.chosen(table) if select else np.ones(len(table), dtype=bool)
         places = table[ROW_PLACE].to_numpy()[chosen]
-        keys = random_keys(f"{seed} {names[piece.path]}", places)
+        keys = row_keys(f"{seed} {names[piece.path]}", places)
         least = np.argsort(keys, kind="stable")[:rows]
         numbers = [number] * len(least)
         drawn += zip(keys[least].tolist(), numbers, places[least].tolist(), strict=True)
@@ -208,15 +208,6 @@ class Drawn:
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return which rows are at them, bool (rows,)."""
         return np.isin(columns[ROW_PLACE].to_numpy(), self.places)
-
-
-def random_keys(seed: str, places: np.ndarray) -> np.ndarray:
-    """Return a random number for each place, uint64 (rows,), by the mixing of SplitMix64."""
-    start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
-    keys = np.uint64(start) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
-    return keys ^ (keys >> np.uint64(31))
 
 
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
