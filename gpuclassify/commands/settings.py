@@ -346,13 +346,13 @@ class JobSettings:
         """Return the columns to read: those that stages need or `fields` name; None for all."""
         from gpuclassify.corpus.scores.job import AssignBuckets
         from gpuclassify.jobs.stages import as_chain
-        from gpuclassify.mapping.select import RowChoice
+        from gpuclassify.mapping.select import RowFilter
 
         if self.fields is None:
             return None
         chain = as_chain(stages)
         names = [*chain.text_fields, *self.fields, self.source_field]
-        choices = (mapper for mapper in chain.mappers if isinstance(mapper, RowChoice))
+        choices = (mapper for mapper in chain.mappers if isinstance(mapper, RowFilter))
         names += [name for choice in choices for name in choice.read_fields]
         if self.buckets is not None:
             buckets = stages[-1] if EDGES in self.buckets else AssignBuckets([], **self.buckets)

@@ -24,7 +24,7 @@ from gpuclassify.jobs.output.annotations import annotation_schema
 from gpuclassify.jobs.output.writers import AnnotationWriter
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.mapping.partition_map import PartitionMap
-from gpuclassify.mapping.select import RowChoice
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.mapping.text_mapper import TextMapper
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
     Raises ValueError where more than one would need it, or a mapper cannot have one.
     """
     for mapper in mappers:
-        if isinstance(mapper, RowChoice) and mapper.drops_rows:
+        if isinstance(mapper, RowFilter) and mapper.drops_rows:
             raise ValueError(
                 f"annotations drop no row, and {mapper.__name__} would: let it write a column "
                 "(keep_field=) where it can, or drop rows with `gpuclassify select`"

@@ -22,7 +22,7 @@ from gpuclassify.workers.run_context import current_run
 WITHOUT_VALUES = "without values"  # in `attrs` of a meta: columns that are text for want of any
 
 
-class RowChoice(RowWiseMap):
+class RowFilter(RowWiseMap):
     """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
 
     @property
@@ -31,8 +31,8 @@ class RowChoice(RowWiseMap):
         return True
 
     @abstractmethod
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table of the `read_fields` stay, bool (rows,); a job counts."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return a mask of the rows of a table that stay, bool (rows,); a job counts them."""
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame, whose columns stay."""
@@ -40,7 +40,7 @@ class RowChoice(RowWiseMap):
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return the rows of a plain frame that stay."""
-        kept = self.chosen(columns_of(frame, self.read_fields))
+        kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
 
@@ -51,7 +51,7 @@ def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Select(RowChoice):
+class Select(RowFilter):
     """Rows of which a condition is true; rows, columns and the index of the rest stay as they are.
 
     Parameters
@@ -122,8 +122,8 @@ class Select(RowChoice):
         types |= {field.name: field.type for field in columns.schema if field.name not in nulls}
         self.condition.check(pa.schema(types))
 
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table meet the condition, bool (rows,); a running job counts."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return a mask of the rows that meet the condition, bool (rows,); a job counts them."""
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)
         for term, met in self.condition.evaluate(columns).items():

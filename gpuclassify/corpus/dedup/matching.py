@@ -204,7 +204,7 @@ def _drop_repeats(hashes, count):
     return distinct
 
 
-class Matches(NamedTuple):
+class GroupMatches(NamedTuple):
     """Matches of documents: the one that stays for each, and their similarity.
 
     ``kept`` is its row, int64 (documents,): its row if it stays; ``similarity``,
@@ -219,7 +219,7 @@ class Matches(NamedTuple):
 
 def match_groups(
     sets: NgramSets, starts: np.ndarray, is_fixed: np.ndarray, *, threshold: float, measure: str
-) -> Matches:
+) -> GroupMatches:
     """Find the documents of each group that go, because one that stays is similar enough.
 
     The first document of a group stays. Each further one is compared with at most two that stay:
@@ -242,7 +242,7 @@ def match_groups(
             f"sets, starts and is_fixed are of {counts[0]}, {counts[1]} and {counts[2]} documents"
         )
     by_containment = measure == "containment"
-    return Matches(
+    return GroupMatches(
         *_match_groups(
             sets, np.asarray(starts), np.asarray(is_fixed), float(threshold), by_containment
         )

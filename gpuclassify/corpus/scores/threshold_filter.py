@@ -16,13 +16,13 @@ from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.mapping.columns import check_are_new
-from gpuclassify.mapping.select import RowChoice
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages import visible
 from gpuclassify.settings.checks import check_flag, check_text
 from gpuclassify.workers.run_context import current_run
 
 
-class ApplyThresholds(RowChoice):
+class ApplyThresholds(RowFilter):
     """Mapper that keeps the rows whose score is at least the threshold of their group.
 
     A row passes not whose score is null or NaN, or whose group has no threshold; where small groups
@@ -147,8 +147,8 @@ class ApplyThresholds(RowChoice):
             frame = backend_of(frame).with_columns(frame, new, schema, None)
         return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
 
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table stay, bool (rows,); see `RowChoice.chosen`."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows of a table stay, bool (rows,); see `RowFilter.choose`."""
         return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
