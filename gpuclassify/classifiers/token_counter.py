@@ -110,7 +110,7 @@ class PinnedTokenizer(PinnedModel):
         return read_tokenizer(identity.name, directory)
 
 
-class TokenRunner(Runner):
+class CountRunner(Runner):
     """Runner that counts tokens on the CPU; outputs are int64 (texts, 1)."""
 
     model: PinnedTokenizer
@@ -187,7 +187,7 @@ class TokenCounter(TextMapper):
 
     Options = TokenOptions
     model_type = PinnedTokenizer
-    runner_type = TokenRunner
+    runner_type = CountRunner
     head_type = CountHead
     family = "tokens"
     purpose = "tokens of texts, for any model"

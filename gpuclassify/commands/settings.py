@@ -340,7 +340,7 @@ class JobSettings:
             return None
         chain = as_chain(stages)
         names = [*chain.text_fields, *self.fields, self.source_field]
-        choices = [mapper for mapper in chain.mappers if mapper.row_choice() is not None]
+        choices = [mapper for mapper in chain.mappers if mapper.row_filter() is not None]
         names += [name for choice in choices for name in choice.read_fields]
         written = chain.schema().names
         names += [name for name in needed if name not in written]

@@ -67,7 +67,7 @@ def show(
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
         --where "quality_pred == 'Low'"
     """
-    from gpuclassify.jobs.input.sample import sample_rows
+    from gpuclassify.corpus.scores.sampling import draw_rows
     from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.mapping.select import Select
 
@@ -77,7 +77,7 @@ def show(
         reader = reader_from_options(inputs, {**options, "annotations": sets}, needed)
         if select is not None:
             select.check(reader.find_parts().schema.meta())
-        frame = sample_rows(reader, limit, seed, select)
+        frame = draw_rows(reader, limit, seed, select)
     table = arrow_table(frame, keep_index=False)
     if as_json:
         echo_rows(table)

@@ -213,11 +213,6 @@ def inside(kind: pa.DataType, change: Change) -> pa.DataType:
     return kind if new == kind else new
 
 
-def unpack_digests(digests: bytes) -> np.ndarray:
-    """Return digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
-    return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
-
-
 def to_pandas(frame: Frame) -> Any:
     """Return the frame in pandas without views; copy one of cudf to the host, in nullable types."""
     if not hasattr(frame, "to_pandas"):

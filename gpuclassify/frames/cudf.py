@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pylibcudf
 
-from gpuclassify.frames import unpack_digests
+from gpuclassify.frames.hashing import unpack_digests
 
 MOST_NUMBERS = 2**31 - 1  # in a column of lists, whose offsets have 32 bits
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_object_dtype
 
-from gpuclassify.frames import cast_views, is_text, name_row, plain_type, unpack_digests
+from gpuclassify.frames import cast_views, is_text, name_row, plain_type
+from gpuclassify.frames.hashing import md5_digests
 
 MOST_NUMBERS = None  # in a column of lists: chunks of an Arrow array together hold any number
 # Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
@@ -81,10 +81,8 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
             pa.large_binary(),
         )
     has_text = pc.fill_null(pc.greater(pc.binary_length(encoded), 0), False)
-    digests = b"".join(
-        hashlib.md5(value or b"", usedforsecurity=False).digest() for value in encoded.to_pylist()
-    )
-    return unpack_digests(digests), has_text.to_numpy(zero_copy_only=False)
+    digests = md5_digests(value or b"" for value in encoded.to_pylist())
+    return digests, has_text.to_numpy(zero_copy_only=False)
 
 
 def list_array(frame: pd.DataFrame, column: str) -> pa.Array:

@@ -117,7 +117,7 @@ def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
     Raises ValueError where more than one would need it, or a mapper cannot have one.
     """
     for mapper in mappers:
-        if mapper.row_choice() is not None:
+        if mapper.row_filter() is not None:
             raise ValueError(
                 f"annotations drop no row, and {mapper.__name__} would: let it write a column "
                 "(keep_field=) where it can, or drop rows with `gpuclassify select`"

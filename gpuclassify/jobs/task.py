@@ -59,7 +59,7 @@ from gpuclassify.jobs.report.summary import (
 )
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.select import RowChoice
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
 from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
 from gpuclassify.workers.run_context import PartProgress, add_counts, add_up, run_context
@@ -106,9 +106,9 @@ class TaskSpec:
 
         Not where rows read are counted by a column, of those that they drop, too.
         """
-        choices: list[RowChoice] = []
+        choices: list[RowFilter] = []
         for mapper in self.chain.mappers:
-            choice = mapper.row_choice()
+            choice = mapper.row_filter()
             if choice is None or mapper.schema().names:
                 break
             choices.append(choice)
@@ -133,9 +133,9 @@ class TaskSpec:
 class CountedSelect:
     """Choices that pieces of a part are read by, several at a time, and their counts in all."""
 
-    def __init__(self, choices: Sequence[RowChoice]) -> None:
+    def __init__(self, choices: Sequence[RowFilter]) -> None:
         fields = (name for choice in choices for name in choice.read_fields)
-        self.fields = tuple(dict.fromkeys(fields))
+        self.read_fields = tuple(dict.fromkeys(fields))
         self.counts: dict[str, Any] = {}
         self._choices, self._lock = choices, threading.Lock()
 
@@ -144,7 +144,7 @@ class CountedSelect:
         kept = np.ones(len(columns), dtype=bool)
         with run_context(stages=StageCounts()) as context:
             for choice in self._choices:
-                kept[kept] = choice.chosen(columns.filter(pa.array(kept)))
+                kept[kept] = choice.choose(columns.filter(pa.array(kept)))
         with self._lock:
             add_counts(self.counts, context.stages.counts if context.stages else {})
         return kept

@@ -74,8 +74,8 @@ class PartitionMap(Public):
         """Whether the result may have fewer rows."""
         return not self.members or any(member.drops_rows for member in self.members)
 
-    def row_choice(self) -> Any:
-        """Return the `RowChoice` by which the mapper drops rows, None for any other mapper.
+    def row_filter(self) -> Any:
+        """Return the `RowFilter` by which the mapper drops rows, None for any other mapper.
 
         Reading can apply it before any text is read, if the mapper adds no columns.
         """

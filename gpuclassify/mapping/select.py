@@ -22,7 +22,7 @@ from gpuclassify.workers.run_context import current_run
 WITHOUT_VALUES = "without values"  # in `attrs` of a meta: columns that are text for want of any
 
 
-class RowChoice(RowWiseMap):
+class RowFilter(RowWiseMap):
     """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
 
     @property
@@ -30,13 +30,13 @@ class RowChoice(RowWiseMap):
         """Whether rows may be dropped: they may."""
         return True
 
-    def row_choice(self) -> RowChoice | None:
+    def row_filter(self) -> RowFilter | None:
         """Return itself, if it may drop rows."""
         return self if self.drops_rows else None
 
     @abstractmethod
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table of the `read_fields` stay, bool (rows,); a job counts."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return a mask of the rows of a table that stay, bool (rows,); a job counts them."""
 
     def meta(self, frame: Frame) -> Any:
         """Return the empty frame, whose columns stay."""
@@ -44,7 +44,7 @@ class RowChoice(RowWiseMap):
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return the rows of a plain frame that stay."""
-        kept = self.chosen(columns_of(frame, self.read_fields))
+        kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
 
@@ -55,7 +55,7 @@ def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Select(Declared, RowChoice):
+class Select(Declared, RowFilter):
     """Rows of which a condition is true; rows, columns and the index of the rest stay as they are.
 
     Parameters
@@ -124,8 +124,8 @@ class Select(Declared, RowChoice):
         types |= {field.name: field.type for field in columns.schema if field.name not in nulls}
         self.condition.check(pa.schema(types))
 
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table meet the condition, bool (rows,); a running job counts."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return a mask of the rows that meet the condition, bool (rows,); a job counts them."""
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)
         for term, met in self.condition.evaluate(columns).items():

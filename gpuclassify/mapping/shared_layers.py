@@ -38,10 +38,10 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
     """Run leading layers that models share once for all mappers, within a ``with`` block."""
-    return during(current_run_windows, _Pass(mappers).run_windows)
+    return during(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
-class _Pass:
+class _SharedOutputs:
     """Outputs of models that ran in step with an earlier mapper's, for the mappers of one pass."""
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:

@@ -31,7 +31,7 @@ WHERE_TENSORS_ARE = ("state_dict", "model_state_dict", "model")
 Layer = tuple[np.ndarray, np.ndarray]
 
 
-class Published(NamedTuple):
+class PublishedLayout(NamedTuple):
     """Published layout, by the names of its layers, with what no file says of it."""
 
     name: str
@@ -50,7 +50,7 @@ class Published(NamedTuple):
 PUBLISHED = (
     # JQL-AI/JQL-Annotation-Pipeline, src/utils/regression_head.py and embedder.py: a
     # LightningModule of two linear layers with a ReLU, on the first token's state, normalised.
-    Published(
+    PublishedLayout(
         "JQL",
         ("layer1", "layer2"),
         "relu",
@@ -59,7 +59,7 @@ PUBLISHED = (
     ),
     # epfml/fineweb2-hq, src/fineweb2_hq/mlp.py and xlmr_embeddings.py: 768-256-1 with a ReLU and a
     # dropout, and a sigmoid at the end, on the mean of the first 512 tokens.
-    Published(
+    PublishedLayout(
         "FineWeb2-HQ",
         ("classifier.0", "classifier.3"),
         "relu",

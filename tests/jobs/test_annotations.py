@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import DomainClassifier, QualityClassifier, Select
+from gpuclassify.corpus.scores.sampling import draw_rows
 from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
-from gpuclassify.jobs.input.sample import sample_rows
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -512,7 +512,7 @@ def test_columns_of_an_input_may_have_the_names_of_a_set(tmp_path, kind, name, v
     chosen = Select(f"`{name}` is None or length == 1")
     rows = rewrite_rows(root, tmp_path / "out", chosen, annotations=str(notes))
     assert sorted(rows["text"]) == ["a", "bb"]
-    shown = sample_rows(FileReader(str(root), annotations=str(notes)), 2, seed=1)
+    shown = draw_rows(FileReader(str(root), annotations=str(notes)), 2, seed=1)
     assert len(shown) == 2 and {*shown["text"]} < {"a", "bb", ""}
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from gpuclassify import AnnotationWriter, Pipeline, Select
 from gpuclassify.commands.cli import main
+from gpuclassify.corpus.scores.sampling import draw_rows
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sample import sample_rows
 
 ROWS = 600
 
@@ -37,7 +37,7 @@ def corpus(request, tmp_path):
 
 def drawn(corpus, rows, seed, where=None, **options):
     reader = FileReader(str(corpus / "crawl"), annotations=str(corpus / "notes"), **options)
-    frame = sample_rows(reader, rows, seed, Select(where) if where else None)
+    frame = draw_rows(reader, rows, seed, Select(where) if where else None)
     assert (frame["text"] == [f"text of {row}" for row in frame["id"]]).all()
     assert (frame["rank"] == frame["id"]).all()
     return frame["id"].tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -97,16 +97,17 @@ class Spans:
         ]
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
-    def merged(self) -> Spans:
+    def merged(self, *, touching: bool = False) -> Spans:
         """Return overlapping spans as one, with the label and score of the longest of them.
 
         It reaches from the first start to the last end, so that nothing of a shorter one is left.
+        With `touching`, spans without a character in between are one as well.
         """
         if not len(self.starts):
             return self
         shift = self.text_of * (self.ends.max() + 1)  # keeps the texts' ranges disjoint
         reached = np.maximum.accumulate(self.ends + shift)
-        is_first = np.append(True, self.starts[1:] + shift[1:] >= reached[:-1])
+        is_first = np.append(True, self.starts[1:] + shift[1:] >= reached[:-1] + touching)
         first = np.flatnonzero(is_first)
         group = np.cumsum(is_first) - 1
         longest = np.lexsort((self.starts, self.starts - self.ends, group))[first]
@@ -131,17 +132,23 @@ class Spans:
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
         """Return the texts with each span replaced once, and all else to the byte."""
         result = list(texts)
-        whole = self.merged()
-        bounds = np.searchsorted(whole.text_of, np.arange(self.texts + 1)).tolist()
-        spans = list(zip(whole.starts.tolist(), whole.ends.tolist(), whole.labels, strict=True))
-        for place in np.unique(whole.text_of).tolist():
-            text, pieces, reached = texts[place] or "", [], 0
-            for start, end, code in spans[slice(*bounds[place : place + 2])]:
+        for index, spans in self.merged().by_text():
+            text, pieces, reached = texts[index] or "", [], 0
+            for start, end, code in spans:
                 new = replacement(redact, text[start:end], self.names[code])
                 pieces += [text[reached:start], new]
                 reached = end
-            result[place] = "".join([*pieces, text[reached:]])
+            result[index] = "".join([*pieces, text[reached:]])
         return result
+
+    def by_text(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+        """Yield each text that has spans, with their starts, ends and labels."""
+        columns = (self.starts.tolist(), self.ends.tolist(), self.labels.tolist())
+        spans = [*zip(*columns, strict=True)]
+        indices, first = np.unique(self.text_of, return_index=True)
+        bounds = pairwise([*first.tolist(), len(spans)])
+        for index, (start, stop) in zip(indices.tolist(), bounds, strict=True):
+            yield index, spans[start:stop]
 
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
         """Return by label spans with the highest and the lowest scores, marked in their texts."""

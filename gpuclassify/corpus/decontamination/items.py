@@ -33,7 +33,7 @@ class Fields:
     are_joined: bool
     row_id: str | None
 
-    def chosen(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
+    def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
         """Return a source's text columns, and its id column if it has one."""
         texts = [name for name in self.texts if name in columns]
         if not texts:
@@ -49,7 +49,7 @@ class Fields:
 
     def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
         """Return the items of a pandas frame: of each row one, or one of each column of text."""
-        names, row_id = self.chosen([*frame.columns], source)
+        names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
         for name in names:
             backend.check_text_column(frame, name)
@@ -110,7 +110,7 @@ class ItemFiles:
         for path, name in zip(paths, names, strict=True):
             columns = FileReader([path]).find_parts("whole").schema.arrow.names
             source = name if names.count(name) == 1 else redacted(path)
-            yield (path, source, *fields.chosen(columns, redacted(path)))
+            yield (path, source, *fields.find_columns(columns, redacted(path)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class ItemFrame:
 
     def check(self, fields: Fields) -> None:
         """Raise ValueError unless the frame has the columns."""
-        fields.chosen([*self.frame.columns], "the frame of items")
+        fields.find_columns([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
         """Return the SHA-256 of the frame's columns and rows, to detect changes."""

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuclassify.classifiers.spans.spans import Spans
 from gpuclassify.corpus.decontamination.index import (
     ABOUT,
     MOST_WORDS,
@@ -34,9 +35,9 @@ from gpuclassify.corpus.decontamination.items import (
 )
 from gpuclassify.corpus.decontamination.matching import (
     Matches,
-    cut_text,
     find_passages,
     match_items,
+    remove_passages,
 )
 from gpuclassify.frames import Frame, Texts, backend_of
 from gpuclassify.jobs.stores.names import HTTP, file_format
@@ -377,7 +378,8 @@ class Decontaminate(Declared, RowWiseMap):
         shares[worst.documents] = worst.shares
         items[worst.documents] = worst.items
         label = shares >= self.threshold
-        passages = find_passages(index, texts, hits, reached)
+        spans = find_passages(index, texts, hits, reached)
+        passages = (spans.text_of, spans.starts, spans.ends)
         names = item_names(index, np.where(label, items, -1))
         columns = [
             pa.array(label, mask=is_null),
@@ -387,10 +389,10 @@ class Decontaminate(Declared, RowWiseMap):
         if self.items_field is not None:
             columns.append(_lists(reached.documents, item_names(index, reached.items), is_null))
         if self.passages_field is not None:
-            spans = pa.StructArray.from_arrays([*map(pa.array, passages[1:])], fields=[*SPAN])
-            columns.append(_lists(passages[0], spans, is_null))
+            values = pa.StructArray.from_arrays([*map(pa.array, passages[1:])], fields=[*SPAN])
+            columns.append(_lists(spans.text_of, values, is_null))
         if self.cut:
-            columns.append(_cut(texts, *passages, self.cut_margin))
+            columns.append(_cut(texts, spans, self.cut_margin))
         keep = ~is_null & (label == self.filter_by) if self.filters else np.ones(len(texts), bool)
         if self.keep_field is not None:
             columns.append(pa.array(keep))
@@ -505,21 +507,10 @@ def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.L
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
 
 
-def _cut(
-    texts: pa.LargeStringArray,
-    documents: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    margin: int,
-) -> pa.Array:
+def _cut(texts: pa.LargeStringArray, passages: Spans, margin: int) -> pa.Array:
     """Return the texts without passages."""
-    rows, first = np.unique(documents, return_index=True)
-    cut = [
-        cut_text(texts[int(row)].as_py(), starts[begin:stop], ends[begin:stop], margin)
-        for row, begin, stop in zip(rows, first, np.append(first, len(documents))[1:], strict=True)
-    ]
-    is_cut = np.zeros(len(texts), bool)
-    is_cut[rows] = True
+    cut = [remove_passages(texts[row].as_py(), spans, margin) for row, spans in passages.by_text()]
+    is_cut = passages.counts > 0
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from gpuclassify.classifiers.spans.spans import Spans
 from gpuclassify.corpus.decontamination.index import Hits, ItemIndex, distinct
 from gpuclassify.corpus.decontamination.words import buffers
 
@@ -47,10 +50,10 @@ def match_items(index: ItemIndex, hits: Hits) -> Matches:
 
 def find_passages(
     index: ItemIndex, texts: pa.LargeStringArray, hits: Hits, matches: Matches
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return where documents have n-grams of their matches' items: document, start, end.
+) -> Spans:
+    """Return the passages of documents with n-grams of their matches' items, without labels.
 
-    Places are those of characters; passages that touch are one.
+    Passages that touch are one.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -58,20 +61,18 @@ def find_passages(
         hits.documents[rows] * items + owners, matches.documents * items + matches.items
     )
     rows = distinct(rows[is_matched])
-    spans = np.stack([hits.documents[rows], hits.begins[rows], hits.ends[rows]])
-    documents, begins, ends = spans[:, np.lexsort(spans[::-1])]
-    reached = _furthest(documents, ends)
-    is_new = np.append(True, (np.diff(documents) > 0) | (begins[1:] > reached[:-1]))[: len(ends)]
-    first = np.flatnonzero(is_new)
-    ends = reached[np.append(first[1:], len(ends)) - 1] if len(first) else ends[:0]
-    data, starts = buffers(texts)
-    return documents[first], *_characters(data, starts, documents[first], begins[first], ends)
+    none = np.zeros(len(rows))
+    columns = (hits.documents[rows], hits.begins[rows], hits.ends[rows], none, none)
+    passages = Spans.of(len(texts), ("",), columns).merged(touching=True)
+    offsets = (passages.text_of, passages.starts, passages.ends)
+    starts, ends = _character_offsets(*buffers(texts), *offsets)
+    return replace(passages, starts=starts, ends=ends)
 
 
-def cut_text(text: str, starts: np.ndarray, ends: np.ndarray, margin: int) -> str:
-    """Return the text without passages and `margin` characters around each, which a line breaks."""
+def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin: int) -> str:
+    """Remove passages and `margin` characters on both sides of each; join the rest by newlines."""
     kept, at = [], 0
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+    for start, end, _ in passages:
         kept.append(text[at : max(at, start - margin)])
         at = end + margin
     return "\n".join(piece for piece in (*kept, text[at:]) if piece)
@@ -87,30 +88,20 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 @njit(nogil=True, cache=True)
-def _furthest(documents, ends):
-    """Return the furthest end so far in each document."""
-    reached = ends.copy()
-    for place in range(1, len(ends)):
-        if documents[place] == documents[place - 1]:
-            reached[place] = max(reached[place], reached[place - 1])
-    return reached
-
-
-@njit(nogil=True, cache=True)
-def _characters(data, starts, documents, begins, ends):
-    """Return places in bytes, in order within each document, as places in characters."""
+def _character_offsets(data, starts, documents, begins, ends):
+    """Return byte offsets, in order within each document, as character offsets."""
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1
-    for place in range(len(begins)):
-        if documents[place] != document:
-            document, at, count = documents[place], 0, 0
+    for number in range(len(begins)):
+        if documents[number] != document:
+            document, at, count = documents[number], 0, 0
         origin = starts[document]
-        while at < begins[place]:
+        while at < begins[number]:
             count += data[origin + at] & 0xC0 != 0x80
             at += 1
-        first[place] = count
-        while at < ends[place]:
+        first[number] = count
+        while at < ends[number]:
             count += data[origin + at] & 0xC0 != 0x80
             at += 1
-        last[place] = count
+        last[number] = count
     return first, last

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, mix
+from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, murmur64
 
 _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
 _KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # key: first letter of the Unicode category
@@ -127,7 +127,7 @@ def read_words(data, table, room):
         size = 2 * len(room[0])
     sums, total = room[2], np.uint64(0)
     for place in range(count):
-        word = mix(sums[place])
+        word = murmur64(sums[place])
         sums[place] = total
         total = total * _START + word
     sums[count] = total
@@ -138,7 +138,7 @@ def read_words(data, table, room):
 def ngram_key(sums, first, width, power):
     """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
     behind = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
-    return mix(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
+    return murmur64(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
 @njit(nogil=True, cache=True)

@@ -172,7 +172,7 @@ def add(state, value):
 
 
 @njit(nogil=True, cache=True)
-def mix(value):
+def murmur64(value):
     """Return a hash whose every bit depends on every bit of the value."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_2
@@ -184,12 +184,12 @@ def _hash_ngrams(hashes, tokens, n):
     """Replace each token hash by the hash of the n-gram that begins there; return their number."""
     size = min(n, tokens)
     for token in range(tokens):
-        hashes[token] = mix(hashes[token])
+        hashes[token] = murmur64(hashes[token])
     for first in range(tokens - size + 1):
         ngram = np.uint64(size)
         for token in range(first, first + size):
             ngram = add(ngram, hashes[token])
-        hashes[first] = mix(ngram)
+        hashes[first] = murmur64(ngram)
     return tokens - size + 1
 
 
@@ -204,7 +204,7 @@ def _drop_repeats(hashes, count):
     return distinct
 
 
-class Matches(NamedTuple):
+class GroupMatches(NamedTuple):
     """Matches of documents: the one that stays for each, and their similarity.
 
     ``kept`` is its row, int64 (documents,): its row if it stays; ``similarity``,
@@ -219,7 +219,7 @@ class Matches(NamedTuple):
 
 def match_groups(
     sets: NgramSets, starts: np.ndarray, is_fixed: np.ndarray, *, threshold: float, measure: str
-) -> Matches:
+) -> GroupMatches:
     """Find the documents of each group that go, because one that stays is similar enough.
 
     The first document of a group stays. Each further one is compared with at most two that stay:
@@ -242,7 +242,7 @@ def match_groups(
             f"sets, starts and is_fixed are of {counts[0]}, {counts[1]} and {counts[2]} documents"
         )
     by_containment = measure == "containment"
-    return Matches(
+    return GroupMatches(
         *_match_groups(
             sets, np.asarray(starts), np.asarray(is_fixed), float(threshold), by_containment
         )
@@ -379,7 +379,7 @@ def _whole(ngrams):
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
-    return mix(whole)
+    return murmur64(whole)
 
 
 @njit(nogil=True, cache=True)

@@ -18,9 +18,12 @@ import pyarrow.compute as pc
 from numba import njit
 
 from gpuclassify.frames import Frame, backend_of
+from gpuclassify.frames.hashing import mix64
 
 BLOCK = 512  # windows hashed at a time: all that is known of them stays in 32 KiB of L1
 SLICE = 1024  # texts whose signatures are held at a time: about 1 MB
+
+_mix64 = njit(nogil=True, cache=True)(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +60,7 @@ def signatures(
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Fold each band of signatures, with its number, into a key, int64 (texts, bands).
 
-    Which band it is, then its numbers one by one are added and go through the finaliser of
-    SplitMix64 (Steele, Lea and Flood 2014; the constants of Stafford's mix 13). Two bands that
+    The band's number, then its numbers one by one are added and go through `mix64`. Two bands that
     differ have the same key by accident with a probability of 2**-64: among n documents, n**2 /
     2**65 pairs a band.
     """
@@ -220,14 +222,7 @@ def _take_minima(hashes, a, b, signature):
 def _fold_bands(signatures, rows, keys):
     for text in range(len(keys)):
         for band in range(keys.shape[1]):
-            key = _mix(np.uint64(band + 1))
+            key = _mix64(np.uint64(band + 1))
             for row in range(rows):
-                key = _mix(key + np.uint64(signatures[text, band * rows + row]))
+                key = _mix64(key + np.uint64(signatures[text, band * rows + row]))
             keys[text, band] = key
-
-
-@njit(nogil=True, cache=True)
-def _mix(x):
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)

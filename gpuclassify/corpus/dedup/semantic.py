@@ -8,7 +8,6 @@ GPU if it has one.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -36,7 +35,8 @@ from gpuclassify.corpus.dedup.duplicates import (
     group_hashes,
 )
 from gpuclassify.corpus.dedup.groups import ranked, ranking
-from gpuclassify.frames import Frame, backend_of, name_row, unpack_digests
+from gpuclassify.frames import Frame, backend_of, name_row
+from gpuclassify.frames.hashing import md5_digests
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import check_text
@@ -206,7 +206,7 @@ def embedding_frame(
     else:
         assert settings.embedding_field is not None
         vectors, has_direction = unit_vectors(frame, settings.embedding_field)
-        digests[has_direction] = vector_digests(vectors)  # equal texts may have different ones
+        digests[has_direction] = md5_digests(vectors)  # equal texts may have different ones
     vectors = vectors[is_candidate[has_direction]]
     is_candidate = is_candidate & has_direction
     documents = document_numbers(partition, len(frame))[is_candidate]
@@ -333,12 +333,6 @@ def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
     # Divided twice, because squares of very large and very small numbers are no float32.
     vectors = vectors[largest > 0] / largest[largest > 0, None]
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), is_given
-
-
-def vector_digests(vectors: np.ndarray) -> np.ndarray:
-    """Return the MD5 of each vector's bytes, int64 (vectors, 2)."""
-    digests = (hashlib.md5(vector, usedforsecurity=False).digest() for vector in vectors)
-    return unpack_digests(b"".join(digests))
 
 
 def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:

@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gpuclassify.corpus.scores.quantiles import ALL, ScoreColumns
 from gpuclassify.corpus.scores.saved import write_file
-from gpuclassify.corpus.training.evaluation import Figures, intervals, require_libraries
-from gpuclassify.corpus.training.tasks import grades_of
+from gpuclassify.corpus.statistics.agreement import (
+    chance_corrected,
+    confusion,
+    grades_of,
+    rank_correlation,
+)
+from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
+from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, page_template, text_columns, visible
@@ -152,15 +157,12 @@ def agreement(
     ------
     TypeError, ValueError
         A column is missing or of another kind, a weight is not above 0, or no row has two values.
-    ModuleNotFoundError
-        ``gpuclassify[train]`` is not installed.
 
     Examples
     --------
     >>> found = agreement(rows, ["human", "llm", "head"], weight="weight")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
     """
-    require_libraries("comparing labels")
     names = tuple(dict.fromkeys(label_tuple("between", between, keep_order=True) or ()))
     if len(names) < 2:
         raise ValueError(f"between={[*names]}: name two columns or more")
@@ -192,7 +194,7 @@ def agreement(
         kind,
         int(compared.sum()),
         pd.DataFrame(figures, columns=[*kinds], dtype=object).astype(kinds),
-        _confusion(values, weights, names, labels) if kind != "scores" else {},
+        _confusions(values, weights, names, labels) if kind != "scores" else {},
         _differing(frame, values, weights, kind),
     )
 
@@ -252,20 +254,20 @@ def _figures(
         pair = f"{names[one]}, {names[other]}"
         if both.any():
             a, b = values[both][:, [one, other]].T
-            calls.append((pair, both, _of_pair(a, b, weights[both], kind)))
+            calls.append((pair, both, _pair_figures(a, b, weights[both], kind)))
     several = (~np.isnan(values)).sum(axis=1) > 1
-    everyone = _of_all(values[several], weights[several], kind)
+    everyone = _alpha(values[several], weights[several], kind)
     calls.append((", ".join(names), several, everyone))
     for between, taken, figures in calls:
         rows = np.arange(taken.sum())
         summary = figures(rows)
-        ends = intervals(figures, summary, rows)
+        ends = bootstrap(figures, summary, rows)
         for figure, value in summary.items():
             low, high = ends[figure] or (np.nan, np.nan)
             yield figure, between, len(rows), np.nan if value is None else value, low, high
 
 
-def _of_pair(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
+def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return the figures of two columns, float64 (rows,), as a function of rows.
 
     (The functions of scikit-learn take milliseconds, the bootstrap a thousand calls, and scipy's
@@ -281,37 +283,23 @@ def _of_pair(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Fi
         same = float(shares[x == y].sum())
         if labels:
             p, q = (np.bincount(column[rows], shares, count) for column in labels)
-            return {"same": same, "kappa": _coefficient(1 - same, 1 - float(p @ q))}
+            return {"same": same, "kappa": chance_corrected(1 - same, 1 - float(p @ q))}
         of_scores = {
-            "spearman": _spearman(codes[0][rows], codes[1][rows], shares),
+            "spearman": rank_correlation(codes[0][rows], codes[1][rows], shares),
             "difference": float(shares @ np.abs(x - y)),
         }
         if kind == "scores":
             return of_scores
         by_chance = shares @ x**2 + shares @ y**2 - 2 * (shares @ x) * (shares @ y)
-        return {"same": same, "kappa": _coefficient(shares @ (x - y) ** 2, by_chance)} | of_scores
+        return {
+            "same": same,
+            "kappa": chance_corrected(shares @ (x - y) ** 2, by_chance),
+        } | of_scores
 
     return figures
 
 
-def _coefficient(observed: float, by_chance: float) -> float | None:
-    """Return ``1 - observed / by_chance``; None if nothing is expected by chance."""
-    return float(1 - observed / by_chance) if by_chance > 1e-12 else None
-
-
-def _spearman(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return the correlation of the ranks of two columns of codes, int64 (rows,)."""
-    ranks = []
-    for codes in (a, b):
-        sums = np.bincount(codes, weights)
-        if np.count_nonzero(sums) < 2:
-            return None
-        ranks.append((np.cumsum(sums) - sums / 2)[codes])
-    (x, products), (_, y) = np.cov(np.stack(ranks), aweights=weights)
-    return float(products / np.sqrt(x * y))
-
-
-def _of_all(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
+def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
     """Return Krippendorff's alpha of all columns, float64 (rows, columns), as a function of rows.
 
     Labels are unit vectors, whose squared distances are 2 if they differ: nominal and interval
@@ -335,12 +323,12 @@ def _of_all(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
         times = np.bincount(rows, minlength=len(values)) * shares
         total = times @ counts
         by_chance = (total * (times @ squares) - ((times @ sums) ** 2).sum()) / (total - 1)
-        return {"alpha": _coefficient(times @ distances / total, by_chance / total)}
+        return {"alpha": chance_corrected(times @ distances / total, by_chance / total)}
 
     return figures
 
 
-def _confusion(
+def _confusions(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], labels: list[str] | None
 ) -> dict[tuple[str, str], pd.DataFrame]:
     known = np.unique(values[~np.isnan(values)]) if labels is None else np.arange(len(labels))
@@ -349,9 +337,8 @@ def _confusion(
     for one, other in itertools.combinations(range(len(names)), 2):
         both = ~np.isnan(values[:, [one, other]]).any(axis=1)
         if both.any():
-            counts = np.zeros((len(known), len(known)))
-            places = np.searchsorted(known, values[both][:, [one, other]].T)
-            np.add.at(counts, tuple(places), weights[both])
+            codes, others = np.searchsorted(known, values[both][:, [one, other]].T)
+            counts = confusion(codes, others, len(known), weights[both])
             tables[names[one], names[other]] = pd.DataFrame(counts, names_of, names_of)
     return tables
 

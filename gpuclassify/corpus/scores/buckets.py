@@ -17,13 +17,13 @@ import dask
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.corpus.scores.quantiles import (
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.corpus.statistics.quantiles import (
     Compute,
     ScoreColumns,
     compute_here,
     weighted_quantiles,
 )
-from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.frames import Frame, LazyFrame, backend_of
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import RowWiseMap

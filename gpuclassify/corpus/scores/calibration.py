@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpuclassify.corpus.training.intervals import effective_rows, wilson_interval
+from gpuclassify.corpus.statistics.intervals import effective_rows, wilson_interval
 
 Calibration = Literal["isotonic", "sigmoid"]
 FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its picture

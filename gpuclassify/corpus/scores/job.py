@@ -20,8 +20,8 @@ from gpuclassify.corpus.scores.buckets import (
 )
 from gpuclassify.corpus.scores.mix import Mix, MixSettings
 from gpuclassify.corpus.scores.mix_copies import MixCopies
-from gpuclassify.corpus.scores.quantiles import BYTES, ScoreColumns
 from gpuclassify.corpus.scores.saved import Saved, write_file
+from gpuclassify.corpus.statistics.quantiles import BYTES, ScoreColumns
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import FileSource, Source
 from gpuclassify.jobs.job import Job

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import dask
 import numpy as np
 
-from gpuclassify.corpus.scores.quantiles import (
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.corpus.statistics.quantiles import (
     MOST_WEIGHT,
     Compute,
     ScoreColumns,
@@ -22,7 +23,6 @@ from gpuclassify.corpus.scores.quantiles import (
     refuse_many,
     require_columns,
 )
-from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.pages import short_number, text_columns

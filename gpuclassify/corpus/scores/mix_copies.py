@@ -11,10 +11,9 @@ import pyarrow as pa
 from dask.utils import format_bytes
 
 from gpuclassify.corpus.scores.mix import MOST_EPOCHS, Mix
-from gpuclassify.corpus.scores.quantiles import ScoreColumns, cells_of, require_columns
-from gpuclassify.corpus.scores.sampling import id_keys, uniform
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns, cells_of, require_columns
 from gpuclassify.frames import Frame, backend_of, name_row, to_pandas
-from gpuclassify.jobs.input.sample import random_keys
+from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.jobs.ledger.encoding import FILE, PLACE
 from gpuclassify.mapping.columns import check_are_new
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
@@ -125,7 +124,7 @@ class MixCopies(RowWiseMap):
         known = to_pandas(frame[[FILE, PLACE]])
         keys, places = np.zeros(len(known), np.uint64), known[PLACE].to_numpy(dtype=np.int64)
         for file, rows in known.groupby(FILE).indices.items():
-            keys[rows] = random_keys(f"{seed} {file}", places[rows])
+            keys[rows] = row_keys(f"{seed} {file}", places[rows])
         return keys
 
 

@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.corpus.scores.quantiles import ScoreColumns, cells_of, refuse_many
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns, cells_of, refuse_many
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
-from gpuclassify.jobs.input.parts import InputSchema, Part, read_table
+from gpuclassify.jobs.input.parts import InputSchema, Part, read_chosen, read_table
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sample import random_keys, rows_at
 from gpuclassify.jobs.stores.hub import share_tokens
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.settings.checks import (
@@ -39,6 +39,8 @@ from gpuclassify.settings.checks import (
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
+
+    from gpuclassify.mapping.select import Select
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +68,14 @@ class Draw:
     width: float
     id_field: str | None
     seed: int
+    select: Select | None = None  # condition that rows of files must meet
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Columns that tell which rows are drawn."""
-        return tuple(dict.fromkeys(filter(None, [*self.by, self.near, self.id_field])))
+        condition = self.select.read_fields if self.select else ()
+        names = [*self.by, self.near, self.id_field, *condition]
+        return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
         """Raise unless the frame, possibly empty, has the columns and no column of weights."""
@@ -114,7 +119,12 @@ class Draw:
         rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
-    def chosen(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
+    def compute(self, source: _Files | _Partitions) -> Candidates:
+        """Return the candidates of all partitions."""
+        (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
+        return candidates
+
+    def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
         """Return the rows of the sample, by part and place, with their weights."""
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
@@ -206,35 +216,27 @@ def sample(
     draw = Draw(n, columns, near, float(score), float(width), id_field, seed)
     source = _Files(dataset) if isinstance(dataset, FileReader) else _Partitions(dataset, draw)
     draw.check(source.meta, weight_field)
-    (candidates,) = dask.compute(reduce_tree(draw.join, source.candidates(draw)))
+    candidates = draw.compute(source)
     if candidates.unscored:
         logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
     if candidates.rows.empty:
         raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
-    chosen = draw.chosen(candidates, weight_field)
+    chosen = draw.weigh(candidates, weight_field)
     frame = source.rows(draw, chosen)
     if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
         raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
     frame[weight_field] = chosen[weight_field].to_numpy()
-    order = np.argsort(random_keys("order", chosen[KEY].to_numpy()), kind="stable")
+    order = np.argsort(row_keys("order", chosen[KEY].to_numpy()), kind="stable")
     return frame.iloc[order].reset_index(drop=True)
 
 
-def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
-    """Return a random number for each row by its id, uint64 (rows,)."""
-    ids = to_pandas(frame[[id_field]])[id_field]
-    if ids.isna().any():
-        raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
-    if ids.dtype.kind in "iu":
-        numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
-    else:
-        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
-    return random_keys(seed, numbers)
+def draw_rows(reader: FileReader, n: int, seed: int, select: Select | None = None) -> pd.DataFrame:
+    """Draw rows of a reader's files that meet a condition, in the files' order, without weights.
 
-
-def uniform(keys: np.ndarray) -> np.ndarray:
-    """Return random numbers as float64 (rows,) between 0 and 1."""
-    return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
+    They are the rows that `sample` draws of one stratum; the text of no other row is read.
+    """
+    draw, source = Draw(n, (), None, 0.0, 1.0, None, seed, select), _Files(reader)
+    return source.rows(draw, draw.weigh(draw.compute(source), "weight"))
 
 
 def _least(rows: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -256,44 +258,61 @@ class _Files:
         """Return the delayed candidates of each part."""
         names = {file.path: redacted(file.real) for file in self.source.files}
         known = replace(self.schema.projected(self._fields(draw)), has_places=True)
-        call, first, tasks = dask.delayed(_of_part, pure=True), 0, []
+        call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
         for part in self.source.parts:
-            tasks.append(call(part, known, draw, first, [names[each.path] for each in part.pieces]))
+            files = [names[piece.path] for piece in part.pieces]
+            tasks.append(call(part, known, draw, first, files))
             first += len(part.pieces)
         return tasks
 
     def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
         """Read the chosen rows."""
-        call, fields = dask.delayed(rows_at, pure=True), self._fields(draw)
+        call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         tables = [
-            call(
-                self.pieces[number],
-                self.schema,
-                fields,
-                chosen[AT][chosen[PART] == number].tolist(),
-            )
-            for number in chosen[PART].unique().tolist()
+            call(self.pieces[n], self.schema, fields, chosen[AT][chosen[PART] == n].tolist())
+            for n in chosen[PART].unique().tolist()
         ]
-        return schemas.to_pandas(pa.concat_tables(dask.compute(*tables)))
+        found = [self.schema.arrow.empty_table(), *dask.compute(*tables)]
+        return schemas.to_pandas(pa.concat_tables(found))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
         """Return the columns to read; at least one, to count rows."""
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
-def _of_part(
+@dataclass(frozen=True)
+class _AtPlaces:
+    """Choice of the rows at some places."""
+
+    read_fields: tuple[str, ...]
+    places: list[int]
+
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return a mask of the rows at them, bool (rows,)."""
+        return np.isin(columns[ROW_PLACE].to_numpy(), self.places)
+
+
+def _rows_at(
+    part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]
+) -> pa.Table:
+    """Read the rows at some places of a piece, whose `fields` are read to find them."""
+    choice = _AtPlaces(fields, places)
+    return read_chosen(part, schema, "refuse", Notes(part, schema), choice)[0]
+
+
+def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
 ) -> Candidates:
     """Return the candidates of a part, whose pieces are numbered from `first` on."""
     notes, found = Notes(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table = read_table(piece, schema, notes=notes)[0]
-        places, frame = (
-            table[ROW_PLACE].to_numpy(),
-            schemas.to_pandas(table.drop_columns([ROW_PLACE])),
-        )
-        of_place = draw.id_field is None
-        keys = random_keys(f"{draw.seed} {name}", places) if of_place else draw.keys(frame)
+        if draw.select is not None:
+            table = table.filter(pa.array(draw.select.choose(table)))
+        places = table[ROW_PLACE].to_numpy()
+        frame = schemas.to_pandas(table.drop_columns([ROW_PLACE]))
+        has_ids = draw.id_field is not None
+        keys = draw.keys(frame) if has_ids else row_keys(f"{draw.seed} {name}", places)
         found.append(draw.candidates(frame, keys, number, places))
     return draw.join(found)
 
@@ -312,7 +331,7 @@ class _Partitions:
 
     def candidates(self, draw: Draw) -> list[Delayed]:
         """Return the delayed candidates of each partition."""
-        call = dask.delayed(_of_partition, pure=True)
+        call = dask.delayed(_candidates_of_partition, pure=True)
         parts = self.frame[list(draw.fields)].to_delayed()
         self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
@@ -330,7 +349,7 @@ class _Partitions:
         return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
 
 
-def _of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
+def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
     return draw.candidates(frame, keys := draw.keys(frame), number, keys)
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from gpuclassify.corpus.scores.calibration import calibrated
-from gpuclassify.corpus.scores.quantiles import ScoreColumns
 from gpuclassify.corpus.scores.thresholds import Thresholds
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns
 from gpuclassify.frames import Frame, backend_of, to_pandas
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.mapping.columns import check_are_new
-from gpuclassify.mapping.select import RowChoice
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages import visible
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.workers.run_context import current_run
@@ -25,7 +25,7 @@ _FIELD = 'a column name such as "is_good"'
 
 
 @declared
-class ApplyThresholds(Declared, RowChoice):
+class ApplyThresholds(Declared, RowFilter):
     """Mapper that keeps the rows whose score is at least the threshold of their group.
 
     A row passes not whose score is null or NaN, or whose group has no threshold; where small groups
@@ -130,8 +130,8 @@ class ApplyThresholds(Declared, RowChoice):
             frame = backend_of(frame).with_columns(frame, new, schema, None)
         return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
 
-    def chosen(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table stay, bool (rows,); see `RowChoice.chosen`."""
+    def choose(self, columns: pa.Table) -> np.ndarray:
+        """Return which rows of a table stay, bool (rows,); see `RowFilter.choose`."""
         return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:

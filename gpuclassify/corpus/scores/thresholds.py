@@ -20,14 +20,14 @@ from gpuclassify.corpus.scores.calibration import (
     fit_calibration,
     reliability,
 )
-from gpuclassify.corpus.scores.quantiles import (
+from gpuclassify.corpus.scores.saved import Saved
+from gpuclassify.corpus.statistics.intervals import effective_rows, wilson_interval
+from gpuclassify.corpus.statistics.quantiles import (
     ScoreColumns,
     group_key,
     refuse_many,
     require_columns,
 )
-from gpuclassify.corpus.scores.saved import Saved
-from gpuclassify.corpus.training.intervals import effective_rows, wilson_interval
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.pages import text_columns, visible

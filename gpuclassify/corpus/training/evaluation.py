@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuclassify.corpus.training.intervals import wilson_interval
-from gpuclassify.corpus.training.tasks import Task, grades_of
+from gpuclassify.corpus.statistics.agreement import (
+    confusion,
+    correlation,
+    grades_of,
+    rank_correlation,
+)
+from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
+from gpuclassify.corpus.training.tasks import Task
 from gpuclassify.pages import LINE_WIDTH, markdown, text_columns, visible
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.options import StrPath
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-Figures = Callable[[np.ndarray], dict[str, float | None]]  # statistics of rows by position
 
 CURVE_POINTS = 101
 BINS = 24  # bins of a histogram of scores
@@ -32,9 +36,6 @@ MOST_LABELS, MOST_CURVES = 40, 12  # labels in a table, and labels with curves
 # With this many rows, the interval of any accuracy is at most 0.1 wide.
 ENOUGH_ROWS = 400
 LEAST_OF_A_CURVE = 10  # rows with the label, and without it: fewer make steps, and no curve
-# Intervals hold the true figure 95 times of 100.
-_RESAMPLES = 1_000
-_ENDS = (0.025, 0.975)
 FIGURES = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
@@ -283,18 +284,18 @@ def evaluate(
     scores = task.scores(outputs)
     if task.name == "regression":
         numbers = targets.astype(np.float64)
-        details, figures = _of_regression(scores[:, 0].astype(np.float64), numbers, bounds)
+        details, figures = _evaluate_regression(scores[:, 0].astype(np.float64), numbers, bounds)
     elif task.name == "classes":
-        details, figures = _of_classes(scores, targets, labels)
+        details, figures = _evaluate_classes(scores, targets, labels)
     else:
-        details, figures = _of_several(scores, targets, labels)
+        details, figures = _evaluate_multilabel(scores, targets, labels)
     rows = np.arange(len(targets))
     summary = figures(rows)
     return Evaluation(
         task.name,
         len(rows),
         summary,
-        intervals(figures, summary, rows if groups is None else groups),
+        bootstrap(figures, summary, rows if groups is None else groups),
         folds=folds,
         about={name: dict(values) for name, values in (about or {}).items()},
         **details,
@@ -308,46 +309,11 @@ def require_libraries(action: str) -> None:
             raise ModuleNotFoundError(f"{action} needs {module}: {install('train')}", name=module)
 
 
-def intervals(
-    figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
-) -> dict[str, list[float] | None]:
-    """Compute the interval of each figure: of ``accuracy`` Wilson's, of others by the bootstrap.
-
-    The bootstrap draws groups, int64 (rows,), as often as there are, with the same seed each time,
-    and takes the range from the 2.5th to the 97.5th percentile of each figure. If rows are alike
-    within groups, Wilson's interval is that of as many rows as would vary as much without groups:
-    E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201. None for a figure that no
-    draw changes, and for all of a single group.
-    """
-    group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
-    count, random = len(sizes), np.random.default_rng(0)
-    if count < 2:
-        return dict.fromkeys(summary)
-    drawn: dict[str, list[float]] = {name: [] for name in summary}
-    for _ in range(_RESAMPLES):
-        times = np.bincount(random.integers(0, count, count), minlength=count)[group_of_row]
-        for name, value in figures(np.repeat(np.arange(len(groups)), times)).items():
-            if value is not None:
-                drawn[name].append(value)
-    intervals: dict[str, list[float] | None] = {}
-    for name, values in drawn.items():
-        low, high = np.quantile(values, _ENDS).tolist() if values else (0.0, 0.0)
-        intervals[name] = [low, high] if low < high else None
-    if (accuracy := summary.get("accuracy")) is not None:
-        rows, variance = len(groups), np.var(drawn["accuracy"])
-        if count < rows:
-            independent = accuracy * (1 - accuracy) / variance if variance else count
-            rows = min(rows, max(1, round(independent)))
-        ends = wilson_interval(round(accuracy * rows) / rows, rows)
-        intervals["accuracy"] = [*map(float, ends)]
-    return intervals
-
-
-def _of_classes(
+def _evaluate_classes(
     scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
     has_label = targets[:, None] == np.arange(len(labels))
-    details, decisions = _of_decisions(targets, scores.argmax(axis=1), labels)
+    details, decisions = _evaluate_decisions(targets, scores.argmax(axis=1), labels)
     for name, area in zip(labels, _areas(scores, has_label), strict=True):
         details["labels"][name]["auc"] = area
     return details | _curves(scores, has_label, labels), lambda rows: {
@@ -356,7 +322,7 @@ def _of_classes(
     }
 
 
-def _of_several(
+def _evaluate_multilabel(
     scores: np.ndarray, targets: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
     from sklearn.metrics import precision_recall_fscore_support
@@ -386,11 +352,9 @@ def _of_several(
     return {"labels": table, "baseline": baseline} | _curves(scores, has_label, labels), figures
 
 
-def _of_regression(
+def _evaluate_regression(
     scores: np.ndarray, numbers: np.ndarray, bounds: tuple[int, int] | None
 ) -> tuple[dict[str, Any], Figures]:
-    from scipy.stats import pearsonr, spearmanr
-
     details: dict[str, Any] = {"labels": {}, "baseline": {}}
     decisions: Figures = lambda rows: {}  # noqa: E731
     grades = grades_of(numbers)
@@ -401,21 +365,18 @@ def _of_regression(
         rounded, threshold = np.clip(np.rint(scores), low, high), math.ceil((low + high) / 2)
         names = [str(grade) for grade in range(low, high + 1)]
         annotated, decided = ((values - low).astype(np.int64) for values in (numbers, rounded))
-        details, decisions = _of_decisions(annotated, decided, names)
+        details, decisions = _evaluate_decisions(annotated, decided, names)
     is_high, scores_high = numbers >= threshold, rounded >= threshold
     details["baseline"] |= _errors(numbers - numbers.mean())
+    codes = [np.unique(values, return_inverse=True)[1] for values in (scores, numbers)]
 
     def figures(rows: np.ndarray) -> dict[str, float | None]:
         total = is_high[rows].sum() + scores_high[rows].sum()
-        is_constant = np.ptp(scores[rows]) == 0 or np.ptp(numbers[rows]) == 0
-        pearson, spearman = (
-            None if is_constant else float(correlate(scores[rows], numbers[rows]).statistic)
-            for correlate in (pearsonr, spearmanr)
-        )
+        weights = np.ones(len(rows))
         return {
             **decisions(rows),
-            "pearson": pearson,
-            "spearman": spearman,
+            "pearson": correlation(scores[rows], numbers[rows], weights),
+            "spearman": rank_correlation(codes[0][rows], codes[1][rows], weights),
             **_errors(scores[rows] - numbers[rows]),
             "f1_at_threshold": float(2 * (is_high & scores_high)[rows].sum() / total)
             if total
@@ -429,11 +390,11 @@ def _of_regression(
     return details | {"threshold": threshold} | _spread(scores, numbers, edges), figures
 
 
-def _of_decisions(
+def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
     """Compute figures of one label a row, annotated and decided, both as positions in `labels`."""
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+    from sklearn.metrics import precision_recall_fscore_support
 
     positions, is_right = np.arange(len(labels)), targets == decided
     of_labels = precision_recall_fscore_support(
@@ -458,7 +419,7 @@ def _of_decisions(
     details = {
         "labels": {name: _label_figures(*values) for name, *values in table},
         "baseline": {"accuracy": float(np.bincount(targets).max() / len(targets))},
-        "confusion": confusion_matrix(targets, decided, labels=positions).tolist(),
+        "confusion": confusion(targets, decided, len(labels)).tolist(),
     }
     return details, figures
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from gpuclassify import hub
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
-from gpuclassify.corpus.training.tasks import Layer, Task, grades_of
+from gpuclassify.corpus.statistics.agreement import grades_of
+from gpuclassify.corpus.training.tasks import Layer, Task
 from gpuclassify.hub.files import WEIGHTS
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.head_network import HeadNetwork

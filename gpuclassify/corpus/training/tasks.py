@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from gpuclassify.corpus.statistics.agreement import grades_of
 from gpuclassify.models.activations import sigmoid, softmax
 from gpuclassify.settings.checks import check_names
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 Layer = tuple[np.ndarray, np.ndarray]
 LEAST_EXAMPLES = 3  # examples per label: one for each part
 BINS = 10  # strata of a number that is not a grade
-MOST_GRADES = 20  # range of whole numbers that count as grades
 _SHOWN = 5
 
 
@@ -303,14 +303,6 @@ def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list
 
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Classes, MultiLabel, Regression)}
-
-
-def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
-    """Return the lowest and the highest of numbers that are grades: whole, and few; else None."""
-    is_whole = (numbers == np.rint(numbers)).all()
-    if not is_whole or np.ptp(numbers) >= MOST_GRADES:
-        return None
-    return int(numbers.min()), int(numbers.max())
 
 
 def _logistic(

@@ -14,7 +14,7 @@ import numpy as np
 from gpuclassify import hub
 from gpuclassify._version import __version__, installed_versions
 from gpuclassify.classifiers.embedder import Embedder, sentence_model
-from gpuclassify.corpus.training.annotations import AnnotatedColumns, Annotations, read_annotations
+from gpuclassify.corpus.statistics.agreement import grades_of
 from gpuclassify.corpus.training.evaluation import (
     ENOUGH_ROWS,
     Evaluation,
@@ -28,11 +28,11 @@ from gpuclassify.corpus.training.fitting import (
     read_layers,
     save_classifier,
 )
+from gpuclassify.corpus.training.labels import LabelColumns, LabelledRows, read_labels
 from gpuclassify.corpus.training.split import folds, refuse_small, split
 from gpuclassify.corpus.training.tasks import (
     TASKS,
     Task,
-    grades_of,
     refuse_rare,
     refuse_untrained,
     row_weights,
@@ -191,12 +191,12 @@ class TrainedHead:
         }
         _check_fit(settings)
         embedder = _embedder_of(backbone, kind)
-        columns = AnnotatedColumns(text_field, label_field, group)
-        annotations, chosen = read_annotations(annotated, columns, embedder, embeddings), None
+        columns = LabelColumns(text_field, label_field, group)
+        labelled, chosen = read_labels(annotated, columns, embedder, embeddings), None
         if validation is not None:
-            columns = AnnotatedColumns(text_field, label_field)
-            chosen = read_annotations(validation, columns, embedder, embeddings)
-        return _fit(TASKS[task](label_field), embedder, annotations, settings, chosen)
+            columns = LabelColumns(text_field, label_field)
+            chosen = read_labels(validation, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, labelled, settings, chosen)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -258,21 +258,21 @@ class TrainedHead:
             A column is missing or of no use, or a label is not one of the head's.
         """
         settings = self.record["settings"]
-        columns = AnnotatedColumns(
+        columns = LabelColumns(
             text_field or settings["text_field"], label_field or settings["label_field"], group
         )
-        annotations = read_annotations(dataset, columns, self.embedder, embeddings)
+        labelled = read_labels(dataset, columns, self.embedder, embeddings)
         task = TASKS[settings["task"]](columns.label)
-        targets = task.targets(task.read(annotations.labels), self.labels)
+        targets = task.targets(task.read(labelled.labels), self.labels)
         rows = {
             "rows": len(targets),
-            "null_texts": annotations.null_texts,
-            "null_labels": annotations.null_labels,
+            "null_texts": labelled.null_texts,
+            "null_labels": labelled.null_labels,
         }
         return self._judge(
-            self.network.apply(annotations.vectors),
+            self.network.apply(labelled.vectors),
             targets,
-            annotations.groups,
+            labelled.groups,
             about={"Evaluated": rows},
         )
 
@@ -399,24 +399,24 @@ TrainedHead.__name__ = TrainedHead.__qualname__ = "Head"
 def _fit(
     task: Task,
     embedder: Embedder,
-    annotations: Annotations,
+    labelled: LabelledRows,
     settings: dict[str, Any],
-    chosen: Annotations | None,
+    chosen: LabelledRows | None,
 ) -> TrainedHead:
     """Split, train, and evaluate on the test part, or by cross-validation where that is small.
 
-    If there are other annotations to choose by, their rows follow those of the parts.
+    If there are other labelled rows to choose by, their rows follow those of the parts.
     """
-    labels = task.read(annotations.labels)
+    labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
     targets = task.targets(labels, outputs)
     task.check(targets, outputs)
     refuse_rare(task, targets, outputs)
     strata = task.strata(targets)
-    parts = split(strata, annotations.groups, settings["seed"])
-    refuse_small(parts, annotations.groups)
+    parts = split(strata, labelled.groups, settings["seed"])
+    refuse_small(parts, labelled.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
-    rows, vectors, every = len(targets), annotations.vectors, targets
+    rows, vectors, every = len(targets), labelled.vectors, targets
     if chosen is not None:
         vectors = np.vstack([vectors, chosen.vectors])
         every = np.concatenate([targets, task.targets(task.read(chosen.labels), outputs)])
@@ -451,9 +451,9 @@ def _fit(
         "data": {
             **{name: len(rows) for name, rows in parts.items()},
             "has_own_validation": chosen is not None,
-            "groups": len(np.unique(annotations.groups)),
-            "null_texts": annotations.null_texts,
-            "null_labels": annotations.null_labels,
+            "groups": len(np.unique(labelled.groups)),
+            "null_texts": labelled.null_texts,
+            "null_labels": labelled.null_labels,
         },
         "labels": list(outputs),
         "examples": task.examples(targets, outputs),
@@ -466,17 +466,17 @@ def _fit(
     head = TrainedHead(network, embedder, record)
     judged_rows, tries = parts["test"], []
     if len(judged_rows) < ENOUGH_ROWS:
-        tries = list(map(with_chosen, folds(strata, annotations.groups, settings["seed"])))
+        tries = list(map(with_chosen, folds(strata, labelled.groups, settings["seed"])))
     if tries and all(not untrained(task, targets[fold["train"]], outputs) for fold in tries):
-        tested = [trained(fold)[0].apply(annotations.vectors[fold["test"]]) for fold in tries]
+        tested = [trained(fold)[0].apply(labelled.vectors[fold["test"]]) for fold in tries]
         judged_rows = np.concatenate([fold["test"] for fold in tries])
         judged_outputs = np.vstack(tested)
     else:  # a label's groups are too few to be in all train parts
-        tries, judged_outputs = [], network.apply(annotations.vectors[judged_rows])
+        tries, judged_outputs = [], network.apply(labelled.vectors[judged_rows])
     judged = head._judge(
         judged_outputs,
         targets[judged_rows],
-        annotations.groups[judged_rows],
+        labelled.groups[judged_rows],
         folds=len(tries) or None,
     ).as_dict()
     record["evaluation"] = {name: value for name, value in judged.items() if name != "about"}

@@ -26,7 +26,7 @@ def shortest_share(device: torch.device) -> float:
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Neighbouring texts that share one call of the attention kernel."""
 
     start: int  # first of their tokens
@@ -159,10 +159,10 @@ class Layout:
         return to_device(ends, self._device)
 
     @functools.cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[TextGroup]:
         """All texts: on a CPU those of equal length together, elsewhere those of similar length."""
         share = shortest_share(self._device)
-        groups: list[Group] = []
+        groups: list[TextGroup] = []
         first = start = 0
         while first < len(self.lengths):
             lengths = self.lengths[first:]
@@ -171,17 +171,17 @@ class Layout:
             first, start = first + len(lengths), start + int(lengths.sum())
         return groups
 
-    def _group(self, start: int, lengths: np.ndarray) -> Group:
+    def _group(self, start: int, lengths: np.ndarray) -> TextGroup:
         stop = start + int(lengths.sum())
         if lengths[0] == lengths[-1]:
-            return Group(start, stop, len(lengths))
+            return TextGroup(start, stop, len(lengths))
         columns = np.arange(lengths[0])
         starts = start + np.cumsum(lengths) - lengths
         places = np.minimum(starts[:, None] + columns, stop - 1)
         is_token = columns < lengths[:, None]
         arrays = (places, is_token, np.flatnonzero(is_token))
         tensors = (to_device(array, self._device) for array in arrays)
-        return Group(start, stop, len(lengths), *tensors)
+        return TextGroup(start, stop, len(lengths), *tensors)
 
 
 current_layout: ContextVar[Layout] = ContextVar("current_layout")

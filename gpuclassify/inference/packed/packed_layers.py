@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from gpuclassify.inference.device import SharedContext, is_bfloat16_without_amx
-from gpuclassify.inference.packed.layout import Group, Layout, States, current_layout
+from gpuclassify.inference.packed.layout import Layout, States, TextGroup, current_layout
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 from gpuclassify.workers.run_context import during
 
@@ -248,7 +248,7 @@ def _by_products(
 
 
 def _mask(
-    group: Group, width: int, is_causal: bool, window: int | None, device: torch.device
+    group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
     """Return the attention mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
     mask = None

@@ -343,14 +343,14 @@ def _read_file(
 
 
 class RowChoice(Protocol):
-    """Choice of rows by columns of theirs."""
+    """Choice of rows by some of their columns."""
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """Columns that tell."""
+    def read_fields(self) -> tuple[str, ...]:
+        """Columns that decide."""
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows are chosen, bool (rows,)."""
+        """Return a mask of the chosen rows, bool (rows,)."""
 
 
 def read_chosen(
@@ -366,7 +366,7 @@ def read_chosen(
     annotations alone decide and take none. Rows that cannot be read must all be looked at where
     columns of files decide and they are left out.
     """
-    names = [name for name in schema.arrow.names if name in choice.fields]
+    names = [name for name in schema.arrow.names if name in choice.read_fields]
     reads_files = not {*names} <= {*schema.annotation_fields} or notes.places(part) is None
     if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
         placed = replace(schema, has_places=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,15 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dask
 import numpy as np
-import pyarrow as pa
 
-from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
-    InputSchema,
     Limit,
     Part,
-    read_chosen,
     read_footers,
     read_table,
 )
@@ -29,12 +24,9 @@ from gpuclassify.jobs.stores.names import compression, redacted
 from gpuclassify.jobs.stores.store import UnreadableInputError
 
 if TYPE_CHECKING:
-    import pandas as pd
     from dask.delayed import Delayed
 
     from gpuclassify.frames import Frame
-    from gpuclassify.jobs.input.readers import FileReader
-    from gpuclassify.mapping.select import Select
 
 STRETCHES, STRETCH_BYTES = 64, 128 << 10  # of JSON lines; four times as many, compressed
 MOST_BYTES = 256 << 20  # stored, of row groups
@@ -158,65 +150,6 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
                 readable.append((piece, size if is_sized else 1))
         yield readable
-
-
-def sample_rows(
-    reader: FileReader, rows: int, seed: int, select: Select | None = None
-) -> pd.DataFrame:
-    """Draw rows of a reader's files, of those that a condition is true of; the text of no others.
-
-    Which ones follows from their files' names, their places and the seed, however all is cut.
-    """
-    source = reader.find_parts()
-    schema, pieces = source.schema, [piece for part in source.parts for piece in part.pieces]
-    names = {file.path: redacted(file.real) for file in source.files}
-    first = [*schema.annotation_fields, *schema.arrow.names][:1]
-    fields = select.read_fields if select else tuple(first)
-    known = replace(schema.projected(fields), has_places=True)
-    drawn: list[tuple[int, int, int]] = []  # random number, piece and place
-    for number, piece in enumerate(pieces):
-        table, _, _ = read_table(piece, known)
-        chosen = select.chosen(table) if select else np.ones(len(table), dtype=bool)
-        places = table[ROW_PLACE].to_numpy()[chosen]
-        keys = random_keys(f"{seed} {names[piece.path]}", places)
-        least = np.argsort(keys, kind="stable")[:rows]
-        numbers = [number] * len(least)
-        drawn += zip(keys[least].tolist(), numbers, places[least].tolist(), strict=True)
-        drawn = sorted(drawn)[:rows]
-    tables = [schema.arrow.empty_table()]
-    for number in sorted({number for _, number, _ in drawn}):
-        places = [place for _, n, place in drawn if n == number]
-        tables.append(rows_at(pieces[number], schema, fields, places))
-    return to_pandas(pa.concat_tables(tables))
-
-
-def rows_at(
-    part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]
-) -> pa.Table:
-    """Read the rows at some places of a piece, whose `fields` are read to find them."""
-    choice = Drawn(fields, places)
-    return read_chosen(part, schema, "refuse", Notes(part, schema), choice)[0]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Choice of rows at some places."""
-
-    fields: tuple[str, ...]
-    places: list[int]
-
-    def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows are at them, bool (rows,)."""
-        return np.isin(columns[ROW_PLACE].to_numpy(), self.places)
-
-
-def random_keys(seed: str, places: np.ndarray) -> np.ndarray:
-    """Return a random number for each place, uint64 (rows,), by the mixing of SplitMix64."""
-    start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
-    keys = np.uint64(start) + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
-    return keys ^ (keys >> np.uint64(31))
 
 
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:

@@ -18,8 +18,8 @@ from gpuclassify.corpus.dedup.semantic import (
     fit_centroids,
     match,
     unit_vectors,
-    vector_digests,
 )
+from gpuclassify.frames.hashing import md5_digests
 from tests.processes import local_client
 
 LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
@@ -277,7 +277,7 @@ def test_pairs_in_other_clusters_are_missed_and_borders_counted(caplog):
     finder = duplicates(threshold=0.9, n_clusters=20)
     counts = finder.summarize(ddf)
     vectors, _ = unit_vectors(frame, "vector")
-    order = np.argsort(vector_digests(vectors)[:, 0])  # of a sample of all
+    order = np.argsort(md5_digests(vectors)[:, 0])  # of a sample of all
     _, distances = assign(vectors, fit_centroids(vectors[order], 20, 20, 42))
     assert counts.near_border == (distances < np.sqrt(0.2 / 8)).sum() > 50
     assert "pass a smaller n_clusters than 20" in caplog.text

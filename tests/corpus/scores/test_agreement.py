@@ -13,8 +13,8 @@ from sklearn.metrics import cohen_kappa_score, confusion_matrix
 
 from gpuclassify import Agreement, agreement
 from gpuclassify.commands.cli import main
-from gpuclassify.corpus.scores.agreement import _of_all, _of_pair
-from gpuclassify.corpus.training.evaluation import intervals
+from gpuclassify.corpus.scores.agreement import _alpha, _pair_figures
+from gpuclassify.corpus.statistics.intervals import bootstrap
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 RATERS = ["human", "llm", "head"]
@@ -50,7 +50,7 @@ DISTANCES = {"labels": lambda a, b: float(a != b)}
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    monkeypatch.setattr("gpuclassify.corpus.training.evaluation._RESAMPLES", 60)
+    monkeypatch.setattr("gpuclassify.corpus.statistics.intervals.RESAMPLES", 60)
 
 
 def value(found, figure, between, group=None):
@@ -193,7 +193,7 @@ def test_one_group_has_the_figures_of_all(kind):
 @pytest.mark.parametrize("kind", [*COLUMNS, "weighted"])
 def test_intervals_cover_as_often_as_they_claim(kind, monkeypatch):
     """Of 1,500 samples of 200 rows, whose shares of hits have a standard error of 0.006."""
-    monkeypatch.setattr("gpuclassify.corpus.training.evaluation._RESAMPLES", 250)
+    monkeypatch.setattr("gpuclassify.corpus.statistics.intervals.RESAMPLES", 250)
 
     def make(rng, rows):
         if kind in ("scores", "grades"):
@@ -206,7 +206,7 @@ def test_intervals_cover_as_often_as_they_claim(kind, monkeypatch):
 
     def figures_of(values, weights):
         given, rows = kind.replace("weighted", "labels"), np.arange(len(values))
-        calls = _of_pair(*values.T, weights, given), _of_all(values, weights, given)
+        calls = _pair_figures(*values.T, weights, given), _alpha(values, weights, given)
         return [(figures, figures(rows), rows) for figures in calls]
 
     def drawn(rng):
@@ -222,7 +222,7 @@ def test_intervals_cover_as_often_as_they_claim(kind, monkeypatch):
     hits = dict.fromkeys(truth, 0)
     for seed in range(1_500):
         for call in figures_of(*drawn(np.random.default_rng([2, seed]))):
-            for name, (low, high) in intervals(*call).items():
+            for name, (low, high) in bootstrap(*call).items():
                 hits[name] += low <= truth[name] <= high
     assert all(0.93 <= count / 1_500 <= 0.97 for count in hits.values()), hits
 

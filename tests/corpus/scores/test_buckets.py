@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuclassify import ScoreEdges, add_buckets, keep_top, score_edges
-from gpuclassify.corpus.scores.quantiles import ScoreColumns, weighted_quantiles
+from gpuclassify.corpus.statistics.quantiles import ScoreColumns, weighted_quantiles
 
 ROWS = 5_000
 SHARES = np.arange(1, 20) / 20

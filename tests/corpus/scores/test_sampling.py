@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from gpuclassify import AnnotationWriter, FileReader, Pipeline, sample
 from gpuclassify.commands.cli import main
 from gpuclassify.corpus.scores import sampling
-from gpuclassify.jobs.input.sample import random_keys
+from gpuclassify.frames.hashing import row_keys
 
 ROWS = 3_000
 
@@ -139,7 +139,7 @@ def test_the_numbers_of_ids_stay_the_same_next_year():
     texts = rule.keys(pd.DataFrame({"id": ["a", "b"]}))
     numbers = rule.keys(pd.DataFrame({"id": pd.array([1, 2], "Int64")}))
     assert texts.tolist() == TEXT_KEYS
-    assert numbers.tolist() == random_keys("0", np.array([1, 2])).tolist() == NUMBER_KEYS
+    assert numbers.tolist() == row_keys("0", np.array([1, 2])).tolist() == NUMBER_KEYS
 
 
 TEXT_KEYS = [5468858448691611746, 6465079696760461959]

@@ -348,7 +348,7 @@ def test_a_first_stage_keeps_the_rows_of_a_later_one(values, kind):
         for row, (key, score) in enumerate(zip(keys * 2, table["score"].to_pylist(), strict=True))
         if score >= least[key]
     ]
-    assert np.flatnonzero(mapper.chosen(table)).tolist() == expected
+    assert np.flatnonzero(mapper.choose(table)).tolist() == expected
     for frame in (schemas.to_pandas(table), table.to_pandas(types_mapper=pd.ArrowDtype)):
         assert mapper(frame).index.tolist() == expected
 

@@ -26,8 +26,8 @@ from gpuclassify import (
     HeadClassifier,
 )
 from gpuclassify.corpus.training import fitting
-from gpuclassify.corpus.training.annotations import AnnotatedColumns, read_annotations
 from gpuclassify.corpus.training.fitting import PENALTIES, RECIPES, Examples, Fit
+from gpuclassify.corpus.training.labels import LabelColumns, read_labels
 from gpuclassify.corpus.training.split import folds
 from gpuclassify.corpus.training.tasks import Classes
 from gpuclassify.corpus.training.trained_head import CARD, PAGE, RECORD
@@ -394,10 +394,10 @@ def test_a_killed_training_leaves_no_half_embeddings_and_damaged_ones_are_made_a
     annotated, tiny, tmp_path, embedded_texts, caplog
 ):
     frame, embedder = annotated[:5], Embedder(model=tiny)
-    columns = AnnotatedColumns("text", "topic")
+    columns = LabelColumns("text", "topic")
 
     def read():
-        return read_annotations(frame, columns, embedder, tmp_path).vectors
+        return read_labels(frame, columns, embedder, tmp_path).vectors
 
     expected = read()
     (path,) = tmp_path.iterdir()

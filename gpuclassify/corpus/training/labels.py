@@ -1,4 +1,4 @@
-"""Annotated texts as embeddings and labels, each text embedded once and its vector kept."""
+"""Labelled texts as embeddings and labels, each text embedded once and its vector kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
-class Annotations:
+class LabelledRows:
     """Rows of a dataset that have a text and a label, in its order.
 
     Groups are equal for rows that belong together: those of one text, and those of one value of the
@@ -48,8 +48,8 @@ class Annotations:
 
 
 @dataclass(frozen=True)
-class AnnotatedColumns:
-    """Names of the columns of annotations."""
+class LabelColumns:
+    """Names of the columns of labelled rows."""
 
     text: str
     label: str
@@ -76,9 +76,9 @@ class AnnotatedColumns:
         backend_of(frame).check_text_column(frame, self.text)
 
 
-def read_annotations(
-    dataset: Any, columns: AnnotatedColumns, embedder: Embedder, directory: StrPath | None = None
-) -> Annotations:
+def read_labels(
+    dataset: Any, columns: LabelColumns, embedder: Embedder, directory: StrPath | None = None
+) -> LabelledRows:
     """Read the labels, groups and embeddings of a dataset.
 
     A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
@@ -113,7 +113,7 @@ def read_annotations(
     texts = texts.rename(columns={columns.text: embedder.text_field})
     digests = used[["digest", "digest_end"]].to_numpy()
     vectors = _kept(directory, embedder, digests, lambda: _embed(texts, embedder))
-    return Annotations(
+    return LabelledRows(
         used["label"].rename(columns.label),
         _groups(digests, used["group"] if columns.group else None),
         vectors,
@@ -122,7 +122,7 @@ def read_annotations(
     )
 
 
-def _describe(frame: Frame, columns: AnnotatedColumns) -> pd.DataFrame:
+def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
     """Return label and group of each row in pandas, and its text's digest."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.beside_text]).reset_index(drop=True)

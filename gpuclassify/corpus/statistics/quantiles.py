@@ -200,7 +200,7 @@ def weighted_quantiles(
     return result
 
 
-class _Sums(NamedTuple):
+class _Weights(NamedTuple):
     """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
 
     digits: np.ndarray
@@ -211,7 +211,7 @@ class _Pass(NamedTuple):
     """Sums by column and group, of `width` bits more than were known before."""
 
     width: int
-    by_key: dict[Key, _Sums]
+    by_key: dict[Key, _Weights]
 
     def of_width(self, width: int) -> _Pass:
         """Return the sums of fewer bits."""
@@ -243,7 +243,7 @@ class _Search:
     digits: np.ndarray  # uint64 (ranks,): the first bits of each
     ranks: np.ndarray  # int64 (ranks,): of each, among the numbers that begin so
 
-    def descend(self, sums: _Sums, width: int) -> None:
+    def descend(self, sums: _Weights, width: int) -> None:
         """Find the next `width` bits of the quantiles."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
@@ -287,7 +287,7 @@ def part_sums(
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     """Add the sums of several partitions; ValueError for too many groups, or too large weights."""
     width = min(part.width for part in parts)
-    apart: dict[Key, list[_Sums]] = {}
+    apart: dict[Key, list[_Weights]] = {}
     for part in parts:
         for key, sums in part.of_width(width).by_key.items():
             apart.setdefault(key, []).append(sums)
@@ -308,7 +308,7 @@ def refuse_many(groups: Collection[str], most: int = MOST_GROUPS) -> None:
         )
 
 
-def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
+def _summed(digits: np.ndarray, weights: np.ndarray) -> _Weights:
     if weights.sum(dtype=np.float64) > MOST_WEIGHT:
         raise ValueError(
             "the weights of a group add up to more than 2**62: divide them, or weigh by another "
@@ -317,7 +317,7 @@ def _summed(digits: np.ndarray, weights: np.ndarray) -> _Sums:
     known, places = np.unique(digits, return_inverse=True)
     sums = np.zeros(len(known), np.int64)
     np.add.at(sums, places, weights)
-    return _Sums(known, sums)
+    return _Weights(known, sums)
 
 
 def ordered_bits(values: np.ndarray) -> np.ndarray:

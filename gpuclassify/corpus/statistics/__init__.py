@@ -1,0 +1,1 @@
+"""Statistics of scores and labels: intervals, quantiles, agreement."""

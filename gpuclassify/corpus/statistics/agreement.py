@@ -1,0 +1,49 @@
+"""Agreement of two columns: correlations, chance-corrected coefficients, confusion matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MOST_GRADES = 20  # range of whole numbers that count as grades
+
+
+def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
+    """Return the lowest and the highest of numbers that are grades: whole, and few; else None."""
+    is_whole = (numbers == np.rint(numbers)).all()
+    if not is_whole or np.ptp(numbers) >= MOST_GRADES:
+        return None
+    return int(numbers.min()), int(numbers.max())
+
+
+def chance_corrected(observed: float, by_chance: float) -> float | None:
+    """Return ``1 - observed / by_chance``; None if nothing is expected by chance."""
+    return float(1 - observed / by_chance) if by_chance > 1e-12 else None
+
+
+def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
+    """Return Pearson's correlation of two columns, float64 (rows,); None if one is constant."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    (x, products), (_, y) = np.cov(np.stack([a, b]), aweights=weights)
+    return float(np.clip(products / np.sqrt(x * y), -1, 1))
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
+    """Return Spearman's correlation of two columns of codes, int64 (rows,), in order of values.
+
+    (scipy's correlations take no weights, and milliseconds, which a bootstrap takes a thousand
+    times.)
+    """
+    ranks = []
+    for codes in (a, b):
+        sums = np.bincount(codes, weights)
+        ranks.append((np.cumsum(sums) - sums / 2)[codes])
+    return correlation(ranks[0], ranks[1], weights)
+
+
+def confusion(
+    rows: np.ndarray, columns: np.ndarray, count: int, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """Count rows, or sum their weights, by two columns of codes below `count`: (count, count)."""
+    cells = np.bincount(rows * count + columns, weights, count * count)
+    return cells.reshape(count, count)

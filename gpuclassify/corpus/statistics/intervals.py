@@ -1,0 +1,78 @@
+"""95% confidence intervals of shares and of any figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Figures = Callable[[np.ndarray], dict[str, float | None]]  # statistics of rows by position
+
+RESAMPLES = 1_000
+_ENDS = (0.025, 0.975)
+_DEVIATIONS = 1.959963984540054  # 97.5% quantile of the standard normal distribution
+
+
+def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
+    """Return both ends of Wilson's 95% confidence interval of a share.
+
+    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212. Takes
+    numbers or arrays. `trials` must be above 0, and may be a fraction, as for weighted rows.
+    """
+    extra = _DEVIATIONS**2 / np.maximum(trials, np.finfo(float).tiny)
+    middle = (share + extra / 2) / (1 + extra)
+    half = np.sqrt(extra * share * (1 - share) + extra**2 / 4) / (1 + extra)
+    # Rounding must not exclude shares of 0 and 1 from their interval.
+    low, high = np.minimum(middle - half, share), np.maximum(middle + half, share)
+    return np.maximum(low, 0.0), np.minimum(high, 1.0)
+
+
+def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> Any:
+    """Return the effective sample size of a share of weighted rows.
+
+    `weight` and `squares` are the sums of all rows' weights and of their squares; `part_squares` is
+    the sum of squares of the rows counted in the share. The variance of a ratio of sums is W. G.
+    Cochran's (Sampling Techniques, 1977); for shares of 0 and 1 the size is L. Kish's (Survey
+    Sampling, 1965).
+    """
+    spread = (1 - share) ** 2 * part_squares + share**2 * np.maximum(squares - part_squares, 0)
+    product, least = share * (1 - share), np.finfo(float).tiny
+    known = product * np.square(weight, dtype=float) / np.maximum(spread, least)
+    kish = np.square(weight, dtype=float) / np.maximum(squares, least)
+    return np.where((product > 0) & (spread > 0), known, kish)
+
+
+def bootstrap(
+    figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
+) -> dict[str, list[float] | None]:
+    """Compute the interval of each figure: of ``accuracy`` Wilson's, of others by the bootstrap.
+
+    The bootstrap draws groups, int64 (rows,), as often as there are, with the same seed each time,
+    and takes the range from the 2.5th to the 97.5th percentile of each figure. If rows are alike
+    within groups, Wilson's interval is that of as many rows as would vary as much without groups:
+    E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201. None for a figure that no
+    draw changes, and for all of a single group.
+    """
+    group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
+    count, random = len(sizes), np.random.default_rng(0)
+    if count < 2:
+        return dict.fromkeys(summary)
+    drawn: dict[str, list[float]] = {name: [] for name in summary}
+    for _ in range(RESAMPLES):
+        times = np.bincount(random.integers(0, count, count), minlength=count)[group_of_row]
+        for name, value in figures(np.repeat(np.arange(len(groups)), times)).items():
+            if value is not None:
+                drawn[name].append(value)
+    intervals: dict[str, list[float] | None] = {}
+    for name, values in drawn.items():
+        low, high = np.quantile(values, _ENDS).tolist() if values else (0.0, 0.0)
+        intervals[name] = [low, high] if low < high else None
+    if (accuracy := summary.get("accuracy")) is not None:
+        rows, variance = len(groups), np.var(drawn["accuracy"])
+        if count < rows:
+            independent = accuracy * (1 - accuracy) / variance if variance else count
+            rows = min(rows, max(1, round(independent)))
+        ends = wilson_interval(round(accuracy * rows) / rows, rows)
+        intervals["accuracy"] = [*map(float, ends)]
+    return intervals

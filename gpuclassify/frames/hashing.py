@@ -1,0 +1,56 @@
+"""Hashes of rows and texts that stay the same in every process, version and dataframe library."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuclassify.frames import Frame, to_pandas
+
+
+def mix64(values: Any) -> Any:
+    """Return the finalizer of SplitMix64 of uint64 numbers; numba can compile it.
+
+    Source: Steele, Lea and Flood (2014), with the constants of Stafford's mix 13.
+    """
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
+
+
+def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
+    """Return a random number for each row number, uint64 (rows,), by SplitMix64."""
+    start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
+    return mix64(np.uint64(start) + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
+    """Return a random number for each row by its id, uint64 (rows,)."""
+    ids = to_pandas(frame[[id_field]])[id_field]
+    if ids.isna().any():
+        raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
+    if ids.dtype.kind in "iu":
+        numbers = ids.to_numpy(dtype=np.int64 if ids.dtype.kind == "i" else np.uint64)
+    else:
+        numbers = pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
+    return row_keys(seed, numbers)
+
+
+def uniform(keys: np.ndarray) -> np.ndarray:
+    """Return random numbers as float64 (rows,) between 0 and 1."""
+    return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+def md5_digests(values: Iterable[Any]) -> np.ndarray:
+    """Return the MD5 of each value's bytes as two big-endian numbers, int64 (values, 2)."""
+    digests = (hashlib.md5(value, usedforsecurity=False).digest() for value in values)
+    return unpack_digests(b"".join(digests))
+
+
+def unpack_digests(digests: bytes) -> np.ndarray:
+    """Return digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
+    return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)
