@@ -38,6 +38,7 @@ from gpuclassify.jobs.stores.store import Store, UnreadableInputError
 from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import label_fields
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import nearest
 from gpuclassify.workers.run_context import RunningParts, progress_events
 from gpuclassify.workers.secrets import remember, share_with_workers
@@ -199,6 +200,11 @@ class Job:
         """Title of the work in progress, for people."""
         return self.spec.chain.__name__
 
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of the stages to the report."""
+        return self.spec.chain.report_parts
+
     @staticmethod
     def shown_by(progress: JobProgress) -> Callable[..., None]:
         """Return the report function for `run` that shows this job in `progress`."""
@@ -232,7 +238,7 @@ class Job:
             raise
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
-            write_report(self.directory)
+            write_report(self.directory, self.report_parts)
             self.manifest.write_card()
         self.manifest.finish()
         summary.files.sort()

@@ -122,8 +122,8 @@ class Steps:
         self._options = replace(job.manifest.options, restart=False, command="")
         self.client, self._report = client, report
         begun = read_ledger(self._directory, self._folder, self._key)
-        # Rows of each step that is done, and seconds of the run that finished it; what was counted.
-        self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
+        # Rows of each step that is done, and seconds of the run that finished it; noted results.
+        self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
         """Return the report function of one step."""
@@ -205,9 +205,9 @@ class Steps:
         self._note(name, None, time.perf_counter() - started)
         return results
 
-    def count(self, counts: dict[str, Any]) -> None:
-        """Note the counts of duplicates."""
-        self.ledger["duplicates"] = counts
+    def note(self, name: str, value: Any) -> None:
+        """Note a result in the ledger, as JSON."""
+        self.ledger[name] = value
         self._write_ledger()
 
     def remove(self, but: Collection[str]) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gpuclassify.corpus.decontamination.index import ABOUT, is_sound
 from gpuclassify.corpus.decontamination.mapper import Decontaminate
+from gpuclassify.corpus.decontamination.report import FOLDER, INDEX
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.input.sample import sample_files, sample_partitions
 from gpuclassify.jobs.input.sources import FileSource, as_source
@@ -26,8 +27,6 @@ from gpuclassify.settings.checks import check_count, check_share
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "_decontamination"  # folder in the output that dataset readers skip
-INDEX = f"{FOLDER}/index"
 LEAST_DOCUMENTS = 10  # documents of the sample with an n-gram that make it boilerplate
 
 

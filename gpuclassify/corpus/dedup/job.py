@@ -16,6 +16,7 @@ from gpuclassify.corpus.dedup.corpus import Corpus, by_partition
 from gpuclassify.corpus.dedup.duplicates import Duplicates
 from gpuclassify.corpus.dedup.marks import DuplicateMarks, marks
 from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, removed
+from gpuclassify.corpus.dedup.report import COUNTS, FOLDER, DeduplicationReport
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import Frame
 from gpuclassify.jobs.execution import check_cluster
@@ -30,6 +31,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import Function, as_chain, describe, import_lines, shown
 from gpuclassify.jobs.steps import SteppedJob, Steps, read_rows
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import BACKENDS, check_choice
 
 if TYPE_CHECKING:
@@ -203,7 +205,7 @@ class DedupSummary:
 class DedupJob(SteppedJob):
     """Deduplication that is planned and checked; `earlier` is the earlier corpus."""
 
-    folder = "_dedup"
+    folder = FOLDER
     ledger = f"{folder}/{LEDGER}"
     last_step = "removal"
     words: ClassVar[Mapping[str, str]] = {
@@ -222,6 +224,11 @@ class DedupJob(SteppedJob):
 
     duplicates: Duplicates
     earlier: Source | None
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of the recipe and the stages to the report."""
+        return (DeduplicationReport(), *super().report_parts)
 
     def corpus(self) -> Corpus:
         """Return the documents, as lazy frames that read them."""
@@ -249,7 +256,7 @@ class DedupJob(SteppedJob):
 
     def result(self, steps: Steps, summary: JobSummary) -> DedupSummary:
         """Return the summary of duplicates, and of removed and kept rows."""
-        counts = DuplicatesSummary.of(steps.ledger["duplicates"])
+        counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def _with_ids(self, steps: Steps) -> Duplicates:
@@ -270,21 +277,21 @@ class DedupJob(SteppedJob):
     def _count(self, steps: Steps) -> DuplicatesSummary:
         """Decide which documents are kept, and count them."""
         is_decided = steps.holds("decisions")
-        if steps.ledger["duplicates"] is None or not is_decided:
+        if steps.ledger.get(COUNTS) is None or not is_decided:
             corpus = self.corpus()
             if not is_decided:
                 self.duplicates.decisions(corpus, steps.keep)
             counted = self.duplicates.count(corpus, steps.read("decisions"))
             (summary,) = steps.compute("counts", [counted])
-            steps.count(summary.as_dict())
+            steps.note(COUNTS, summary.as_dict())
         steps.remove(but=KEPT)
-        return DuplicatesSummary.of(steps.ledger["duplicates"])
+        return DuplicatesSummary.of(steps.ledger[COUNTS])
 
     def _refuse(self, counts: DuplicatesSummary) -> None:
         try:
             refuse(counts, *(getattr(self.duplicates, name) for name in LIMITS))
         except TooManyDuplicatesError as err:
-            write_report(self.directory)
+            write_report(self.directory, self.report_parts)
             err.add_note(
                 f"Nothing is removed. {self.directory}/_report/report.html shows the largest "
                 "groups; the same job with higher limits goes on from here"

@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.classifiers.spans.spans import Spans, as_texts
+from gpuclassify.classifiers.spans.spans import SPANS, Spans, as_texts
 from gpuclassify.corpus.scores.saved import write_file
 from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
-from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper

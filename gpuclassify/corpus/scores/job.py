@@ -238,7 +238,7 @@ class BucketJob(CountingJob):
         """Remove the copies of documents, and take over the classifiers' quarantine."""
         scored = steps.folder(SCORED)
         if scored.has(JOB):
-            summary.left_out = write_report(scored)["left_out"]
+            summary.left_out = write_report(scored, self.scoring.report_parts)["left_out"]
             names = zip(steps.manifest(SCORED).names(), self.manifest.names(), strict=True)
             targets = {quarantine_path(name): quarantine_path(target) for name, target in names}
             for name in scored.sizes(QUARANTINE):

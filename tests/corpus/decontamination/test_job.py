@@ -20,6 +20,7 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.corpus.decontamination.report import ContaminationReport
 from gpuclassify.jobs.ledger.records import JobChangedError, sealed, unsealed
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.stores.opening import open_store
@@ -137,7 +138,8 @@ def test_a_report_leaves_out_counts_of_an_index_that_are_none(corpus, tmp_path, 
     path = tmp_path / "out/_decontamination/index/index.json"
     about = unsealed(path.read_bytes()) | change
     path.write_bytes(sealed(about))
-    contamination = write_report(open_store(str(tmp_path / "out")))["contamination"]
+    parts = (ContaminationReport(),)
+    contamination = write_report(open_store(str(tmp_path / "out")), parts)["contamination"]
     assert (contamination["documents"], contamination["boilerplate"]) == (6, {})
 
 
