@@ -407,16 +407,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
-    ) -> tuple[
-        dict[str, pa.Array],
-        tuple[np.ndarray, np.ndarray],
-        dict[str, np.ndarray] | None,
-        TextOutcomes | None,
-    ]:
-        """Return results for distinct texts.
+    ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
+        """Return new columns, read shares, filters' decisions by reason, and outcomes if counted.
 
-        They are the new columns, the windows and read shares, the filters' decisions by reason
-        (None without filters), and outcomes if a job counts them.
+        They are about distinct texts. Read shares are windows and shares; without filters the
+        decisions are None.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

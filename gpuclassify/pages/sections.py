@@ -16,6 +16,13 @@ class Tile(NamedTuple):
     name: str
 
 
+class Text(NamedTuple):
+    """Small text of a section, a heading within it, or preformatted text to be copied."""
+
+    text: str
+    kind: str = "note"  # or "heading" or "preformatted"
+
+
 class Cell(NamedTuple):
     """Text of a table's cell, with a note below it."""
 
@@ -23,66 +30,38 @@ class Cell(NamedTuple):
     note: str
 
 
-@dataclass(frozen=True)
-class Heading:
-    """Heading within a section."""
-
-    text: str
-    kind: ClassVar[str] = "heading"
-
-
-@dataclass(frozen=True)
-class Note:
-    """Small text of a section."""
-
-    text: str
-    kind: ClassVar[str] = "note"
-
-
-@dataclass(frozen=True)
-class Preformatted:
-    """Text to be copied."""
-
-    text: str
-    kind: ClassVar[str] = "preformatted"
-
-
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of cells: texts, `Cell`s, or None for an empty one."""
 
     header: Sequence[str]  # empty for a table without one
     rows: Sequence[Sequence[str | Cell | None]]
     numbers: Collection[int] = ()  # indices of the columns of numbers
     is_wide: bool = False  # whether the last column takes most of the width
-    kind: ClassVar[str] = "table"
+    kind: str = "table"
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """Vertical bars."""
+class Histogram(NamedTuple):
+    """Vertical bars with titles below and beside them."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
-    title: str  # below the bars
-    side: str  # of the counts
+    title: str
+    side: str
     most_names: int  # number of edges that are named, about
-    kind: ClassVar[str] = "histogram"
+    kind: str = "histogram"
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """Blocks that are shown after a click on their summary."""
 
     summary: str
-    blocks: Sequence[Block]
-    kind: ClassVar[str] = "fold"
+    blocks: Sequence[Any]
+    kind: str = "fold"
 
 
-Block = Heading | Note | Preformatted | Table | Histogram | Fold
+Block = Text | Table | Histogram | Fold
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """Titled blocks of a page."""
 
     title: str
@@ -90,8 +69,7 @@ class Section:
     is_wide: bool = False  # whether it takes both columns of the page
 
 
-@dataclass(frozen=True)
-class PagePart:
+class PagePart(NamedTuple):
     """Additions to the page of a report."""
 
     title: str = ""  # first word of the page's title

@@ -15,7 +15,7 @@ from gpuclassify.mapping.code_digest import json_setting
 from gpuclassify.mapping.heads import FLOAT32, Columns, Head, named_fields
 from gpuclassify.mapping.runners import Outputs
 from gpuclassify.mapping.stage_counts import COUNT, TextOutcomes
-from gpuclassify.pages.sections import MOST_ROWS, Note, PagePart, ReportPart, Section, Table
+from gpuclassify.pages.sections import MOST_ROWS, PagePart, ReportPart, Section, Table, Text
 from gpuclassify.settings.checks import SHARE, label_tuple, nearest, numbers_by_label
 from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
 from gpuclassify.workers.run_context import add_counts
@@ -163,7 +163,7 @@ def _section(name: str, chars: int, labels: Mapping[str, int]) -> Section:
     if len(labels) > MOST_ROWS:
         note += f" {len(labels) - MOST_ROWS} more labels are in report.json."
     table = Table(("label", "spans", "a thousand characters"), rows, numbers=(1, 2))
-    return Section(f"Spans: {name}", (table, Note(note)))
+    return Section(f"Spans: {name}", (table, Text(note)))
 
 
 class SpanHead(Head):

@@ -19,13 +19,11 @@ from gpuclassify.pages.sections import (
     Block,
     Cell,
     Fold,
-    Heading,
-    Note,
     PagePart,
-    Preformatted,
     ReportPart,
     Section,
     Table,
+    Text,
 )
 
 FOLDER = "_decontamination"  # folder in the output that dataset readers skip
@@ -204,12 +202,12 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
     ]
     return [
         Table(header, items, numbers=range(1, len(header))),
-        Heading("How the count falls with the threshold"),
+        Text("How the count falls with the threshold", "heading"),
         Table(("share of an item", *names), rows, numbers=range(1 + len(names))),
-        Note("Documents that hold at least this share of an item's n-grams."),
+        Text("Documents that hold at least this share of an item's n-grams."),
         *folds,
-        Heading("For an appendix"),
-        Preformatted(appendix(found)),
+        Text("For an appendix", "heading"),
+        Text(appendix(found), "preformatted"),
     ]
 
 
@@ -219,7 +217,7 @@ def _worst(groups: Mapping[str, Any]) -> Section:
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):
         rows = [(f"{share:.1%}", *both.split("\n")) for share, both in pairs]
-        blocks += [Heading(benchmark), Table(header, rows, numbers=(0,), is_wide=True)]
+        blocks += [Text(benchmark, "heading"), Table(header, rows, numbers=(0,), is_wide=True)]
     return Section("The worst passages, and the items", blocks, is_wide=True)
 
 

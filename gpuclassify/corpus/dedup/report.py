@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpuclassify.corpus.dedup.summary import DuplicatesSummary
 from gpuclassify.jobs.ledger.records import read_ledger
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.pages import readable_time
 from gpuclassify.pages.sections import (
     MOST_ROWS,
     Histogram,
-    Note,
     PagePart,
     ReportPart,
     Section,
     Table,
+    Text,
     Tile,
 )
 
@@ -38,79 +39,64 @@ class DeduplicationReport(ReportPart):
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()
-        sections, found = [_steps(ledger["steps"], report)], ledger[COUNTS]
-        if found is not None:
-            sections += _sections(found)
-        tiles = [*_tiles(found)] if found is not None else []
+        tiles, sections = [], [_steps(ledger["steps"], report)]
+        if ledger[COUNTS] is not None:
+            found = DuplicatesSummary.of(ledger[COUNTS])
+            tiles, sections = [*_tiles(found)], [*sections, *_sections(found)]
         return PagePart("Deduplicated", tiles, sections, has_speed=False)
 
 
-def _tiles(found: Mapping[str, Any]) -> Iterator[Tile]:
-    """Yield the tiles of the counts."""
-    yield Tile(f"{found['documents']:,}", "documents")
-    share = f"{found['removed_share']:.1%}"
-    yield Tile(f"{found['removed']:,}", f"duplicates to remove, {share}")
-    yield Tile(f"{found['groups']:,}", f"groups, of {found['in_groups']:,} documents")
-    if found["compared"]:
-        rejected = f"{found['rejected']:,} rejected"
-        yield Tile(f"{found['compared']:,}", f"candidates compared, {rejected}")
-    if found.get("near_border"):
+def _tiles(found: DuplicatesSummary) -> Iterator[Tile]:
+    yield Tile(f"{found.documents:,}", "documents")
+    yield Tile(f"{found.removed:,}", f"duplicates to remove, {found.removed_share:.1%}")
+    yield Tile(f"{found.groups:,}", f"groups, of {found.in_groups:,} documents")
+    if found.compared:
+        yield Tile(f"{found.compared:,}", f"candidates compared, {found.rejected:,} rejected")
+    if found.near_border:
         words = "near the border of a cluster, where some are missed"
-        yield Tile(f"{found['near_border']:,}", words)
+        yield Tile(f"{found.near_border:,}", words)
 
 
 def _steps(steps: Mapping[str, Any], report: Mapping[str, Any]) -> Section:
-    """Return the rows that each step gave, and its time."""
     counts = [
-        (name.replace("-", " "), step["rows"], step["seconds"]) for name, step in steps.items()
+        (name.replace("-", " "), each["rows"], each["seconds"]) for name, each in steps.items()
     ]
     if report["parts_done"]:
         counts.append(("removal", report["rows_out"], report["busy_seconds"]))
     rows = [
-        (name, None if rows is None else f"{rows:,}", readable_time(seconds))
+        (name.replace("-", " "), None if rows is None else f"{rows:,}", readable_time(seconds))
         for name, rows, seconds in counts
     ]
-    note = Note("Rows that a step gave, and the time of the run that finished it.")
+    note = Text("Rows that a step gave, and the time of the run that finished it.")
     return Section("Steps", (Table(("", "rows", "time"), rows, numbers=(1, 2)), note))
 
 
-def _sections(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the sections of the counts."""
-    if sum(found["similarities"]):
-        bins = unit_bins(found["similarities"])
-        title, side = "similarity to the document that is kept", "removed documents"
-        note = Note(
-            f"Candidates compared: {found['compared']:,}, similar enough: {found['accepted']:,}, "
-            f"rejected: {found['rejected']:,}."
+def _sections(found: DuplicatesSummary) -> Iterator[Section]:
+    if sum(bins := found.similarities):
+        shown = range(next(n for n, count in enumerate(bins) if count), len(bins))
+        histogram = Histogram(
+            [(n / len(bins), (n + 1) / len(bins), bins[n]) for n in shown],
+            *("similarity to the document that is kept", "removed documents"),
+            most_names=6,
         )
-        histogram = Histogram(bins, title, side, most_names=6)
+        note = Text(
+            f"Candidates compared: {found.compared:,}, similar enough: {found.accepted:,}, "
+            f"rejected: {found.rejected:,}."
+        )
         yield Section("Similarity of removed documents", (histogram, note))
-    if len(sources := found["sources"]) > 1:
-        ordered = sorted(sources.items(), key=lambda source: -source[1][1])
+    if (count := len(found.sources)) > 1:
+        ordered = sorted(found.sources.items(), key=lambda source: -source[1][1])
         rows = [
             (name, f"{documents:,}", f"{gone:,}", f"{gone / (documents or 1):.1%}")
             for name, (documents, gone) in ordered[:MOST_ROWS]
         ]
-        header = ("source", "documents", "removed", "share")
-        blocks: list[Any] = [Table(header, rows, numbers=(1, 2, 3))]
-        if len(sources) > MOST_ROWS:
-            blocks.append(Note(f"{len(sources) - MOST_ROWS} more sources are in report.json."))
-        yield Section("Removed by source", blocks)
-    if found["largest"]:
-        groups = [
-            (f"{group['size']:,}", str(group["group"]), group["beginning"])
-            for group in found["largest"]
-            if group["beginning"]
-        ]
-        names = ("documents", "group", "beginning of the text that is kept")
-        blocks = [Table(names, groups, numbers=(0,), is_wide=True)]
-        if found["blank"]:
-            blocks.append(Note(f"{found['blank']:,} documents are of white space alone."))
+        table = Table(("source", "documents", "removed", "share"), rows, numbers=(1, 2, 3))
+        note = Text(f"{count - MOST_ROWS} more sources are in report.json.")
+        yield Section("Removed by source", (table, note) if count > MOST_ROWS else (table,))
+    if found.largest:
+        header = ("documents", "group", "beginning of the text that is kept")
+        groups = [(f"{n:,}", str(group), text) for n, group, text in found.largest if text]
+        table = Table(header, groups, numbers=(0,), is_wide=True)
+        note = Text(f"{found.blank:,} documents are of white space alone.")
+        blocks = (table, note) if found.blank else (table,)
         yield Section("Largest groups", blocks, is_wide=True)
-
-
-def unit_bins(counts: Sequence[int]) -> list[tuple[float, float, int]]:
-    """Return counts in equal bins from 0 to 1 as a histogram, without leading empty bins."""
-    every = [(n / len(counts), (n + 1) / len(counts), count) for n, count in enumerate(counts)]
-    first = next((n for n, count in enumerate(counts) if count), 0)
-    return every[first:]

@@ -88,6 +88,9 @@ def test_rows_report_and_index_of_a_job(corpus, tmp_path):
     assert "seen: " not in page  # which stands before the passage
     assert "n-grams of 13 words" in page
     assert "6 of 60 documents (10.0000%)" in re.sub(r"\s+", " ", page)
+    assert "<h1>Decontaminated texts</h1>" in page
+    assert CliRunner().invoke(main, ["report", "out"]).exit_code == 0
+    assert (tmp_path / "out/_report/report.html").read_text() == page
 
 
 def test_without_a_sample_there_is_no_boilerplate_of_the_corpus(corpus):
