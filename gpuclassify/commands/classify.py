@@ -67,12 +67,16 @@ def classify(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
     """Rewrite the report of a job, finished or not, in its OUTPUT."""
+    from gpuclassify.classifiers.spans.columns import SpanReport
+    from gpuclassify.corpus.decontamination.report import ContaminationReport
+    from gpuclassify.corpus.dedup.report import DeduplicationReport
     from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.report.report import write_report
     from gpuclassify.jobs.stores.opening import open_store
 
+    parts = (DeduplicationReport(), SpanReport(), ContaminationReport())
     with wrong_call_exits():
-        every = [write_report(folder) for folder in job_folders(open_store(output))]
+        every = [write_report(folder, parts) for folder in job_folders(open_store(output))]
     if as_json:
         click.echo("\n".join(map(json.dumps, every)))
         return

@@ -151,8 +151,8 @@ def _print_table(
     from rich.table import Table
     from rich.text import Text
 
-    from gpuclassify.mapping.heads import SPANS
-    from gpuclassify.mapping.label_heads import LABELS
+    from gpuclassify.classifiers.spans.spans import SPANS
+    from gpuclassify.mapping.stage_counts import LABELS
 
     console, schema = open_console(), chain.schema()
     spans = _spans_by_text(mappers)
@@ -192,7 +192,7 @@ def _print_table(
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
     """Return the columns of spans by that of the text."""
-    from gpuclassify.mapping.heads import SPANS
+    from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
     for mapper in mappers:

@@ -37,6 +37,7 @@ from gpuclassify.jobs.stores.store import Store, UnreadableInputError
 from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import label_fields
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import nearest
 from gpuclassify.workers.run_context import RunningParts, progress_events
 from gpuclassify.workers.secrets import remember, share_with_workers
@@ -104,6 +105,11 @@ class Job:
         """Title of the work in progress, for people."""
         return self.spec.chain.__name__
 
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of the stages to the report."""
+        return self.spec.chain.report_parts
+
     def needs_workers(self) -> bool:
         """Return whether `run` has parts to do or files to upload; reads any manifest."""
         if any(job.needs_workers() for job in self.earlier):
@@ -151,7 +157,7 @@ class Job:
 
     def write_report(self) -> None:
         """Write the report of what is done so far."""
-        write_report(self.directory)
+        write_report(self.directory, self.report_parts)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Make the output ready, and yield the records of finished parts that are undamaged."""

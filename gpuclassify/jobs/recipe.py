@@ -21,6 +21,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import ToBackend, as_chain, describe_settings, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.workers.secrets import remember, share_with_workers
@@ -74,6 +75,11 @@ class Recipe(Declared):
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that make another job if they change, as JSON values by heading."""
         return describe_settings(type(self).__name__, self) if self.identity() else {}
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of the recipe to the report; those of stages come by themselves."""
+        return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
         """Take the steps that are left, and return their results.
@@ -273,6 +279,11 @@ class RecipeJob(Job):
     def title(self) -> str:
         """Title of the work in progress, for people."""
         return self.recipe.last_step if self.recipe.folder else super().title
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of the recipe and of the stages to the report."""
+        return (*self.recipe.report_parts, *super().report_parts)
 
     def shown_by(self, progress: JobProgress) -> Callable[..., None]:
         """Return the report function for `run` that shows this job in `progress`."""

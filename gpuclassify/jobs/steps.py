@@ -37,6 +37,7 @@ from gpuclassify.jobs.stages import as_chain
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.workers.secrets import remember, share_with_workers
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class Steps:
         self._options = replace(job.manifest.options, restart=False, command="")
         self.client, self._report = client, report
         begun = read_ledger(self._directory, self._folder, self._key)
-        # Rows of each step that is done, and seconds of the run that finished it; what was counted.
-        self.ledger = begun or {"key": self._key, "steps": {}, "duplicates": None}
+        # Rows of each step that is done, and seconds of the run that finished it; noted results.
+        self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
         """Return the report function of one step."""
@@ -173,15 +174,17 @@ class Steps:
         share_with_workers([source.options_name])
         return source
 
-    def take_over(self, name: str, job: Job) -> dict[str, int]:
+    def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, int]:
         """Make a step's quarantine that of the job, and remove the rows that the step wrote.
+
+        The step's report, with these `parts`, stays.
 
         Returns counts by kind of the files, lines and rows in quarantine; empty without the step.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
             return {}
-        left_out: dict[str, int] = write_report(folder)["left_out"]
+        left_out: dict[str, int] = write_report(folder, parts)["left_out"]
         names = zip(self.manifest(name).names(), job.manifest.names(), strict=True)
         targets = {quarantine_path(of_step): quarantine_path(of_job) for of_step, of_job in names}
         for file in folder.sizes(QUARANTINE):
@@ -214,9 +217,9 @@ class Steps:
         self._note(name, None, time.perf_counter() - started)
         return results
 
-    def count(self, counts: dict[str, Any]) -> None:
-        """Note the counts of duplicates."""
-        self.ledger["duplicates"] = counts
+    def note(self, name: str, value: Any) -> None:
+        """Note a result in the ledger, as JSON."""
+        self.ledger[name] = value
         self._write_ledger()
 
     def remove(self, but: Collection[str]) -> None:

@@ -2,7 +2,7 @@
 
 Made of private names of Dask. Where a version of Dask lacks one of them the import of this file
 fails, and `PartitionMap` stays with the frame of `map_partitions`, which gives the same rows.
-(`dedup/corpus.py` and `jobs/output/writers.py` ask Dask's expressions which files a frame reads.)
+(`jobs/output/writers.py` and recipes ask Dask's expressions which files a frame reads.)
 """
 
 from __future__ import annotations

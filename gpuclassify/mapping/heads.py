@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.frames import is_text
+from gpuclassify.frames import Texts, is_text
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.runners import Outputs
+from gpuclassify.mapping.stage_counts import TextOutcomes
 from gpuclassify.models.checkpoint import Checkpoint
+from gpuclassify.pages.sections import ReportPart
 
 FLOAT32 = pa.float32()
 SCORES = pa.list_(FLOAT32)
-# Parts of a text: characters from `start` to before `end`, with a label and its probability.
-SPANS = pa.list_(
-    pa.struct(
-        [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string()), ("score", FLOAT32)]
-    )
-)
 MOST_NUMBERS = np.iinfo(np.int32).max  # numbers in the lists of one Arrow array
 
 # Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
@@ -42,6 +38,7 @@ class Head(ABC):
 
     label_field: str | None = None  # name of the label column
     keep_field: str | None = None  # column of the filters' decision; None: rows are dropped
+    report_parts: ClassVar[tuple[ReportPart, ...]] = ()  # additions to the report of a job
 
     def __init__(
         self, owner: str, options: Any, model: PinnedModel, outputs: slice = slice(None)
@@ -109,13 +106,26 @@ class Head(ABC):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Return the texts that pass each filter, bool (texts,), for the values of `columns`.
 
-        The names are among `gpuclassify.mapping.stage_counts.REASONS`.
+        The names are reasons to drop a text: those of
+        `gpuclassify.mapping.stage_counts.REASONS`, or the `reasons` of a report part of the head.
         """
         return {}
 
-    def spans(self, values: Any) -> Any:
-        """Return the spans that examples show, a `Spans`; None without."""
-        return None
+    # A job that counts calls these.
+
+    def counts(self, texts: Texts) -> dict[str, Any]:
+        """Return the head's own counts for the texts of all rows; jobs add them up by name."""
+        return {}
+
+    def outcomes(
+        self,
+        values: Any,
+        texts: Texts,
+        passed: Mapping[str, np.ndarray] | None,
+        labels: pa.Array | None,
+    ) -> TextOutcomes:
+        """Return the outcomes of texts, which give counts and examples, for these `values`."""
+        return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
         """Return a finite number for each text to order examples by; None without such."""

@@ -17,6 +17,7 @@ from gpuclassify.mapping.heads import (
     named_columns,
     named_fields,
 )
+from gpuclassify.mapping.stage_counts import LABELS
 from gpuclassify.models.activations import sigmoid, softmax
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
 from gpuclassify.settings.checks import nearest, warn_once
@@ -28,7 +29,6 @@ from gpuclassify.settings.options import (
     ModelOptions,
 )
 
-LABELS = pa.list_(pa.string())
 _MOST_LABELS = 60  # labels listed in a message
 
 

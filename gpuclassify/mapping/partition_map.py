@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
 from gpuclassify.frames import Frame, LazyFrame, backend_of, frame_of_texts
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import message_first, on_sound_device
+
+Item = TypeVar("Item")
 
 
 class PartitionMap(Public):
@@ -91,6 +94,11 @@ class PartitionMap(Public):
     def schema(self) -> pa.Schema:
         """Return the new columns in order, as far as they are known without a frame."""
         return pa.schema([field for member in self.members for field in member.schema()])
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions to the report of a job."""
+        return _distinct(member.report_parts for member in self.members)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for people and for comparing two runs: JSON values, no secret."""
@@ -249,5 +257,5 @@ def is_dask_frame(dataset: object) -> bool:
     )
 
 
-def _distinct(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for several in names for name in several))
+def _distinct(tuples: Iterable[tuple[Item, ...]]) -> tuple[Item, ...]:
+    return tuple(dict.fromkeys(item for items in tuples for item in items))

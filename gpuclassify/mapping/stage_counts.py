@@ -14,22 +14,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.heads import SPANS
-from gpuclassify.mapping.label_heads import LABELS
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.workers.run_context import add_counts
 
-# Why a row is dropped. One that several filters drop counts once, under the first of these.
-REASONS = ("null", "empty", "blank", "label", "confidence", "score", "spans")
-WITHOUT_TEXT = 3  # index in REASONS: blank texts that a filter drops
-NO_MODEL = "no model"  # the reason beside them, of rows that a route leads nowhere
-CONDITION, UNKNOWN = "condition", "unknown"  # those of conditions, which are false or null
-KEPT, NULL = -1, 0  # KEPT is not in REASONS; NULL is its first index
+NO_MODEL = "no model"  # reason of rows that a route leads nowhere
+CONDITION, UNKNOWN = "condition", "unknown"  # reasons of conditions, which are false or null
+# Words by reason to drop a row. A row that several filters drop counts once, under the first of
+# these; the own reasons of a head come last.
+REASONS = {
+    "null": "without text",
+    "empty": "with an empty text",
+    "blank": "with a text of white space alone",
+    "label": "with another label",
+    "confidence": "below the least confidence",
+    "score": "below the least score",
+    NO_MODEL: "without a model",
+    CONDITION: "of which it is false",
+    UNKNOWN: "of which it is null",
+}
+NULL, EMPTY, BLANK, KEPT = 0, 1, 2, -1  # indices of the first reasons; KEPT is none
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # labels per part, to keep its record small
 EXAMPLE_CHARS = 160
-BESIDE_CHARS = 60  # characters of context on each side of a span
-MARKS = "\ue000", "\ue001"  # around a span: no text that is shown has such characters
+BESIDE_CHARS = 60  # characters of context on each side of a passage
+MARKS = "\ue000", "\ue001"  # around a passage: no text that is shown has such characters
+LABELS = pa.list_(pa.string())  # type of a column with several labels a row
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
 
@@ -42,19 +51,23 @@ class TextOutcomes:
     passed: Mapping[str, np.ndarray] | None  # mask by filter reason; None without filters
     labels: pa.Array | None = None
     certainties: np.ndarray | None = None  # sort key of examples, finite (texts,)
-    spans: Any = None  # `Spans` of the texts, which examples then show
+
+    @property
+    def names(self) -> list[str]:
+        """Reasons to drop a text, the first that counts first."""
+        return [*dict.fromkeys([*REASONS, *(self.passed or ())])]
 
     @functools.cached_property
     def reasons(self) -> np.ndarray:
-        """First reason to drop each text: its place in `REASONS`, or `KEPT`, int8 (texts,)."""
+        """First reason to drop each text: its index in `names`, or `KEPT`, int8 (texts,)."""
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
-        for place, reason in reversed([*enumerate(REASONS)]):
-            if self.passed and reason in self.passed:
-                reasons[~self.passed[reason]] = place
+        for index, name in reversed([*enumerate(self.names)]):
+            if self.passed and name in self.passed:
+                reasons[~self.passed[name]] = index
         if len(dropped := np.flatnonzero(reasons != KEPT)):
             for row, text in zip(dropped, self.texts.take(dropped), strict=True):
                 if not text.strip():
-                    reasons[row] = REASONS.index("blank" if text else "empty")
+                    reasons[row] = BLANK if text else EMPTY
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
@@ -63,6 +76,12 @@ class TextOutcomes:
         ``labels`` and ``dropped`` have, by label and by reason, pairs of certainty, or None, and
         the text's beginning, the highest first. A mapper without labels has one group, "".
         """
+        reasons, shown = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
+        dropped = {name: np.flatnonzero(reasons == index) for index, name in shown}
+        return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
+
+    def labelled(self, most: int) -> dict[str, list[list[Any]]]:
+        """Return the examples by label."""
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
             coded = self.labels.dictionary_encode()
@@ -70,13 +89,7 @@ class TextOutcomes:
             places = {str(name): code for code, name in enumerate(coded.dictionary.to_pylist())}
             frequent = [*count_values(self.labels)][:MOST_LABELS_WITH_EXAMPLES]
             groups = {name: np.flatnonzero(codes == places[name]) for name in frequent}
-        reasons = self.reasons
-        shown = [*enumerate(REASONS)][WITHOUT_TEXT:]
-        dropped = {name: np.flatnonzero(reasons == place) for place, name in shown}
-        labelled = self._pick(groups, most)
-        if self.spans is not None:
-            labelled = self.spans.examples(self.texts, most)
-        return {"labels": labelled, "dropped": self._pick(dropped, most)}
+        return self._pick(groups, most)
 
     def _pick(self, groups: Mapping[str, np.ndarray], most: int) -> dict[str, list[list[Any]]]:
         picked = {}
@@ -124,8 +137,8 @@ class StageCounts:
         refused: dict[str, int] = {}
         if outcomes.passed is not None:
             reasons = np.append(outcomes.reasons, NULL)[positions]
-            every = {name: int((reasons == place).sum()) for place, name in enumerate(REASONS)}
-            refused = {name: count for name, count in every.items() if count}
+            every = ((name, int((reasons == n).sum())) for n, name in enumerate(outcomes.names))
+            refused = {name: count for name, count in every if count}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
         name, rows = self._name(mapper), len(positions)
         self.counts[name] = {
@@ -181,20 +194,29 @@ class StageCounts:
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
     """Return the new columns whose values a report counts: labels, whole numbers and decisions.
 
-    In a column of lists every label of a row counts, and that of every span.
+    In a column of lists every label of a row counts, also those of structs with a field "label".
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
         counted += [field.name for field in schema if field.metadata == LABEL]
-        kinds = (pa.bool_(), pa.int64(), LABELS, SPANS)
-        counted += [f.name for f in schema if f.type in kinds and f.metadata != COUNT]
+        kinds = (pa.bool_(), pa.int64(), LABELS)
+        counted += [
+            field.name
+            for field in schema
+            if (field.type in kinds or _has_labels(field.type)) and field.metadata != COUNT
+        ]
     return tuple(dict.fromkeys(counted))
+
+
+def _has_labels(kind: pa.DataType) -> bool:
+    is_of_structs = pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)
+    return is_of_structs and kind.value_type.get_field_index("label") >= 0
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
     """Count rows by value, of lists by each, the most frequent `MOST_LABELS` first; not nulls.
 
-    Spans count by their labels.
+    Structs count by their field "label".
     """
     if pa.types.is_list(column.type):
         column = pc.list_flatten(column)
@@ -237,7 +259,7 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 
 def marked_line(text: str, start: int, end: int) -> str:
-    """Return a span between `MARKS` with context, in the form of `beginning`."""
+    """Return a passage between `MARKS` with context, in the form of `beginning`."""
     first, last = max(0, start - BESIDE_CHARS), min(len(text), end + BESIDE_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (

@@ -24,7 +24,7 @@ from gpuclassify.mapping.columns import (
     check_is_there,
     check_room,
 )
-from gpuclassify.mapping.heads import SPANS, Columns, Head, labelling_head, take
+from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
 from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap, plain_token
@@ -34,6 +34,7 @@ from gpuclassify.mapping.runners import EncoderRunner, Runner
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes
 from gpuclassify.models.checkpoint import OwnModule
 from gpuclassify.pages import html_table
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import HubName
 from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.old_spellings import modern_spellings
@@ -51,7 +52,7 @@ from gpuclassify.settings.signatures import (
     show_settings,
     takes,
 )
-from gpuclassify.workers.run_context import RunStats, current_run, report_stats
+from gpuclassify.workers.run_context import RunStats, add_counts, current_run, report_stats
 
 if TYPE_CHECKING:
     from torch import nn
@@ -229,6 +230,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Return itself, in a tuple."""
         return (self,)
 
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Additions of its heads to the report of a job."""
+        return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
+
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the call that makes it, with each setting as `show` gives it."""
         settings = changed_settings(self.options, self.defaults, ["model"])
@@ -371,7 +377,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         null_rows = int((positions < 0).sum())
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
-        made, read, outcomes = self._run(
+        made, read, passed, outcomes = self._run(
             distinct, stats, lambda place: name_row(int((positions == place).argmax()))
         )
         is_cut = read[1] < 1
@@ -383,15 +389,15 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         arrays = {name: take(array, indices) for name, array in made.items()}
         if self.options.shows_read_share:
             arrays |= read_share_columns(self.options, texts, positions, *read)
-        if (stages := current_run().stages) is not None:
+        if outcomes is not None:
             counts: dict[str, Any] = {"truncated_texts": stats.truncated_texts}
-            if spans := [field.name for field in self.schema() if field.type == SPANS]:
-                counts["chars"] = dict.fromkeys(spans, int(texts.char_counts.sum()))
+            for head in self.heads:
+                add_counts(counts, head.counts(texts))
             seconds = time.perf_counter() - started
-            stages.add(self, outcomes, positions, arrays, **counts, seconds=seconds)
+            current_run().stages.add(self, outcomes, positions, arrays, **counts, seconds=seconds)
         keep = None
-        if outcomes.passed is not None:
-            keep = np.all([np.ones(len(distinct), dtype=bool), *outcomes.passed.values()], axis=0)
+        if passed is not None:
+            keep = np.all([np.ones(len(distinct), dtype=bool), *passed.values()], axis=0)
             keep = np.append(keep, False)[positions]  # the last one for null, whose place is -1
         if self._keep_field is not None:
             arrays[self._keep_field] = pa.array(keep)
@@ -399,13 +405,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
-    ) -> tuple[dict[str, pa.Array], tuple[np.ndarray, np.ndarray], TextOutcomes]:
-        """Return the new columns of distinct texts, their windows and read shares, and outcomes."""
+    ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
+        """Return new columns, read shares, filters' decisions by reason, and outcomes if counted.
+
+        They are about distinct texts. Read shares are windows and shares; without filters the
+        decisions are None.
+        """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())
         arrays = {field.name: pa.array([], field.type) for field in fields}
         passed: dict[str, np.ndarray] = {}
-        certainties = spans = None
+        outcomes_of: Callable[..., TextOutcomes] = TextOutcomes
         labelling = labelling_head(self.heads)
         if len(texts):
             self.model.check_directories()  # also where the model is in memory already
@@ -418,11 +428,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                 for reason, passing in head.passes(values).items():
                     passed[reason] = passed.get(reason, True) & passing
                 if head is labelling:
-                    certainties, spans = head.certainties(values), head.spans(values)
-        labels = arrays.get(labelling.label_field or "")
+                    outcomes_of = functools.partial(head.outcomes, values)
         filtered = passed if self.options.filters else None
-        outcomes = TextOutcomes(texts, filtered, labels, certainties, spans)
-        return arrays, read, outcomes
+        outcomes = None
+        if current_run().stages is not None:
+            outcomes = outcomes_of(texts, filtered, arrays.get(labelling.label_field or ""))
+        return arrays, read, filtered, outcomes
 
 
 def _evict(mapper: TextMapper) -> None:

@@ -155,6 +155,9 @@ def test_the_page_shows_similarities_and_sources(run, tmp_path):
     for shown in ("Similarity of removed documents", "Removed by source", "signatures", "removal"):
         assert shown in page
     assert "similarity to the document that is kept" in page  # the axis
+    assert "<h1>Deduplicated texts</h1>" in page
+    assert CliRunner().invoke(main, ["report", "out"]).exit_code == 0
+    assert (tmp_path / "out/_report/report.html").read_text() == page
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.corpus.dedup.exact import ExactDuplicates
 from gpuclassify.corpus.dedup.fuzzy import FuzzyDuplicates
 from gpuclassify.corpus.dedup.job import Deduplicate
+from gpuclassify.corpus.dedup.report import DeduplicationReport
 from gpuclassify.corpus.dedup.semantic import SemanticDuplicates
 from gpuclassify.corpus.dedup.summary import TooManyDuplicatesError
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader
@@ -104,7 +105,8 @@ def test_the_best_of_equal_texts_stay_and_a_finished_job_is_left_as_it_is(folder
     ledger.write_text(old)
     assert job(folder).run().duplicates == summary.duplicates
     assert ledger.read_text() == old
-    assert report_of(open_store(str(folder / "out")))["deduplication"] == values
+    report = report_of(open_store(str(folder / "out")), (DeduplicationReport(),))
+    assert report["deduplication"] == values
 
 
 SEMANTIC = SemanticDuplicates(id_field="id", embedding_field="vector", n_clusters=1)

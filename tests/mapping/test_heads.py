@@ -9,6 +9,8 @@ from gpuclassify import DistributedDataClassifier
 from gpuclassify.inference import engine
 from gpuclassify.mapping.heads import Head
 from gpuclassify.mapping.label_heads import CategoryHead
+from gpuclassify.mapping.stage_counts import StageCounts
+from gpuclassify.workers.run_context import run_context
 from tests.oracle import stacked
 from tests.replicas import sample_texts
 
@@ -66,3 +68,33 @@ def test_columns_of_two_heads_need_different_names(sequence_classifier):
 
     with pytest.raises(ValueError, match=r"output columns need different names.*'preds'"):
         Twice(model=sequence_classifier("bert"))(pd.DataFrame({"text": TEXTS}))
+
+
+def test_heads_are_asked_for_counts_where_a_job_counts(sequence_classifier, monkeypatch):
+    class OwnCounts(CategoryHead):
+        def passes(self, values):
+            return {"own": np.arange(len(values)) > 0}
+
+        def counts(self, texts):
+            return {"words": sum(len((text or "").split()) for text in texts)}
+
+    class Mapper(DistributedDataClassifier):
+        def make_heads(self):
+            return (OwnCounts(type(self).__name__, self.options, self.model),)
+
+    asked = []
+    certainties = CategoryHead.certainties
+    record = lambda head, values: asked.append(1) or certainties(head, values)  # noqa: E731
+    monkeypatch.setattr(CategoryHead, "certainties", record)
+    mapper = Mapper(model=sequence_classifier("bert"), autocast=False, min_confidence=0.0)
+    frame = pd.DataFrame({"text": ["one text", "two more words", None]})
+
+    assert len(mapper(frame)) == 1
+    assert not asked
+    with run_context(stages=StageCounts()) as context:
+        mapper(frame)
+
+    (counts,) = context.stages.counts.values()
+    assert asked == [1]
+    assert counts["words"] == 5
+    assert counts["dropped"] == {"null": 1, "own": 1}

@@ -24,7 +24,8 @@ from gpuclassify.classifiers.questions.safety_template import (
     read_template,
 )
 from gpuclassify.mapping.heads import Columns, named_columns, named_fields
-from gpuclassify.mapping.label_heads import LABELS, LabelHead
+from gpuclassify.mapping.label_heads import LabelHead
+from gpuclassify.mapping.stage_counts import LABELS
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath

@@ -40,8 +40,9 @@ from gpuclassify.classifiers.questions.safety_template import TemplateError, ful
 from gpuclassify.frames import Texts, backend_of
 from gpuclassify.hub import Identity
 from gpuclassify.mapping.heads import FLOAT32, Columns, Head, named_columns, named_fields
-from gpuclassify.mapping.label_heads import LABELS, CategoryHead, LabelHead, MultiLabelHead
+from gpuclassify.mapping.label_heads import CategoryHead, LabelHead, MultiLabelHead
 from gpuclassify.mapping.runners import Outputs
+from gpuclassify.mapping.stage_counts import LABELS
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import Checkpoint, position_limit
 from gpuclassify.settings.checks import check_text

@@ -10,14 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from gpuclassify.classifiers.spans.spans import Redact, Spans
+from gpuclassify.classifiers.spans.spans import SPANS, Redact, Spans
 from gpuclassify.frames import Texts
-from gpuclassify.mapping.heads import FLOAT32, SPANS, Columns, Head, named_fields
+from gpuclassify.mapping.heads import FLOAT32, Columns, Head, named_fields
 from gpuclassify.mapping.runners import Outputs
-from gpuclassify.mapping.stage_counts import COUNT
+from gpuclassify.mapping.stage_counts import COUNT, TextOutcomes
+from gpuclassify.pages.sections import MOST_ROWS, PagePart, ReportPart, Section, Table, Text
 from gpuclassify.settings.checks import label_tuple, nearest, numbers_by_label
 from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import TextOptions, check_decision, template_pieces
+from gpuclassify.workers.run_context import add_counts
 
 
 @declared
@@ -122,8 +124,46 @@ class SpanOutputs(Outputs):
     spans: Spans = field(kw_only=True)
 
 
+class SpanReport(ReportPart):
+    """Part of a report about spans: how many have each label."""
+
+    reasons = {"spans": "with too few spans, or too much of the text in them"}
+
+    def entries(
+        self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return by column of spans the characters that were read, and the spans by label."""
+        counts: dict[str, dict[str, Any]] = {}
+        for stage in stages.values():
+            for name, chars in stage.get("chars", {}).items():
+                labels = stage["labels"].get(name, {})
+                add_counts(counts, {name: {"chars": chars, "labels": labels}})
+        return {"spans": counts} if counts else {}
+
+    def page(self, report: Mapping[str, Any]) -> PagePart:
+        """Return a section for each column of spans."""
+        found = report.get("spans", {})
+        sections = [_section(name, **counts) for name, counts in found.items() if counts["labels"]]
+        return PagePart(sections=sections, columns=found)
+
+
+def _section(name: str, chars: int, labels: Mapping[str, int]) -> Section:
+    ordered = sorted(labels.items(), key=lambda pair: -pair[1])
+    rows = [
+        (label, f"{count:,}", f"{1000 * count / (chars or 1):.3g}")
+        for label, count in ordered[:MOST_ROWS]
+    ]
+    note = "In all rows that were read, before filters."
+    if len(labels) > MOST_ROWS:
+        note += f" {len(labels) - MOST_ROWS} more labels are in report.json."
+    table = Table(("label", "spans", "a thousand characters"), rows, numbers=(1, 2))
+    return Section(f"Spans: {name}", (table, Text(note)))
+
+
 class SpanHead(Head):
     """Columns of spans, and filters by the number of spans and their share of the text."""
+
+    report_parts = (SpanReport(),)
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -182,9 +222,24 @@ class SpanHead(Head):
             passed &= values.share <= np.float32(most)
         return {"spans": passed}
 
-    def spans(self, values: Any) -> Spans:
-        """Return the spans that count."""
-        return values.spans
+    def counts(self, texts: Texts) -> dict[str, Any]:
+        """Return the number of characters that were searched for spans."""
+        return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
+
+    def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
+        """Return the outcomes of texts; examples show spans."""
+        return SpanOutcomes(*known, spans=values.spans)
+
+
+@dataclass(frozen=True)
+class SpanOutcomes(TextOutcomes):
+    """Results of a mapper for distinct texts, with spans as examples."""
+
+    spans: Spans = field(kw_only=True)
+
+    def labelled(self, most: int) -> dict[str, list[list[Any]]]:
+        """Return spans in their texts as examples, by label."""
+        return self.spans.examples(self.texts, most)
 
 
 @dataclass(frozen=True)

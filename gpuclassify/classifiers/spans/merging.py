@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.classifiers.spans.columns import check_redaction
-from gpuclassify.classifiers.spans.spans import Redact, Spans
+from gpuclassify.classifiers.spans.spans import SPANS, Redact, Spans
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.mapping.columns import check_are_new, check_is_there
-from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.settings.checks import label_tuple
 from gpuclassify.settings.declared import Declared, declared, setting

@@ -12,9 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuclassify.mapping.heads import SPANS
+from gpuclassify.mapping.heads import FLOAT32
 from gpuclassify.mapping.stage_counts import MOST_LABELS_WITH_EXAMPLES, best_and_worst, marked_line
 
+# Parts of a text: characters from `start` to before `end`, with a label and its probability.
+SPANS = pa.list_(
+    pa.struct(
+        [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string()), ("score", FLOAT32)]
+    )
+)
 Redact = str | Callable[[str, str], str]  # a template with {label}, or a function of text and label
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpuclassify.corpus.decontamination.index import ABOUT, is_sound
 from gpuclassify.corpus.decontamination.mapper import Decontaminate
+from gpuclassify.corpus.decontamination.report import FOLDER, INDEX
 from gpuclassify.frames import backend_of
 from gpuclassify.jobs.input.sample import sample_files, sample_partitions
 from gpuclassify.jobs.input.sources import FileSource
@@ -23,8 +24,6 @@ from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "_decontamination"  # folder in the output that dataset readers skip
-INDEX = f"{FOLDER}/index"
 LEAST_DOCUMENTS = 10  # documents of the sample with an n-gram that make it boilerplate
 
 

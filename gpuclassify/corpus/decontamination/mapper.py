@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,10 +34,15 @@ from gpuclassify.corpus.decontamination.items import (
     read_items,
 )
 from gpuclassify.corpus.decontamination.matching import (
-    Matches,
     find_passages,
     match_items,
     remove_passages,
+)
+from gpuclassify.corpus.decontamination.report import (
+    ContaminationReport,
+    ItemOutcomes,
+    count_matches,
+    worst_passages,
 )
 from gpuclassify.frames import Frame, Texts, backend_of
 from gpuclassify.jobs.stores.names import HTTP, file_format
@@ -45,7 +50,8 @@ from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.partition_map import RowWiseMap
-from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
+from gpuclassify.mapping.stage_counts import LABEL
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
 from gpuclassify.settings.signatures import short
@@ -55,7 +61,6 @@ logger = logging.getLogger(__name__)
 
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 MARGIN = 200  # characters, as GPT-3's authors left around a passage
-BINS = 20  # bins of overlaps from 0 to 1 in reports
 # Settings on which the index depends.
 OF_INDEX = (
     "against_field",
@@ -226,6 +231,11 @@ class Decontaminate(Declared, RowWiseMap):
         if self.keep_field is not None:
             new.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
         return pa.schema(new)
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Section of test items in the report of a job."""
+        return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings on which results depend, and a digest of the items."""
@@ -398,70 +408,22 @@ class Decontaminate(Declared, RowWiseMap):
             columns.append(pa.array(keep))
         arrays = dict(zip(self.schema().names, columns, strict=True))
         if (stages := current_run().stages) is not None:
-            outcomes = ItemOutcomes.of(self, texts, is_null, label, index, worst, passages)
-            positions = np.where(is_null, -1, np.cumsum(~is_null) - 1)
-            counts = count_matches(index, matches, reached)
+            there = ~is_null
+            outcomes = ItemOutcomes(
+                Texts(texts.filter(pa.array(there)).to_pylist()),
+                {"label": label[there] == self.filter_by} if self.filters else None,
+                pa.array(label[there]),
+                worst=worst_passages(
+                    *(index, texts, worst.only(worst.shares >= self.threshold)),
+                    *(passages, stages.most_examples),
+                ),
+            )
+            positions = np.where(is_null, -1, np.cumsum(there) - 1)
+            counts = {"contamination": count_matches(index, matches, reached)}
             seconds = time.perf_counter() - started
             more: dict[str, Any] = {"truncated_texts": 0, "seconds": seconds}
-            stages.add(self, outcomes, positions, arrays, contamination=counts, **more)
+            stages.add(self, outcomes, positions, arrays, **counts, **more)
         return arrays, keep
-
-
-@dataclass(frozen=True)
-class ItemOutcomes(TextOutcomes):
-    """Results of `Decontaminate` for texts, with the passages of its examples beside the items."""
-
-    pairs: tuple[tuple[str, float, str], ...] = ()  # benchmark, share, and both in two lines
-
-    @classmethod
-    def of(
-        cls, mapper: Decontaminate, texts: pa.LargeStringArray, is_null: np.ndarray,
-        label: np.ndarray, index: ItemIndex, worst: Matches, passages: Sequence[np.ndarray],
-    ) -> ItemOutcomes:  # fmt: skip
-        """Return the outcomes of the texts that are not null."""
-        stages, there = current_run().stages, ~is_null
-        passed = {"label": label[there] == mapper.filter_by} if mapper.filters else None
-        shown = worst.only(worst.shares >= mapper.threshold)
-        most = stages.most_examples if stages else 0
-        pairs = tuple(_examples(index, texts, shown, passages, most))
-        strings = Texts(texts.filter(pa.array(there)).to_pylist())
-        return cls(strings, passed, pa.array(label[there]), pairs=pairs)
-
-    def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the worst passages by benchmark, each with its item in a second line."""
-        groups: dict[str, list[list[Any]]] = {}
-        for source, share, both in self.pairs:
-            groups.setdefault(source, []).append([share, both])
-        return {"labels": groups, "dropped": {}}
-
-
-def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
-    """Count documents by benchmark, "" being all, and by item.
-
-    ``documents`` and ``items`` are about those that reach the threshold; ``shares`` says how many
-    documents' largest share is in each twentieth, 20 being all of an item.
-    """
-    counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
-    for name, all_matches, those in _by_source(index, matches, reached):
-        counts["shares"][name] = _bins(all_matches.worst().shares)
-        counts["documents"][name] = len(those.worst().shares)
-        if name:
-            ids = index.items["id"].take(pa.array(those.items))
-            pairs = pc.value_counts(ids).to_pylist()
-            counts["items"][name] = {pair["values"]: pair["counts"] for pair in pairs}
-    return counts
-
-
-def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield "" with all matches, then each benchmark of the first ones with its matches."""
-    yield ("", *matches)
-    names = [
-        np.array(index.items["source"].take(pa.array(each.items)).to_pylist(), dtype=object)
-        for each in matches
-    ]
-    for source in dict.fromkeys(names[0].tolist()):
-        chosen = zip(matches, names, strict=True)
-        yield (source, *(each.only(of_each == source) for each, of_each in chosen))
 
 
 def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
@@ -471,33 +433,6 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
     mark = pa.scalar("#", pa.large_string())
     joined = pc.binary_join_element_wise(source, name, mark).cast(pa.string())
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
-
-
-def _bins(shares: np.ndarray) -> dict[str, int]:
-    bins = np.bincount((shares * BINS + 1e-9).astype(int))
-    return {str(number): int(count) for number, count in enumerate(bins) if count}
-
-
-def _examples(
-    index: ItemIndex,
-    texts: pa.LargeStringArray,
-    worst: Matches,
-    passages: Sequence[np.ndarray],
-    most: int,
-) -> list[tuple[str, float, str]]:
-    """Return up to `most` documents with the largest overlap per benchmark, with their items."""
-    made: list[tuple[str, float, str]] = []
-    taken: dict[str, int] = {}
-    for place in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
-        document, item = int(worst.documents[place]), int(worst.items[place])
-        source = index.items["source"][item].as_py()
-        taken[source] = taken.get(source, 0) + 1
-        if taken[source] <= most:
-            start = int(passages[1][np.searchsorted(passages[0], document)])
-            passage = beginning(texts[document].as_py()[start:])
-            both = f"{passage}\n{beginning(index.items['text'][item].as_py())}"
-            made.append((source, round(float(worst.shares[place]), 4), both))
-    return made
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:

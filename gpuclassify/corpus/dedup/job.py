@@ -15,6 +15,7 @@ from gpuclassify.corpus.dedup.corpus import Corpus, by_partition
 from gpuclassify.corpus.dedup.duplicates import Duplicates
 from gpuclassify.corpus.dedup.marks import DuplicateMarks, marks
 from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, removed
+from gpuclassify.corpus.dedup.report import COUNTS, FOLDER, DeduplicationReport
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
@@ -22,6 +23,7 @@ from gpuclassify.jobs.recipe import Recipe, RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import describe_settings
 from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
@@ -125,7 +127,7 @@ class Deduplicate(Recipe):
     writer: FileWriter = setting(kw_only=False, is_object=True, changes_results=False)
     against: Any = setting(default=None, is_object=True, changes_results=False)
 
-    folder = "_dedup"
+    folder = FOLDER
     last_step = "removal"
     words: ClassVar[Mapping[str, str]] = {
         "ids": "Checking that ids tell documents apart",
@@ -150,6 +152,11 @@ class Deduplicate(Recipe):
                 f"Deduplicate got {types}: pass settings such as ExactDuplicates(), and then a "
                 'writer such as ParquetWriter("clean/")'
             )
+
+    @property
+    def report_parts(self) -> tuple[ReportPart, ...]:
+        """Numbers and tables of duplicates in the report."""
+        return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
         """Return the source, the stage that marks duplicates in an annotation set, the writer."""
@@ -197,7 +204,7 @@ class Deduplicate(Recipe):
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
         """Return the summary of duplicates, and of removed and kept rows."""
-        counts = DuplicatesSummary.of(steps.ledger["duplicates"])
+        counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def numbers(self, summary: DedupSummary) -> list[str]:
@@ -234,14 +241,14 @@ class Deduplicate(Recipe):
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
         """Decide which documents are kept, and count them."""
         is_decided = steps.holds("decisions")
-        if steps.ledger["duplicates"] is None or not is_decided:
+        if steps.ledger.get(COUNTS) is None or not is_decided:
             if not is_decided:
                 duplicates.decisions(corpus, steps.keep)
             counted = duplicates.count(corpus, steps.read("decisions"))
             (summary,) = steps.compute("counts", [counted])
-            steps.count(summary.as_dict())
+            steps.note(COUNTS, summary.as_dict())
         steps.remove(but=KEPT)
-        return DuplicatesSummary.of(steps.ledger["duplicates"])
+        return DuplicatesSummary.of(steps.ledger[COUNTS])
 
     def _refuse(self, job: RecipeJob, counts: DuplicatesSummary) -> None:
         try:

@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.classifiers.spans.spans import Spans, as_texts
+from gpuclassify.classifiers.spans.spans import SPANS, Spans, as_texts
 from gpuclassify.corpus.scores.saved import write_file
 from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
-from gpuclassify.mapping.heads import SPANS
 from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
@@ -97,7 +96,7 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        template = page_template("gpuclassify", "scores", "comparison.html.j2")
+        template = page_template("gpuclassify", "corpus/scores", "comparison.html.j2")
         ends = np.array([(0.0, 1.0), *self.points])
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
         page = template.render(

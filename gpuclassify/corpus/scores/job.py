@@ -198,7 +198,8 @@ class AssignBuckets(Pipeline):
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove the copies of documents, and take over the classifiers' quarantine."""
-        summary.left_out = steps.take_over(SCORED, job) or summary.left_out
+        left_out = steps.take_over(SCORED, job, _scoring(job).report_parts)
+        summary.left_out = left_out or summary.left_out
         return summary
 
 

@@ -16,7 +16,6 @@ from jinja2 import Template
 from markupsafe import Markup, escape
 
 from gpuclassify.jobs.ledger.manifest import REPORTS, manifest_of, read_job
-from gpuclassify.jobs.ledger.records import MALFORMED, read_ledger, unsealed
 from gpuclassify.jobs.report.summary import (
     BIN_WIDTH,
     LENGTH_EDGES,
@@ -27,64 +26,54 @@ from gpuclassify.jobs.report.summary import (
     textless_warnings,
 )
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.mapping.stage_counts import CONDITION, MARKS, NO_MODEL, UNKNOWN
+from gpuclassify.mapping.stage_counts import MARKS, REASONS
 from gpuclassify.pages import page_template, short_number
+from gpuclassify.pages.sections import MOST_ROWS, ReportPart
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
 
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
 READ, OTHERS = "rows read", "other stages and quarantine"
-MOST_LABELS, MOST_BARS, MOST_CROSSED = 30, 40, 12
-_REASONS = {
-    "null": "without text",
-    "empty": "with an empty text",
-    "blank": "with a text of white space alone",
-    "label": "with another label",
-    "confidence": "below the least confidence",
-    "score": "below the least score",
-    "spans": "with too few spans, or too much of the text in them",
-    NO_MODEL: "without a model",
-    CONDITION: "of which it is false",
-    UNKNOWN: "of which it is null",
-}
+MOST_BARS, MOST_CROSSED = 40, 12
 _TIME_NAMES = {
     "read": "reading",
     "wait_tokens": "waiting for tokens",
     "wait_device": "waiting for the device",
     "write": "writing",
 }
-CONTAMINATION_INDEX = "_decontamination/index/index.json"
 GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
-def write_report(directory: Store) -> dict[str, Any]:
+def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Write ``report.json``, whose content is returned, and ``report.html`` into ``_report/``."""
-    report = report_of(directory)
+    report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
-    contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report))
+    contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts))
     for name, content in zip(REPORTS, contents, strict=True):
         directory.replace(name, content.encode("utf-8", "replace"))
     return report
 
 
-def report_of(directory: Store) -> dict[str, Any]:
+def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Return what a job did so far, from the records of its parts, as JSON values.
 
-    Raises FileNotFoundError if none has begun there, and DamagedMetadataError.
+    `parts` are additions by heads, mappers and recipes. Raises FileNotFoundError if no job has
+    begun there, and DamagedMetadataError.
     """
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
-    folders = [name for name in directory.folders() if name.startswith("_")]
-    ledgers = (read_ledger(directory, folder, job["key"]) for folder in folders)
-    spans: list[tuple[float, float, float, int]] = []
+    times: list[tuple[float, float, float, int]] = []
     quarantined: list[str] = []
     for record in manifest_of(directory).records().values():
         if record is not None:
             summary.add(record)
             began = record.finished - sum(record.seconds.values())
             run_began = record.run_began or began
-            spans.append((run_began, began, record.finished, record.rows_in))
+            times.append((run_began, began, record.finished, record.rows_in))
             quarantined += record.quarantine or ()
+    additions: dict[str, Any] = {}
+    for part in parts:
+        additions |= part.entries(directory, job, summary.stages)
     return {
         "output": str(directory),
         "key": job["key"],
@@ -98,7 +87,6 @@ def report_of(directory: Store) -> dict[str, Any]:
         "left_out": summary.left_out,
         "problems": _problems(directory, quarantined),
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
-        "spans": _span_counts(summary.stages),
         "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
@@ -107,10 +95,9 @@ def report_of(directory: Store) -> dict[str, Any]:
         "agreements": summary.agreements,
         "warnings": textless_warnings(summary.textless),
         "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
-        **_speed(summary, spans),
+        **_speed(summary, times),
         "gpu": _gpu(summary.totals),
-        "deduplication": next(filter(None, ledgers), None),
-        "contamination": _contamination(directory, summary.stages, job["identity"]),
+        **additions,
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
@@ -119,7 +106,7 @@ def report_of(directory: Store) -> dict[str, Any]:
 
 
 def _throughput(
-    spans: list[tuple[float, float, float, int]],
+    times: list[tuple[float, float, float, int]],
 ) -> tuple[float, list[list[float]]]:
     """Return the working time in seconds, and the rows per second over that time.
 
@@ -127,14 +114,14 @@ def _throughput(
     its rows. From the one to the last end of a run is working time: the clock stands still between
     runs.
     """
-    if not spans:
+    if not times:
         return 0.0, []
-    runs, begins, ends, rows = np.array(sorted(spans)).T
+    runs, begins, ends, rows = np.array(sorted(times)).T
     pauses = np.maximum(0, runs[1:] - np.maximum.accumulate(ends)[:-1])
     passed = runs[0] + np.concatenate([[0.0], np.cumsum(pauses)])
     begins, ends = begins - passed, ends - passed
     total = float(ends.max()) or 1e-9
-    edges = np.linspace(0, total, min(MOST_POINTS, len(spans)) + 1)
+    edges = np.linspace(0, total, min(MOST_POINTS, len(times)) + 1)
     sums = np.zeros(len(edges) - 1)
     for begin, end, count in zip(begins, ends, rows, strict=True):
         within = np.clip(edges, begin, end) - begin
@@ -155,9 +142,9 @@ def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
     return problems
 
 
-def _speed(summary: JobSummary, spans: list[tuple[float, float, float, int]]) -> dict[str, Any]:
+def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) -> dict[str, Any]:
     totals, seconds = summary.totals, summary.seconds
-    busy_seconds, points = _throughput(spans)
+    busy_seconds, points = _throughput(times)
     tokens = totals.get("tokens", 0)
     run_tokens = tokens - totals.get("prefix_tokens", 0)
     waits = {name: value for name, value in totals.items() if name.startswith("wait_")}
@@ -200,65 +187,6 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     return {"busy_share": busy_share, **peaks}
 
 
-def _contamination(
-    directory: Store, stages: Mapping[str, Any], identity: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """Return what a stage found of test items, by benchmark; None without such a stage.
-
-    ``benchmarks`` has items, items found, documents and their share; ``falls`` how many documents
-    there are from each share on, in twentieths; the index, where it is in the output, says the
-    rest.
-    """
-    found = next((each for each in stages.values() if "contamination" in each), None)
-    if found is None:
-        return None
-    settings: Mapping[str, Any] = next((v for k, v in identity.items() if "Decontam" in k), {})
-    about = _index_counts(directory)
-    counts, sources = found["contamination"], about["sources"]
-    bins = {name: np.zeros(21, int) for name in ("", *sources, *counts["shares"])}
-    for name, shares in counts["shares"].items():
-        bins[name][[*map(int, shares)]] = [*shares.values()]
-    falls = {name: np.cumsum(each[::-1])[::-1].tolist() for name, each in bins.items()}
-    benchmarks = {
-        name: {
-            **{"items": None, "distinct": None, "too_short": None, **sources.get(name, {})},
-            "found": len(counts["items"].get(name, ())),
-            "documents": counts["documents"].get(name, 0),
-            "most": sorted(counts["items"].get(name, {}).items(), key=lambda each: -each[1])[:5],
-        }
-        for name in sorted(falls)
-        if name
-    }
-    return {
-        "rows": found["read"],
-        "documents": counts["documents"].get("", 0),
-        "benchmarks": benchmarks,
-        "falls": falls,
-        "settings": {n: settings.get(n) for n in ("ngram", "min_words", "threshold", "max_items")},
-        "boilerplate": about["boilerplate"],
-        "digest": about["digest"],
-    }
-
-
-def _index_counts(directory: Store) -> dict[str, Any]:
-    """Read the counts of items and boilerplate in the index of an output, empty if it has none."""
-    try:
-        about = unsealed(directory.read(CONTAMINATION_INDEX)) or {}
-        return {
-            "sources": {
-                name: {key: int(counts[key]) for key in ("items", "distinct", "too_short")}
-                for name, counts in about["sources"].items()
-            },
-            "boilerplate": {
-                reason: {"ngrams": int(found["ngrams"]), "such_as": [*map(str, found["such_as"])]}
-                for reason, found in about["boilerplate"].items()
-            },
-            "digest": str(about["digest"]),
-        }
-    except (FileNotFoundError, *MALFORMED):
-        return {"sources": {}, "boilerplate": {}, "digest": None}
-
-
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
     """Return from, to and rows of every bin between the lowest and the highest that has rows."""
     numbers = [int(number) for number in counts]
@@ -296,15 +224,6 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
     return steps
 
 
-def _span_counts(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return by column of spans the characters that were read, and the spans by label."""
-    counts: dict[str, dict[str, Any]] = {}
-    for stage in stages.values():
-        for name, chars in stage.get("chars", {}).items():
-            add_counts(counts, {name: {"chars": chars, "labels": stage["labels"].get(name, {})}})
-    return counts
-
-
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
@@ -318,48 +237,40 @@ def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 # The page.
 
 
-def page(report: dict[str, Any]) -> str:
+def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
     """Render what `report_of` returns as an HTML page that needs no network; text is escaped."""
-    steps = report["funnel"]
+    steps, stages = report["funnel"], report["stages"]
     came_to = [step["rows"] for step in (*steps[:1], *steps[:-1])]  # the first one is what is read
+    added = [part.page(report) for part in parts]
+    reasons = dict(REASONS)
+    for part in parts:
+        reasons |= part.reasons
+    for stage in stages.values():
+        names = (*stage["dropped"], *stage["would_drop"])
+        reasons |= {name: name for name in names if name not in reasons}
+    shown_columns = {name for addition in added for name in addition.columns}
+    shown_stages = {name for addition in added for name in addition.stages}
     return _template().render(
         report=report,
+        title=next((addition.title for addition in added if addition.title), "Classified"),
+        tiles=[tile for addition in added for tile in addition.tiles],
+        sections=[section for addition in added for section in addition.sections],
+        has_speed=all(addition.has_speed for addition in added),
         funnel=[(s["name"], s["rows"], came) for s, came in zip(steps, came_to, strict=True)],
         labels={
             name: rows
-            for name, rows in label_rows(report["labels"], report["stages"]).items()
-            if name not in report["spans"]
+            for name, rows in label_rows(report["labels"], stages).items()
+            if name not in shown_columns
         },
         sources={
             name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
         },
-        reasons=_REASONS,
-        dropped_names={reason: f"dropped: {words}" for reason, words in _REASONS.items()},
-        most_labels=MOST_LABELS,
+        examples={n: each for n, each in report["examples"].items() if n not in shown_stages},
+        reasons=reasons,
+        dropped_names={reason: f"dropped: {words}" for reason, words in reasons.items()},
+        most_labels=MOST_ROWS,
         time_names=_TIME_NAMES,
-        wording=report["contamination"] and appendix(report["contamination"]),
-    )
-
-
-def appendix(found: Mapping[str, Any]) -> str:
-    """Return what a paper would say of how test items were found, and how many."""
-    settings, benchmarks = found["settings"], found["benchmarks"]
-    names = ", ".join(
-        f"{name} ({each['found']:,} items in {each['documents']:,} documents)"
-        for name, each in benchmarks.items()
-    )
-    return (
-        f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
-        "after Unicode compatibility normalization (NFKC), case folding, and removal of "
-        "punctuation, symbols and white space; characters of scripts without spaces were words. "
-        f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
-        "whole, and shorter ones were left out. N-grams in more than "
-        f"{settings['max_items']} items or in many documents of a sample of the corpus were "
-        "ignored. All matches are exact. A document was contaminated if it had at least "
-        f"{settings['threshold']:.0%} of the n-grams of an item: {found['documents']:,} of "
-        f"{found['rows']:,} documents ({found['documents'] / max(1, found['rows']):.4%}). By "
-        f"benchmark: {names or 'none'}."
     )
 
 
@@ -369,7 +280,6 @@ def _template() -> Template:
         "gpuclassify.jobs",
         "report",
         "page.html.j2",
-        binned=unit_bins,
         cross=most_crossed,
         edge=_edge,
         joined=join_bins,
@@ -378,7 +288,7 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Return a text for the page, escaped, with the span between `MARKS` marked."""
+    """Return a text for the page, escaped, with the passage between `MARKS` marked."""
     shown = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         shown = shown.replace(sign, tag)
@@ -415,10 +325,3 @@ def _edge(value: float) -> str:
     if value >= 10_000:
         return short_number(value)
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
-
-
-def unit_bins(counts: Sequence[int]) -> list[tuple[float, float, int]]:
-    """Return counts in equal bins from 0 to 1 as a histogram, without leading empty bins."""
-    every = [(n / len(counts), (n + 1) / len(counts), count) for n, count in enumerate(counts)]
-    first = next((n for n, count in enumerate(counts) if count), 0)
-    return every[first:]

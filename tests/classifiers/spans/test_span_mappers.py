@@ -243,6 +243,7 @@ def test_a_job_writes_spans_and_reports_them(spans, tmp_path):
     assert report["spans"]["pattern_spans"]["labels"] == {"email": 1}
     assert report["stages"]["SpanClassifier"]["dropped"]["spans"] >= 0
     page = (tmp_path / "out/_report/report.html").read_text("utf-8")
+    assert "with too few spans" in page
     assert "Spans: spans" in page and "a thousand characters" in page
     assert f"{1000 * counts['PER'] / chars:.3g}" in page
     assert "<mark>joe@example.com</mark>" in page

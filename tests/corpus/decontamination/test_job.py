@@ -20,6 +20,7 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.commands.cli import main
+from gpuclassify.corpus.decontamination.report import ContaminationReport
 from gpuclassify.jobs.ledger.records import JobChangedError, sealed, unsealed
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.stores.opening import open_store
@@ -87,6 +88,9 @@ def test_rows_report_and_index_of_a_job(corpus, tmp_path):
     assert "seen: " not in page  # which stands before the passage
     assert "n-grams of 13 words" in page
     assert "6 of 60 documents (10.0000%)" in re.sub(r"\s+", " ", page)
+    assert "<h1>Decontaminated texts</h1>" in page
+    assert CliRunner().invoke(main, ["report", "out"]).exit_code == 0
+    assert (tmp_path / "out/_report/report.html").read_text() == page
 
 
 def test_without_a_sample_there_is_no_boilerplate_of_the_corpus(corpus):
@@ -137,7 +141,8 @@ def test_a_report_leaves_out_counts_of_an_index_that_are_none(corpus, tmp_path, 
     path = tmp_path / "out/_decontamination/index/index.json"
     about = unsealed(path.read_bytes()) | change
     path.write_bytes(sealed(about))
-    contamination = write_report(open_store(str(tmp_path / "out")))["contamination"]
+    parts = (ContaminationReport(),)
+    contamination = write_report(open_store(str(tmp_path / "out")), parts)["contamination"]
     assert (contamination["documents"], contamination["boilerplate"]) == (6, {})
 
 

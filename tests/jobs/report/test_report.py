@@ -22,6 +22,17 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.report import join_bins, page, report_of, write_report
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.pages.sections import (
+    Cell,
+    Fold,
+    Histogram,
+    PagePart,
+    ReportPart,
+    Section,
+    Table,
+    Text,
+    Tile,
+)
 from tests.replicas import sample_texts
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -158,6 +169,44 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(finishe
     assert "http" not in text.replace("text/html", "")
     assert "&lt;script&gt;" in text or "no JSON object" in text
     assert tags.seen.count("svg") == 2 + 1 + 2  # scores, lengths, speed and times
+
+
+class Additions(ReportPart):
+    """Adds a block of each kind, and takes over a column of labels and a stage's examples."""
+
+    reasons = {"own": "for a reason of its own"}
+
+    def entries(self, directory, job, stages):
+        return {"added": len(stages)}
+
+    def page(self, report):
+        blocks = [
+            Text("heading <i>", "heading"),
+            Text("copy <i>", "preformatted"),
+            Table(("name <i>", "number"), [(Cell("one <i>", "note <i>"), "1"), ("two", None)], {1}),
+            Histogram([(0.0, 0.5, 3), (0.5, 1.0, 4)], "title <i>", "side", 2),
+            Fold("more <i>", [Text("hidden <i>")]),
+        ]
+        sections = [Section(f"{report['added']} stages", blocks), Section("wide", [], True)]
+        column, stage = "domain_pred", "DomainClassifier"
+        return PagePart("Added", [Tile("17", "tiles <i>")], sections, [column], [stage], False)
+
+
+def test_parts_of_a_report_add_entries_and_sections(finished, report):
+    made = json.loads(json.dumps(report_of(open_store(str(finished / "out")), (Additions(),))))
+    assert made == {**report, "reported": made["reported"], "added": 2}
+    made["stages"]["DomainClassifier"]["dropped"] = {"own": 5, "other": 6}
+    text, plain = page(made, (Additions(),)), page(report)
+    assert "<i>" not in text
+    escaped = ("tiles", "heading", "copy", "name", "one", "note", "title", "more", "hidden")
+    assert all(f"{word} &lt;i&gt;" in text for word in escaped)
+    assert "dropped: 5 for a reason of its own, 6 other" in text
+    assert text.index("<h2>2 stages") < text.index("<h2>Scores: sure") < text.index("<h2>wide")
+    for shown in ("Labels: domain_pred", "Examples: DomainClassifier", "Where the time went"):
+        assert shown in plain and shown not in text
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
 
 
 def test_a_job_without_rows_has_a_page(report):

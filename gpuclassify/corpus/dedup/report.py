@@ -1,0 +1,102 @@
+"""Part of a report about duplicates: what each step gave, how similar they are, what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuclassify.corpus.dedup.summary import DuplicatesSummary
+from gpuclassify.jobs.ledger.records import read_ledger
+from gpuclassify.jobs.stores.store import Store
+from gpuclassify.pages import readable_time
+from gpuclassify.pages.sections import (
+    MOST_ROWS,
+    Histogram,
+    PagePart,
+    ReportPart,
+    Section,
+    Table,
+    Text,
+    Tile,
+)
+
+FOLDER = "_dedup"  # of the steps, in the output; readers of datasets pass over it
+COUNTS = "duplicates"  # name of the counts in the ledger of the steps
+
+
+class DeduplicationReport(ReportPart):
+    """Part of a report about duplicates, from the ledger of the steps."""
+
+    def entries(
+        self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the ledger of the steps, of which the counts may not be there yet."""
+        ledger = read_ledger(directory, FOLDER, job["key"])
+        return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
+
+    def page(self, report: Mapping[str, Any]) -> PagePart:
+        """Return tiles with the counts, and sections of steps, similarities, sources and groups."""
+        ledger = report.get("deduplication")
+        if ledger is None:
+            return PagePart()
+        tiles, sections = [], [_steps(ledger["steps"], report)]
+        if ledger[COUNTS] is not None:
+            found = DuplicatesSummary.of(ledger[COUNTS])
+            tiles, sections = [*_tiles(found)], [*sections, *_sections(found)]
+        return PagePart("Deduplicated", tiles, sections, has_speed=False)
+
+
+def _tiles(found: DuplicatesSummary) -> Iterator[Tile]:
+    yield Tile(f"{found.documents:,}", "documents")
+    yield Tile(f"{found.removed:,}", f"duplicates to remove, {found.removed_share:.1%}")
+    yield Tile(f"{found.groups:,}", f"groups, of {found.in_groups:,} documents")
+    if found.compared:
+        yield Tile(f"{found.compared:,}", f"candidates compared, {found.rejected:,} rejected")
+    if found.near_border:
+        words = "near the border of a cluster, where some are missed"
+        yield Tile(f"{found.near_border:,}", words)
+
+
+def _steps(steps: Mapping[str, Any], report: Mapping[str, Any]) -> Section:
+    counts = [
+        (name.replace("-", " "), each["rows"], each["seconds"]) for name, each in steps.items()
+    ]
+    if report["parts_done"]:
+        counts.append(("removal", report["rows_out"], report["busy_seconds"]))
+    rows = [
+        (name.replace("-", " "), None if rows is None else f"{rows:,}", readable_time(seconds))
+        for name, rows, seconds in counts
+    ]
+    note = Text("Rows that a step gave, and the time of the run that finished it.")
+    return Section("Steps", (Table(("", "rows", "time"), rows, numbers=(1, 2)), note))
+
+
+def _sections(found: DuplicatesSummary) -> Iterator[Section]:
+    if sum(bins := found.similarities):
+        shown = range(next(n for n, count in enumerate(bins) if count), len(bins))
+        histogram = Histogram(
+            [(n / len(bins), (n + 1) / len(bins), bins[n]) for n in shown],
+            *("similarity to the document that is kept", "removed documents"),
+            most_names=6,
+        )
+        note = Text(
+            f"Candidates compared: {found.compared:,}, similar enough: {found.accepted:,}, "
+            f"rejected: {found.rejected:,}."
+        )
+        yield Section("Similarity of removed documents", (histogram, note))
+    if (count := len(found.sources)) > 1:
+        ordered = sorted(found.sources.items(), key=lambda source: -source[1][1])
+        rows = [
+            (name, f"{documents:,}", f"{gone:,}", f"{gone / (documents or 1):.1%}")
+            for name, (documents, gone) in ordered[:MOST_ROWS]
+        ]
+        table = Table(("source", "documents", "removed", "share"), rows, numbers=(1, 2, 3))
+        note = Text(f"{count - MOST_ROWS} more sources are in report.json.")
+        yield Section("Removed by source", (table, note) if count > MOST_ROWS else (table,))
+    if found.largest:
+        header = ("documents", "group", "beginning of the text that is kept")
+        groups = [(f"{n:,}", str(group), text) for n, group, text in found.largest if text]
+        table = Table(header, groups, numbers=(0,), is_wide=True)
+        note = Text(f"{found.blank:,} documents are of white space alone.")
+        blocks = (table, note) if found.blank else (table,)
+        yield Section("Largest groups", blocks, is_wide=True)
