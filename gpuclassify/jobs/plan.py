@@ -282,7 +282,9 @@ def _time(
 
     try:
         first = min(FIRST_ROWS, len(order))
-        time_rows(first)  # loads the models
+        for mapper in chain.text_mappers():
+            mapper.setup()  # loads its model, even if none of the first rows is for it
+        time_rows(first)
         possible = done[first - 1] * seconds / time_rows(first)
         count = max(first, int(np.searchsorted(done, possible, side="right")))
         pace = float(done[count - 1]) / time_rows(count)
