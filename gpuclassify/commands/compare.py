@@ -31,7 +31,7 @@ ROWS_READ, SCORES = 2_000, "scores"
     help="End with 1 if more than this share of the rows gets another label, or is kept by one "
     "alone.",
 )  # fmt: skip
-@click.option("--page", metavar="FILE", help="Write a page of HTML with a picture of the scores.")
+@click.option("--page", metavar="FILE", help="Write a page of HTML with the rows that moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> None:

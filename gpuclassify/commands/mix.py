@@ -58,7 +58,7 @@ def _options() -> list[click.Option]:
     help="YAML list of entries such as {topic: News, weight: 0.2}: shares of the mixture. "
     "Default: all as they are.",
 )
-@click.option("--page", metavar="FILE", help="Write a page of HTML, with pictures.")
+@click.option("--page", metavar="FILE", help="Write a page of HTML, with bars.")
 @click.option("--plan", "is_plan", is_flag=True, help="Print the table, and write no copies.")
 @click.pass_context
 def mix(

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from gpuclassify.commands.console import (
-    echo,
-    open_console,
-    quiet_dask,
-    with_options,
-    wrong_call_exits,
-)
+from gpuclassify.commands.console import echo, open_console, quiet_dask, wrong_call_exits
 from gpuclassify.commands.options import LocalCommand, job_options, read_settings
 
 
@@ -40,43 +31,35 @@ def plan(inputs: tuple[str, ...], **options: Any) -> None:
     """Forecast the work of `classify` from a sample of INPUT; writes nothing.
 
     Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
-    tokens to read, memory of a worker, and the parts; warns of parts too large for cudf. The time
-    is that of one process on this machine: no cluster is started. Options are those of `classify`;
-    those of its cluster have no effect. Leave out OUTPUT.
+    tokens to read, memory of a worker, and the parts. The time is that of one process on this
+    machine: no cluster is started. Options are those of `classify`; those of its cluster have no
+    effect. Leave out OUTPUT.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High
     """
+    from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
+
     quiet_dask()
-    status = open_console(stderr=True).status("Reading a sample")
-    with wrong_call_exits(), status, _hints(inputs, options["is_timed"]):
+    with wrong_call_exits(), open_console(stderr=True).status("Reading a sample"):
         settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
-        made = settings.job().plan(
-            sample_rows=options["sample_rows"],
-            seed=options["seed"],
-            **({} if options["is_timed"] else {"trial_seconds": None}),
-        )
+        trial = {} if options["is_timed"] else {"trial_seconds": None}
+        try:
+            made = settings.job().plan(
+                sample_rows=options["sample_rows"], seed=options["seed"], **trial
+            )
+        except (HubUnreachableError, ModelNotFoundError) as error:
+            if options["is_timed"]:
+                error.add_note("With --no-time, config.json and the tokenizer are enough.")
+            raise
+        except Exception as error:
+            signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
+            if len(inputs) > 1 and str(error).startswith(signs):
+                error.add_note("`plan` takes inputs only: leave out OUTPUT.")
+            raise
     if options["as_json"]:
         click.echo(json.dumps(made.as_dict()))
     else:
-        command = click.get_current_context().command
-        warnings = tuple(with_options(warning, command) for warning in made.warnings)
-        echo(str(replace(made, warnings=warnings)))
-
-
-@contextlib.contextmanager
-def _hints(inputs: tuple[str, ...], is_timed: bool) -> Iterator[None]:
-    """Add hints about this command to errors."""
-    from gpuclassify.hub import HubUnreachableError, ModelNotFoundError
-
-    try:
-        yield
-    except Exception as error:
-        signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
-        if len(inputs) > 1 and str(error).startswith(signs):
-            error.add_note("`plan` takes inputs only: leave out OUTPUT.")
-        if is_timed and isinstance(error, (HubUnreachableError, ModelNotFoundError)):
-            error.add_note("With --no-time, config.json and the tokenizer are enough.")
-        raise
+        echo(str(made))

@@ -43,7 +43,7 @@ def _options() -> list[click.Option]:
 @click.command(cls=JobCommand, options=_options)
 @click.argument("inputs", nargs=-1, required=True, metavar="LABELLED...")
 @click.argument("output")
-@click.option("--page", metavar="FILE", help="Write a page of HTML, with pictures.")
+@click.option("--page", metavar="FILE", help="Write a page of HTML, with bars.")
 @click.option("--json", "as_json", is_flag=True, help="Print the thresholds as JSON.")
 def thresholds(
     inputs: tuple[str, ...], output: str, page: str | None, as_json: bool, **options: Any

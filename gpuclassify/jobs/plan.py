@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,57 +13,51 @@ from dask.utils import format_bytes
 from gpuclassify.frames import Frame, backend_of, cut_text
 from gpuclassify.jobs.input.sample import Sample, sample_files, sample_partitions
 from gpuclassify.jobs.input.sources import FileSource, Source
-from gpuclassify.jobs.ledger.quarantine import ROW, isolate_bad_rows
+from gpuclassify.jobs.ledger.quarantine import isolate_bad_rows
 from gpuclassify.jobs.report.summary import textless_warnings
 from gpuclassify.jobs.stages import Function
 from gpuclassify.jobs.task import row_errors
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.columns import list_sizes
-from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.mapping.route import Route
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, readable_time, short_number, text_table
 from gpuclassify.workers.run_context import add_up, advice, collected_stats, shared_layers
 
-FIRST_ROWS = 4  # of the warm-up, and of those that tell how many can be timed
-# cudf counts rows, elements of lists and bytes of a column of strings as int32. Sizes that are
-# estimated may be larger.
-NEAR_LIMIT, COLUMN_LIMIT = 2**30, 2**31 - 1
+FIRST_ROWS = 4  # rows of the warm-up, and of the run that predicts how many rows can be timed
 
 
 @dataclass(frozen=True)
 class ClassifierPlan:
-    """Plan of one classifier or embedder: the texts and tokens to read, the memory needed."""
+    """Texts and tokens that one classifier or embedder has to read, and the memory it needs."""
 
     name: str
     model: str
-    limit_tokens: int | None  # of a text, or of a window of it
+    limit_tokens: int | None  # per text or window
     limit_chars: int | None
-    mean_tokens: float  # of whole texts, before they are cut, as are the next three
+    mean_tokens: float  # per whole text, before it is cut, as in the next three
     median_tokens: int
     p95_tokens: int
     most_tokens: int
-    truncated_share: float  # of the texts, those that are not read to their end
-    tokens: float  # that the model will read in the whole input
+    truncated_share: float  # fraction of texts that are not read to their end
+    tokens: float  # tokens to read in the whole input
     device: str
     dtype: str
-    weights_bytes: int | None  # None where headers of weights or sizes of the network are unknown
+    weights_bytes: int | None  # None if headers of weights or sizes of the network are unknown
     batch_bytes: int | None
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of text that are shown below its name."""
         yield (
-            f"a text has {self.mean_tokens:,.0f} tokens on average, median "
-            f"{self.median_tokens:,}, 95% have at most {self.p95_tokens:,}, the longest "
-            f"{self.most_tokens:,}"
+            f"a text has {self.mean_tokens:,.0f} tokens on average, median {self.median_tokens:,}, "
+            f"95% have at most {self.p95_tokens:,}, the longest {self.most_tokens:,}"
         )
-        limits = {"tokens": self.limit_tokens, "characters": self.limit_chars}
-        limit = ", ".join(f"{most:,} {unit}" for unit, most in limits.items() if most is not None)
+        limits = ((self.limit_tokens, "tokens"), (self.limit_chars, "characters"))
+        limit = ", ".join(f"{most:,} {unit}" for most, unit in limits if most is not None)
         limit = f"limit {limit}" if limit else "no limit"
         yield f"{self.truncated_share:.1%} of the texts are not read to their end ({limit})"
-        yield f"about {short_number(self.tokens)} tokens to read"
         sizes = {"weights": self.weights_bytes, "a full batch": self.batch_bytes}
         known = [f"{what} {format_bytes(size)}" for what, size in sizes.items() if size is not None]
+        yield f"about {short_number(self.tokens)} tokens to read"
         yield f"{', '.join([*known, self.dtype])} on {self.device}"
 
 
@@ -75,11 +68,8 @@ class TimePlan:
     seconds: float  # without reading, writing and loading
     rows_timed: int
     units_per_second: float
-    unit: str  # "tokens", or "rows" where nothing counts tokens
-    threads: int  # of torch
-    loading_seconds: float = 0.0  # of the models, and of the first rows
-    shared_layers: str | None = None  # of models that run in step
-    advice: tuple[str, ...] = ()  # on what would make the models faster
+    unit: str  # "tokens", or "rows" if nothing counts tokens
+    notes: tuple[str, ...]  # layers that models share, and advice on speed
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,18 +78,17 @@ class Plan:
 
     rows: float
     is_exact: bool  # whether `rows` is known, as from Parquet files
-    text_bytes: float  # of the columns that classifiers read, in UTF-8
-    input_bytes: int | None  # of the files as they are stored
-    null_share: float  # of the rows, those whose text is null
+    text_bytes: float  # UTF-8 bytes of the columns that classifiers read
+    input_bytes: int | None  # stored bytes of the files
+    null_share: float  # fraction of rows whose text is null
     parts: int
     largest_part_text_bytes: float
     largest_part_rows: float
     sample_rows: int
-    sample_places: int  # stretches of lines, row groups or partitions that the rows are from
     left_out: dict[str, int]  # files, lines and rows of the sample that would go to quarantine
     classifiers: tuple[ClassifierPlan, ...]
     time: TimePlan | None
-    worker_bytes: int | None  # weights, the largest batch, the largest part's text; None as above
+    worker_bytes: int | None  # weights, the largest batch, and the largest part's text twice
     warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -122,10 +111,8 @@ class Plan:
         stored = "" if self.input_bytes is None else f", {format_bytes(self.input_bytes)} in files"
         nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
         yield "input", f"{rows}{stored}, {format_bytes(int(self.text_bytes))} of text{nulls}"
-        left_out = ", ".join(_counted(count, kind) for kind, count in self.left_out.items())
-        broken = f"; to be left out, as far as is known: {left_out}" if left_out else ""
-        places = _counted(self.sample_places, "place")
-        yield "sample", f"{self.sample_rows:,} rows from {places} of the input{broken}"
+        left_out = "".join(f"; {kind}s left out: {n:,}" for kind, n in self.left_out.items())
+        yield "sample", f"{self.sample_rows:,} rows from all over the input{left_out}"
         largest = format_bytes(int(self.largest_part_text_bytes))
         rows = f"{self.largest_part_rows:,.0f} rows"
         yield "parts", f"{self.parts:,}; the largest has {largest} of text in {rows}"
@@ -134,28 +121,13 @@ class Plan:
             yield from (("", line) for line in classifier.lines())
         yield "", ""
         if (timed := self.time) is not None:
-            devices = ", ".join(dict.fromkeys(plan.device for plan in self.classifiers)) or "cpu"
-            yield (
-                "time",
-                f"about {readable_time(timed.seconds)} on this machine, one process ({devices}, "
-                f"{_counted(timed.threads, 'torch thread')}), for the models' work alone: "
-                f"{timed.units_per_second:,.0f} {timed.unit}/s over {timed.rows_timed:,} rows of "
-                f"the sample; beside it {readable_time(timed.loading_seconds)} to load them, and a "
-                "cluster's start",
-            )
-            if timed.shared_layers is not None:
-                yield "models", timed.shared_layers
-            yield from (("advice", sentence) for sentence in timed.advice)
-        if self.worker_bytes is None:
-            yield "memory", "of a worker unknown, as sizes of a network or its weights are"
-        else:
-            worker = f"about {format_bytes(self.worker_bytes)} a worker beside Python and torch"
-            yield "memory", f"{worker}: weights, a full batch, and the largest part's text, twice"
+            work = f"{timed.units_per_second:,.0f} {timed.unit}/s over {timed.rows_timed:,} rows"
+            seconds = readable_time(timed.seconds)
+            yield "time", f"about {seconds} of the models' work in one process here ({work})"
+            yield from (("advice", note) for note in timed.notes)
+        most = "unknown" if self.worker_bytes is None else format_bytes(self.worker_bytes)
+        yield "memory", f"a worker: {most}, next to Python and torch (weights, a batch, a part)"
         yield from (("WARNING", warning) for warning in self.warnings)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def make_plan(
@@ -180,36 +152,35 @@ def make_plan(
     frame, warnings = sample.frame, textless_warnings(sample.textless)
     tokens, nulls = np.zeros(len(frame)), np.zeros(len(frame), dtype=bool)
     plans: list[ClassifierPlan] = []
-    weights: dict[str, int] = {}  # bytes by file: mappers may share a decoder
+    weights: dict[str, int] = {}  # bytes by file, because mappers may share a decoder
     is_known = True
     for stage in chain.mappers:
-        if isinstance(stage, Function):  # which may drop rows that no classifier will read
-            frame = _left_by(stage, frame, warnings)
+        if isinstance(stage, Function):  # it may drop rows, which no classifier will read
+            frame = _rows_left(stage, frame, warnings)
         for name in {*stage.read_fields} - {*stage.text_fields} - {*frame.columns}:
             warnings.append(
                 f"column {name!r} is written by another stage, so that tokens of every model of "
                 f"{stage.__name__} are those of all rows, and not of its rows alone"
             )
-        for mapper, rows in _rows_by_mapper(stage, frame):
+        pairs = [(mapper, frame) for mapper in stage.text_mappers()]
+        for mapper, rows in stage.parts_of(frame) if isinstance(stage, Route) else pairs:
             plan, sizes = _count(mapper, rows, sample, tokens, nulls)
             is_known &= bool(sizes) and plan.batch_bytes is not None
             weights.update(sizes)
             plans.append(plan)
-    timed, left_out = None, sample.left_out
+    timed = None
     if trial_seconds is not None:
         dtypes = chain.meta_dtypes(source.meta)
-        timed, failed = time_stages(chain, dtypes, sample, tokens, trial_seconds, on_error)
-        left_out = left_out + Counter({ROW: failed})
-    lengths = np.zeros(len(sample.frame))  # of texts in UTF-8
+        timed = _time(chain, dtypes, sample, tokens, trial_seconds, on_error)
+    lengths = np.zeros(len(sample.frame))  # UTF-8 bytes of the texts
     for name in {*chain.text_fields} & {*sample.frame.columns}:
         texts = backend_of(sample.frame).texts(sample.frame, name, None)
         lengths += [len((text or "").encode("utf-8", "surrogatepass")) for text in texts]
     text_bytes = sample.rows * float(lengths.mean())
-    part_bytes, part_rows = text_bytes * share, sample.rows * share
-    # All weights, which stay side by side where they fit, one batch, and one part's text, which
-    # is in the frame and there as Python's strings.
+    # All weights, which stay side by side if they fit, one batch, and one part's text, which
+    # is in the frame and in Python's strings.
     batch_bytes = max((plan.batch_bytes or 0 for plan in plans), default=0)
-    worker_bytes = int(sum(weights.values()) + batch_bytes + 2 * part_bytes)
+    worker_bytes = int(sum(weights.values()) + batch_bytes + 2 * text_bytes * share)
     return Plan(
         rows=sample.rows,
         is_exact=sample.is_exact,
@@ -217,38 +188,31 @@ def make_plan(
         input_bytes=None if None in stored else sum(filter(None, stored)),
         null_share=float(nulls.mean()),
         parts=source.count,
-        largest_part_text_bytes=part_bytes,
-        largest_part_rows=part_rows,
+        largest_part_text_bytes=text_bytes * share,
+        largest_part_rows=sample.rows * share,
         sample_rows=len(sample.frame),
-        sample_places=sample.places,
-        left_out=dict(left_out),
+        left_out=dict(sample.left_out),
         classifiers=tuple(plans),
         time=timed,
         worker_bytes=worker_bytes if is_known else None,
-        warnings=(*warnings, *limit_warnings(part_bytes, part_rows, chain)),
+        warnings=tuple(warnings),
     )
 
 
-def _left_by(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows that a function leaves; all, with a warning, where that is not known."""
+def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
+    """Return the rows that a function leaves, or all, with a warning, if that is not known."""
     try:
         mapped = stage.map_frame(frame)
-        if not (mapped.index.is_unique and mapped.index.isin(frame.index).all()):
-            raise ValueError("it changes the index of its frame")
-    except Exception as err:  # whatever code of the user's raises
-        warnings.append(
-            f"stage {stage.__name__} is left out of the count of tokens, because it cannot be run "
-            f"on the sample before the classifiers have ({type(err).__name__}: {err})"
-        )
-        return frame
-    return mapped
-
-
-def _rows_by_mapper(stage: PartitionMap, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
-    """Return each text mapper of a stage with its rows of a plain frame; with all if unknown."""
-    if isinstance(stage, Route):
-        return stage.parts_of(frame)
-    return [(mapper, frame) for mapper in stage.text_mappers()]
+        if mapped.index.is_unique and mapped.index.isin(frame.index).all():
+            return mapped
+        reason = "it changes the index of its frame"
+    except Exception as err:  # whatever the user's code raises
+        reason = f"{type(err).__name__}: {err}"
+    warnings.append(
+        f"stage {stage.__name__} is left out of the count of tokens, because it cannot be run on "
+        f"the sample before the classifiers have ({reason})"
+    )
+    return frame
 
 
 def _count(
@@ -289,32 +253,14 @@ def _count(
     return plan, weights
 
 
-def limit_warnings(text_bytes: float, rows: float, chain: Chain) -> Iterator[str]:
-    """Yield warnings about columns of the largest part that come near cudf's limit of a column."""
-    sizes = [("its text", text_bytes, "bytes")]
-    for mapper in chain.text_mappers():
-        for name, numbers in list_sizes(mapper.heads).items():
-            sizes.append((f"its column {name!r}", rows * numbers, "numbers"))
-    for what, size, unit in sizes:
-        if size > NEAR_LIMIT:
-            yield (
-                f"the largest part is too large or near to it: {what} has about {size:,.0f} "
-                f"{unit}, and a column of cudf holds at most {COLUMN_LIMIT:,}: make parts smaller "
-                "with part_bytes=256000000, or ddf.repartition(partition_size='256MB') for a "
-                "frame; a larger row group or compressed file must be written in smaller ones"
-            )
-
-
-def time_stages(
+def _time(
     chain: Chain, dtypes: object, sample: Sample, tokens: np.ndarray, seconds: float, on_error: str
-) -> tuple[TimePlan, int]:
-    """Time the stages for about `seconds` by the tokens of each row; count the rows that fail.
+) -> TimePlan:
+    """Time the stages for about `seconds` by the tokens of each row.
 
     Models that this loads are dropped at its end: it may be the client's process, whose GPU a
     worker needs.
     """
-    import torch
-
     from gpuclassify.inference.residency import MODELS
 
     order = np.random.default_rng(0).permutation(len(tokens))
@@ -323,38 +269,31 @@ def time_stages(
     done, before = np.cumsum(work), set(MODELS.keys())
     totals: dict[str, Any] = {}
 
-    def time_rows(count: int) -> tuple[float, int]:
+    def time_rows(count: int) -> float:
         def run(start: int, stop: int) -> Frame:
             return chain.map_frame(sample.frame.iloc[order[start:stop]], dtypes)
 
         began = time.perf_counter()
         with collected_stats() as runs:
-            results = [result for _, result in isolate_bad_rows(run, 0, count, errors)]
+            list(isolate_bad_rows(run, 0, count, errors))
         for stats in runs:
             add_up(totals, stats.as_dict())
-        failed = sum(isinstance(result, Exception) for result in results)
-        return time.perf_counter() - began, failed
+        return time.perf_counter() - began
 
     try:
-        began, first = time.perf_counter(), min(FIRST_ROWS, len(order))
+        first = min(FIRST_ROWS, len(order))
         for mapper in chain.text_mappers():
-            mapper.setup()
-        time_rows(first)  # warms up
-        loading_seconds = time.perf_counter() - began
-        possible = done[first - 1] * seconds / time_rows(first)[0]
+            mapper.setup()  # loads its model, even if none of the first rows is for it
+        time_rows(first)
+        possible = done[first - 1] * seconds / time_rows(first)
         count = max(first, int(np.searchsorted(done, possible, side="right")))
-        spent, failed = time_rows(count)
+        pace = float(done[count - 1]) / time_rows(count)
     finally:
         MODELS.evict(lambda key: key not in before)
-    pace = float(done[count - 1]) / spent
-    timed = TimePlan(
+    return TimePlan(
         seconds=sample.rows * float(work.mean()) / pace if pace else 0.0,
         rows_timed=count,
         units_per_second=pace,
         unit="tokens" if tokens.any() else "rows",
-        threads=torch.get_num_threads(),
-        loading_seconds=loading_seconds,
-        shared_layers=shared_layers(totals),
-        advice=tuple(advice(totals)),
+        notes=(*filter(None, [shared_layers(totals)]), *advice(totals)),
     )
-    return timed, failed

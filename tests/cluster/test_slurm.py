@@ -28,7 +28,7 @@ from gpuclassify.cluster.slurm import (
     plan_slurm,
     start_slurm,
 )
-from gpuclassify.commands.slurm_script import ScriptSettings, sbatch_script, slurm_script
+from gpuclassify.commands.slurm_script import sbatch_script, slurm_script
 
 
 def job_script(**options):
@@ -214,14 +214,21 @@ def test_wrong_options_are_told_before_anything_starts(options, error, words):
         start_slurm({"memory": "1GB", **options})
 
 
+def script(*arguments, config="", **options):
+    """A script with the command's defaults for other options."""
+    defaults = slurm_script.make_context("slurm-script", []).params
+    options = {name: options.get(name, value) for name, value in defaults.items()}
+    del options["config"], options["arguments"]
+    return sbatch_script(arguments, config, options)
+
+
 def test_a_script_says_what_was_asked_for_and_bash_reads_it():
-    settings = ScriptSettings(
-        ("crawl/*.jsonl", "out dir/", "--set", "a='b' $c"), nodes=3, gpus_per_node=4,
+    text = script(
+        "crawl/*.jsonl", "out dir/", "--set", "a='b' $c", nodes=3, gpus_per_node=4,
         memory="64G", walltime="2-00", partition="gpu", account="me", interface="ib0",
-        job_extra=("--exclusive",), prologue=("module load cuda",), requeue_before_seconds=300,
+        job_extra=("--exclusive",), prologue=("module load cuda",), requeue_before=300,
         worker_options="--rmm-async",
     )  # fmt: skip
-    text = sbatch_script(settings)
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     wanted = """--nodes=3 --ntasks-per-node=4 --gpus-per-task=1 --cpus-per-task=8 --mem=64G
         --time=2-00 --partition=gpu --account=me --exclusive --requeue --open-mode=append
@@ -243,7 +250,8 @@ def test_a_script_says_what_was_asked_for_and_bash_reads_it():
 
 
 def test_a_script_for_cpus_asks_for_no_gpu_and_one_without_tls_says_nothing_of_it():
-    text = sbatch_script(ScriptSettings(("in", "out"), workers_per_node=2, tls=False))
+    text = script("in", "out", workers_per_node=2, tls=False)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "--protocol tcp://" in text
     assert "TLS__" not in text
     assert "#SBATCH --ntasks-per-node=2" in text
@@ -269,12 +277,13 @@ def test_a_script_for_cpus_asks_for_no_gpu_and_one_without_tls_says_nothing_of_i
         ({"walltime": "soon"}, "no time limit of Slurm's"),
         ({"gpus_per_node": 2, "workers_per_node": 1}, "each GPU has one worker"),
         ({"nodes": 0}, "nodes=0"),
+        ({"partition": ""}, "partition='' is not a text: leave it out"),
         ({"certificates": "here", "tls": False}, "certificates= has no effect with tls=False"),
     ],
 )
 def test_scripts_that_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        ScriptSettings(**settings)
+    with pytest.raises((TypeError, ValueError), match=words):
+        script(*settings.get("arguments", ()), **settings)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +296,7 @@ def test_nothing_of_the_settings_becomes_a_command(tmp_path, line):
         "interface": "$(touch ran)",
         "worker_options": "$(touch ran) ';'",
     }
-    text = sbatch_script(ScriptSettings(("in $(touch ran)",), config=config, tls=False, **names))
+    text = script("in $(touch ran)", config=config, tls=False, **names)
     # What would run on the node: each program only says what it is given.
     program = f"{re.escape(shlex.quote(names['python']))}"
     text = re.sub(rf"^PYTHON={program}$", "PYTHON=report", text, flags=re.M)
@@ -420,9 +429,7 @@ def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
     (tmp_path / "look.py").write_text(LOOK)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
-    text = sbatch_script(
-        ScriptSettings(("in", "out"), python=sys.executable, certificates=certificates)
-    )
+    text = script("in", "out", python=sys.executable, certificates=certificates)
     text = text.replace('"$PYTHON" -m gpuclassify classify', f'"$PYTHON" {tmp_path}/look.py')
     environment = {
         **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",

@@ -57,7 +57,7 @@ def test_rows_are_selected_by_thresholds_that_labels_gave(crawl):
     assert "Thresholds: found.json" in done.output and "for precision 0.7" in done.output
     found = Thresholds.load("found.json")
     assert done.output.startswith(str(found))
-    assert Path("page.html").read_text(encoding="utf-8").count("<circle") == 20
+    assert Path("page.html").read_text(encoding="utf-8").count("<i style") == 40
     done = run("thresholds", "labelled.jsonl", "found.json", *options, "--json")
     assert json.loads(done.stdout)["target"] == "precision"
 

@@ -11,6 +11,7 @@ from gpuclassify.corpus.dedup.summary import DuplicatesSummary, Group
 from gpuclassify.jobs.plan import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages import html_table, text_table
+from gpuclassify.pages.tables import TableSection, table_page
 
 HOSTILE = "<script>alert('&')</script>"
 SUMMARY = JobSummary(
@@ -42,9 +43,9 @@ MODEL = ClassifierPlan(
 )  # fmt: skip
 PLAN = Plan(
     rows=10, is_exact=True, text_bytes=10.0, input_bytes=2**20, null_share=0.0, parts=3,
-    largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10, sample_places=1,
+    largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10,
     left_out={}, classifiers=(MODEL,),
-    time=TimePlan(60.0, 10, 5.0, "tokens", 2, advice=(HOSTILE,) * 20), worker_bytes=2**30,
+    time=TimePlan(60.0, 10, 5.0, "tokens", notes=(HOSTILE,) * 20), worker_bytes=2**30,
     warnings=(HOSTILE,),
 )  # fmt: skip
 SHOWN = {
@@ -124,6 +125,15 @@ def test_a_classifier_shows_its_own_settings_and_those_that_are_given():
     assert shown["max_chars"] == "2000"
     assert shown["min_confidence"] == "0.5"
     assert "batch_size" not in shown
+
+
+def test_a_page_of_tables_escapes_its_texts_and_says_where_a_table_has_no_rows():
+    names = [HOSTILE, "rows"]
+    full = TableSection(HOSTILE, [names, ["a", "12"]], [HOSTILE], [("a", (1.0, 0.5), "0.50×")])
+    page = table_page("Table", [HOSTILE], [full, TableSection("empty", [names])])
+    assert "<script" not in page and page.count("&lt;script&gt;") == 4
+    assert page.count("<table") == 1 and page.count("None.") == 1
+    assert '<td class="number">12</td>' in page and "width: 50.0%" in page
 
 
 def test_long_lines_are_wrapped_below_their_text():

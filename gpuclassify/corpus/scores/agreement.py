@@ -23,7 +23,8 @@ from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
 from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.mapping.partition_map import is_dask_frame
-from gpuclassify.pages import html_table, page_template, text_columns, visible
+from gpuclassify.pages import html_table, text_columns, visible
+from gpuclassify.pages.tables import TableSection, table_page
 from gpuclassify.settings.checks import label_tuple, with_plain_values
 
 FIGURES = {
@@ -35,6 +36,11 @@ FIGURES = {
 }
 MOST_DIFFERING, MOST_SHOWN, MOST_LABELS = 1_000, 20, 40  # rows kept; rows and labels of a page
 TEXT_CHARS = 300  # characters of a text shown on a page
+_COLUMNS = ("", "between", "rows", "value", "95% interval")
+_INTERVALS = (
+    "Intervals by the bootstrap over rows; none where a figure is not defined, or no draw changes "
+    "it."
+)
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,9 @@ class Agreement:
     differing: pd.DataFrame
 
     def __repr__(self) -> str:
-        head = ("", "between", "rows", "value", "95% interval")
         least = "at least " * (len(self.differing) == MOST_DIFFERING)
         count = f"{least}{len(self.differing):,} of {self.rows:,} rows differ"
-        return "\n".join([*text_columns([head, *self.lines()]), count])
+        return "\n".join([*text_columns([_COLUMNS, *self.lines()]), count])
 
     def _repr_html_(self) -> str:
         rows = ((f"{name}: {of}", f"{value} {low}") for name, of, _, value, low in self.lines())
@@ -105,14 +110,27 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        template = page_template("gpuclassify", "corpus/scores", "agreement.html.j2")
-        tables = {
-            pair: counts.iloc[:MOST_LABELS, :MOST_LABELS].to_dict("index")
-            for pair, counts in self.confusion.items()
-        }
-        rows = _records(self.differing.head(MOST_SHOWN))
-        shown = [{k: "–" if v is None else str(v)[:TEXT_CHARS] for k, v in r.items()} for r in rows]
-        page = template.render(agreement=self, lines=[*self.lines()], tables=tables, rows=shown)
+        sections = [TableSection("Figures", [_COLUMNS, *self.lines()], [_INTERVALS])]
+        for (one, other), counts in self.confusion.items():
+            shown = counts.iloc[:MOST_LABELS, :MOST_LABELS]
+            rows = [
+                (label, *map("{:,.0f}".format, numbers))
+                for label, numbers in zip(shown.index, shown.to_numpy(), strict=True)
+            ]
+            notes = ["Rows, or the sum of their weights, by what each column says."]
+            if len(shown) < len(counts):
+                notes.append(f"The first {len(shown)} values.")
+            names = (f"{one} ↓ {other} →", *shown.columns)
+            sections.append(TableSection(f"{one} and {other}", [names, *rows], notes))
+        differing = _records(self.differing.head(MOST_SHOWN))
+        texts = [["–" if v is None else str(v)[:TEXT_CHARS] for v in r.values()] for r in differing]
+        rows_shown = [[*self.differing.columns], *texts]
+        sections.append(TableSection("Rows that differ most", rows_shown, is_text=True))
+        under = [
+            f"{self.kind.capitalize()} of {', '.join(self.between)}",
+            f"{self.rows:,} rows with two values or more",
+        ]
+        page = table_page("Agreement", under, sections)
         write_file(path, page.encode("utf-8", "replace"))
 
 

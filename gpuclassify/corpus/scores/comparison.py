@@ -20,7 +20,8 @@ from gpuclassify.frames import Frame, LazyFrame, backend_of, name_row
 from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.pages import html_table, page_template, text_table
+from gpuclassify.pages import html_table, text_table
+from gpuclassify.pages.tables import TableSection, table_page
 from gpuclassify.settings.checks import check_count
 
 WARM_UP_ROWS = 4
@@ -96,17 +97,23 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        template = page_template("gpuclassify", "corpus/scores", "comparison.html.j2")
-        ends = np.array([(0.0, 1.0), *self.points])
+        figures = [line for line in self._lines() if line[0]]
+        sections = [TableSection("Figures", [("figure", "value"), *figures], is_text=True)]
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
-        page = template.render(
-            comparison=self,
-            lines=list(self._lines()),
-            labels=labels,
-            low=float(ends.min()),
-            high=float(ends.max()),
-            moved=self.moved.head(MOST_MOVED).to_dict("records"),
+        if labels:
+            rows = [(label, f"{count:,}", f"{share:.1%}") for label, (count, share) in labels]
+            names = ("label of a", "rows", "the same of b")
+            sections.append(TableSection("Labels", [names, *rows]))
+        moved = self.moved.head(MOST_MOVED).to_dict("records")
+        cells = [(str(row["text"]), _outcome(row, "a"), _outcome(row, "b")) for row in moved]
+        note = (
+            "Other labels and decisions first, then the largest differences; "
+            f"{len(moved):,} of {len(self.moved):,} rows."
         )
+        sections.append(
+            TableSection("Rows that moved", [("text", "a", "b"), *cells], [note], is_text=True)
+        )
+        page = table_page("Comparison", [f"{self.rows:,} rows with text"], sections)
         write_file(path, page.encode("utf-8", "replace"))
 
     def _lines(self) -> Iterator[tuple[str, str]]:
@@ -123,6 +130,13 @@ class Comparison:
         for label, (rows, share) in sorted(self.agreement.items(), key=lambda item: item[1][1]):
             if share < 1:
                 yield "", f"{label}: {share:.1%} of {rows:,} rows keep it"
+
+
+def _outcome(row: Mapping[Any, Any], side: str) -> str:
+    """Format the label, score and decision that one setting gives a row."""
+    label, score = row[f"label_{side}"], row[f"score_{side}"]
+    known = (f"{label}" * bool(pd.notna(label)), f"{score:.4g}" * bool(pd.notna(score)))
+    return " ".join(filter(None, known)) + ", dropped" * (not row[f"kept_{side}"])
 
 
 def compare(

@@ -196,12 +196,23 @@ class Mix(Saved):
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages import page_template
+        from gpuclassify.pages.tables import TableSection, table_page
 
-        template = page_template("gpuclassify", "corpus/scores", "mix.html.j2")
-        title = f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"
-        return template.render(
-            title=title, table=self.table(), notes=self.notes(), pictures=self.pictures()
+        bars = [
+            (name, (there, asked), f"{asked / there if there else 0:.2f}×")
+            for name, there, asked in self.pictures()
+        ]
+        note = (
+            "Pale: the tokens that there are. Strong: those that are asked, and how many times as "
+            "many they are."
+        )
+        return table_page(
+            "Mix",
+            [f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"],
+            [
+                TableSection("By cell", self.table(), self.notes()),
+                TableSection("Tokens", bars=[("cell", (), "asked"), *bars], notes=[note]),
+            ],
         )
 
     def __repr__(self) -> str:

@@ -49,6 +49,10 @@ MOST_NAMED = 10  # groups, or labels, of an error
 PartRows = tuple[dict[str, Labelled], int, list[str]]
 _COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
             "kept")  # fmt: skip
+_RELIABILITY = (
+    "Each line is a tenth of the rows: the probability of the label as other rows tell it (pale), "
+    "and the share of rows that have it (strong). Probabilities are reliable if both are alike."
+)
 
 
 @dataclass(frozen=True)
@@ -298,15 +302,21 @@ class Thresholds(Saved):
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages import page_template
+        from gpuclassify.pages.tables import Bar, TableSection, table_page
 
-        template = page_template("gpuclassify", "corpus/scores", "thresholds.html.j2")
-        return template.render(
-            title=f"{self.score}: {self.target} {self.value:g}",
-            table=self.table(),
-            notes=self.notes(),
-            pictures={name: each.reliability for name, each in self.of_groups().items()},
-        )
+        sections = [TableSection("By group", self.table(), self.notes())]
+        for name, group in self.of_groups().items():
+            if bins := group.reliability:
+                rows = [
+                    (f"{mean:.3f}", f"{share:.3f}", f"{low:.3f} to {high:.3f}", f"{count:,.0f}")
+                    for mean, share, low, high, count in bins
+                ]
+                names = ("probability", "share with the label", "95% interval", "rows")
+                bars: list[Bar] = [(names[0], (), names[1])]
+                bars += [(f"{mean:.3f}", (mean, share), f"{share:.3f}") for mean, share, *_ in bins]
+                title = f"Reliability: {name}"
+                sections.append(TableSection(title, [names, *rows], [_RELIABILITY], bars))
+        return table_page("Thresholds", [f"{self.score}: {self.target} {self.value:g}"], sections)
 
     def __repr__(self) -> str:
         notes = (visible(note, "") for note in self.notes())
