@@ -227,7 +227,7 @@ class Decontaminate(Declared, RowWiseMap):
         return pa.schema(new)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the items."""
+        """Return the settings that change results, and a digest of the items."""
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 

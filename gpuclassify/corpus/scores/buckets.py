@@ -224,7 +224,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the edges."""
+        """Return the settings that change results, and a digest of the edges."""
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}

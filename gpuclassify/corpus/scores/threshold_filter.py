@@ -102,7 +102,7 @@ class ApplyThresholds(Declared, RowChoice):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the thresholds."""
+        """Return the settings that change results, and a digest of the thresholds."""
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
