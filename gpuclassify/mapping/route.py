@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gpuclassify.mapping.partition_map import PartitionMap, plain_token
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
-from gpuclassify.settings.declared import Declared, setting
+from gpuclassify.settings.declared import Declared
 from gpuclassify.workers.run_context import current_run, run_context
 
 _UNKNOWN = "__UNKNOWN_CATEGORIES__"  # Dask's marker of unknown categories
@@ -63,8 +63,8 @@ class Route(Declared, PartitionMap):
     >>> ddf = classify(ddf, [LanguageIdentifier(), route])  # doctest: +SKIP
     """
 
-    by: str = setting(kw_only=False, what="a column name", least=1)
-    to: Mapping[Any, TextMapper] = setting(kw_only=False, is_hashed=False)
+    by: str = field(metadata={"what": "a column name", "least": 1})
+    to: Mapping[Any, TextMapper] = field(hash=False)
     otherwise: TextMapper | None = None
 
     def check_together(self) -> None:

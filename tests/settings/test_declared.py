@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,7 +93,7 @@ class Settings(Declared):
     number: float = setting(default=0.5, is_share=True)
     names: str | Sequence[str] = setting(default="a", is_tuple=True, what="a name, or several")
     kind: Literal["one", "other"] = "one"
-    weights: Mapping[str, float] = setting(factory=dict, is_hashed=False)
+    weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     function: Any = None
     label: Any = setting(default=None, convert=lambda label: label and str(label))
     condition: str | None = setting(default=None, what="a condition", least=1)

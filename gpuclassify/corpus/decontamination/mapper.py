@@ -52,7 +52,7 @@ from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.pages.sections import ReportPart
-from gpuclassify.settings.declared import Declared, declared, setting
+from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
 from gpuclassify.settings.signatures import short
 from gpuclassify.workers.run_context import current_run
@@ -73,7 +73,7 @@ OF_INDEX = (
 )
 
 
-@declared
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Decontaminate(Declared, RowWiseMap):
     """Mapper that tells which documents hold which test items, exactly, and where.
 
@@ -142,7 +142,7 @@ class Decontaminate(Declared, RowWiseMap):
     >>> ddf = ddf.pipe(clean)  # doctest: +SKIP
     """
 
-    against: Any = setting(convert=as_items)
+    against: Any = setting(is_object=True, convert=as_items)
     against_field: str | Sequence[str] = setting(default="question", is_tuple=True)
     join_fields: bool = False
     against_id: str | None = setting(default=None, metavar="COLUMN")
@@ -238,7 +238,7 @@ class Decontaminate(Declared, RowWiseMap):
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the items."""
+        """Return the settings that change results, and a digest of the items."""
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 

@@ -191,7 +191,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         Replace columns that the dataset already has.
     """
 
-    edges: Any = setting(kw_only=False, convert=_as_edges, is_hashed=False)
+    edges: Any = setting(kw_only=False, convert=_as_edges)
     combine: Combine = "max"
     bucket_field: str = setting(default="bucket", what='a column name such as "bucket"', least=1)
     overwrite: bool = setting(default=False, changes_results=False)
@@ -224,7 +224,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the edges."""
+        """Return the settings that change results, and a digest of the edges."""
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}

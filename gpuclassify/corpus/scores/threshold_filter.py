@@ -50,7 +50,7 @@ class ApplyThresholds(Declared, RowFilter):
     >>> ddf = ApplyThresholds("thresholds.json", keep_field="is_good")(ddf)  # doctest: +SKIP
     """
 
-    thresholds: Any = setting(kw_only=False, is_hashed=False)
+    thresholds: Any = setting(kw_only=False)
     keep_field: str | None = setting(default=None, what=_FIELD, least=1)
     probability_field: str | None = setting(default=None, what=_FIELD, least=1)
     overwrite: bool = setting(default=False, changes_results=False)
@@ -102,7 +102,7 @@ class ApplyThresholds(Declared, RowFilter):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings on which results depend, and a digest of the thresholds."""
+        """Return the settings that change results, and a digest of the thresholds."""
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
