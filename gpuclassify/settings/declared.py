@@ -141,6 +141,7 @@ class Declared:
             n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]
         }
         positional = [f.name for f in fields(self) if not f.kw_only]
+        changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
         return call_text(type(self).__name__, changed, show, positional)
 
     def __repr__(self) -> str:
