@@ -133,13 +133,15 @@ class Declared:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
         return type(self).__qualname__, value_digest((type(self), values))
 
-    def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the object, with each value as `show` gives it."""
+    def changed(self) -> dict[str, Any]:
+        """Return the settings by name that are not the defaults, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         defaults = self.normal(known)
-        changed = {
-            n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]
-        }
+        return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
+
+    def code(self, show: Callable[[Any], str] = repr) -> str:
+        """Return the call that makes the object, with each value as `show` gives it."""
+        changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
         changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
         return call_text(type(self).__name__, changed, show, positional)
