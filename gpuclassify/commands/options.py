@@ -201,9 +201,9 @@ def run_options() -> list[GroupedOption]:
 def setting_options(*groups: str) -> list[GroupedOption]:
     """Make the options of jobs' settings."""
     return [
-        option_of(JobSettings, setting.name, group, **setting.metadata["option"])
-        for setting in fields(JobSettings)
-        if (group := setting.metadata["group"]) in groups
+        option_of(JobSettings, own.name)
+        for own in fields(JobSettings)
+        if own.metadata.get("group") in groups
     ]
 
 
@@ -211,7 +211,7 @@ def reading_options() -> list[GroupedOption]:
     """Make the options for how a command that is no job reads its input files."""
     words = "Read only these columns and those that other options name; repeatable. Default: all."
     return [
-        option_of(JobSettings, "fields", FILES, metavar="COLUMN", help=words),
+        option_of(JobSettings, "fields", help=words),
         *(option for option in setting_options(FILES) if option.name in READING[1:]),
     ]
 
@@ -388,21 +388,21 @@ def settings_from_options(
 ) -> dict[str, Any]:
     """Return a job's settings from `options`, which override the `values` of a file."""
     values = dict(values or {})
-    for setting in fields(JobSettings):
-        value = options.get(setting.name)
+    for name in setting_names(JobSettings):
+        value = options.get(name)
         if value is None or value == ():
             continue  # no option of the command, or not passed
-        if setting.name == "types":
+        if name == "types":
             form = "COLUMN=TYPE, such as price=double"
             types = dict(_named("--type", form, value, str.rpartition))
             values["types"] = {**values.get("types", {}), **types}
-        elif setting.name == "cluster_options":
+        elif name == "cluster_options":
             added = named_values("--cluster-option", "memory_limit=8GB", value)
             values["cluster_options"] = {**values.get("cluster_options", {}), **added}
-        elif setting.name == "classifiers":
-            values["classifiers"] = [{"classifier": family_name(name)} for name in value]
+        elif name == "classifiers":
+            values["classifiers"] = [{"classifier": family_name(family)} for family in value]
         else:
-            values[setting.name] = list(value) if isinstance(value, tuple) else value
+            values[name] = list(value) if isinstance(value, tuple) else value
     return values
 
 

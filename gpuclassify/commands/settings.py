@@ -7,7 +7,6 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,12 +15,12 @@ from gpuclassify.jobs.stores.names import URL, redacted
 from gpuclassify.settings.checks import (
     Backend,
     check_names,
-    check_settings,
     check_values,
     nearest,
     setting_names,
     warn_once,
 )
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import MODEL, ROWS, NonFinite, Nulls, Surrogates
 
 if TYPE_CHECKING:
@@ -48,131 +47,134 @@ OF_FILES = {
 }
 
 
-def _about(what: str, group: str = "", least: int = 1, **option: Any) -> dict[str, Any]:
-    """Return a setting's metadata: its option, and how to write values that are no plain scalar."""
-    check = {"what": what} if what else {"least": least}
-    return {"group": group, "option": option, **check}
-
-
 # fmt: off
-@dataclass(frozen=True)
-class JobSettings:
+@declared
+class JobSettings(Declared):
     """Settings of a command: the table of options and of keys in YAML files.
 
     Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
     """
 
-    input: list[str] = field(metadata=_about(
-        "a path or a list of paths, such as [books/*.jsonl]"))
-    output: str | None = field(default=None, metadata=_about("a directory or URL"))
-    classifiers: list[dict[str, Any]] = field(default_factory=list, metadata=_about(
-        "a list of settings, such as [{classifier: domain}]", MODEL, metavar="FAMILY",
+    input: list[str] = setting(
+        what="a path or a list of paths, such as [books/*.jsonl]")
+    output: str | None = setting(
+        default=None, what="a directory or URL")
+    classifiers: list[dict[str, Any]] = setting(
+        factory=list, what="a list of settings, such as [{classifier: domain}]",
+        group=MODEL, metavar="FAMILY",
         help="See `gpuclassify models`; repeatable. With several, begin an option's value with "
-        "the name of one: --filter-by domain:Games."))
-    fields: list[str] | None = field(default=None, metadata=_about(
-        "a list of columns' names, such as [id, url]", FILES, metavar="COLUMN",
-        help="Read only these columns and the text; repeatable. Default: all."))
-    types: dict[str, str] | None = field(default=None, metadata=_about(
-        "columns and types, such as {price: double}", FILES, metavar="COLUMN=TYPE",
+        "the name of one: --filter-by domain:Games.")
+    fields: list[str] | None = setting(
+        default=None, what="a list of columns' names, such as [id, url]",
+        group=FILES, metavar="COLUMN",
+        help="Read only these columns and the text; repeatable. Default: all.")
+    types: dict[str, str] | None = setting(
+        default=None, what="columns and types, such as {price: double}",
+        group=FILES, metavar="COLUMN=TYPE",
         help="Arrow type of a column of JSON lines that the files' beginnings, middles and ends "
-        "may not show, such as price=double; repeatable."))
-    surrogates: Surrogates = field(default="refuse", metadata=_about(
-        "", FILES,
+        "may not show, such as price=double; repeatable.")
+    surrogates: Surrogates = setting(
+        default="refuse", group=FILES,
         help="How to handle half a surrogate pair in JSON lines: refuse its line, or replace it "
-        "with U+FFFD."))
-    path_field: str | None = field(default=None, metadata=_about(
-        "", FILES, metavar="COLUMN",
-        help="Add a column of this name with the path or URL of each row's file."))
-    limit: int | None = field(default=None, metadata=_about(
-        "", ROWS, metavar="ROWS", flags=["-n", "--limit"],
-        help="Read only this many first rows of the input. Default: all; for `preview` 20."))
-    where: str | None = field(default=None, metadata=_about(
-        "a condition such as quality_pred != 'Low'", SELECTION, metavar="CONDITION",
+        "with U+FFFD.")
+    path_field: str | None = setting(
+        default=None, group=FILES, metavar="COLUMN",
+        help="Add a column of this name with the path or URL of each row's file.")
+    limit: int | None = setting(
+        default=None, group=ROWS, metavar="ROWS", flags=["-n", "--limit"],
+        help="Read only this many first rows of the input. Default: all; for `preview` 20.")
+    where: str | None = setting(
+        default=None, what="a condition such as quality_pred != 'Low'",
+        group=SELECTION, metavar="CONDITION",
         help="Keep only rows of which this is true, such as \"quality_pred != 'Low' and "
-        "score > 0.5\"; columns are those of the input and of --annotations."))
-    threshold_files: list[str] | None = field(default=None, metadata=_about(
-        "a list of files, such as [thresholds.json]", SELECTION, metavar="FILE",
+        "score > 0.5\"; columns are those of the input and of --annotations.")
+    threshold_files: list[str] | None = setting(
+        default=None, what="a list of files, such as [thresholds.json]",
+        group=SELECTION, metavar="FILE",
         flags=["--thresholds"],
         help="Keep only rows whose score reaches the threshold of their group, as `gpuclassify "
-        "thresholds` found it; repeatable."))
-    copies_field: str | None = field(default=None, metadata=_about(
-        "", SELECTION, metavar="COLUMN", flags=["--copies"],
-        help="Write each row as often as this column says, as `gpuclassify mix` wrote it."))
-    annotations: list[str] | None = field(default=None, metadata=_about(
-        "a list of directories, such as [notes/quality]", FILES, metavar="DIRECTORY[=PREFIX_]",
+        "thresholds` found it; repeatable.")
+    copies_field: str | None = setting(
+        default=None, group=SELECTION, metavar="COLUMN", flags=["--copies"],
+        help="Write each row as often as this column says, as `gpuclassify mix` wrote it.")
+    annotations: list[str] | None = setting(
+        default=None, what="a list of directories, such as [notes/quality]",
+        group=FILES, metavar="DIRECTORY[=PREFIX_]",
         flags=["--annotations"],
         help="Read the columns of an annotation set beside the input; repeatable. With =PREFIX_, "
-        "their names begin with that."))
-    annotations_complete: bool = field(default=True, metadata=_about(
-        "", FILES, flags=["--annotations-complete/--annotations-incomplete"],
+        "their names begin with that.")
+    annotations_complete: bool = setting(
+        default=True, group=FILES, flags=["--annotations-complete/--annotations-incomplete"],
         help="Refuse annotation sets that are unfinished or lack files, or take null for what is "
-        "missing. Default: refuse."))
-    annotate: bool = field(default=False, metadata=_about(
-        "", NOTES,
+        "missing. Default: refuse.")
+    annotate: bool = setting(
+        default=False, group=NOTES,
         help="Write the new columns of every row beside the input, and no text: an annotation "
-        "set."))
-    redo_changed: bool = field(default=False, metadata=_about(
-        "", NOTES,
-        help="Annotate files again that have changed since they were annotated."))
-    format: Format = field(default="parquet", metadata=_about(
-        "", FILES, help=""))
-    compression: str | None = field(default=None, metadata=_about(
-        "a name such as zstd", FILES, metavar="NAME",
-        help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
-    non_finite: NonFinite = field(default="null", metadata=_about(
-        "", FILES,
+        "set.")
+    redo_changed: bool = setting(
+        default=False, group=NOTES,
+        help="Annotate files again that have changed since they were annotated.")
+    format: Format = setting(
+        default="parquet", group=FILES, help="")
+    compression: str | None = setting(
+        default=None, what="a name such as zstd", group=FILES, metavar="NAME",
+        help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.")
+    non_finite: NonFinite = setting(
+        default="null", group=FILES,
         help="How JSON lines represent infinities and NaN: null, literals as Python writes them, "
-        "which are no valid JSON, or their names as strings."))
-    nulls: Nulls = field(default="all", metadata=_about(
-        "", FILES,
+        "which are no valid JSON, or their names as strings.")
+    nulls: Nulls = setting(
+        default="all", group=FILES,
         help="Where JSON lines have null: for columns and for fields of objects that other lines "
-        "have, for columns alone, or nowhere."))
-    partition_by: list[str] | None = field(default=None, metadata=_about(
-        "a list of columns' names, such as [bucket]", FILES, metavar="COLUMN",
+        "have, for columns alone, or nowhere.")
+    partition_by: list[str] | None = setting(
+        default=None, what="a list of columns' names, such as [bucket]",
+        group=FILES, metavar="COLUMN",
         help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
-        "repeatable."))
-    staging: str | None = field(default=None, metadata=_about(
-        "a directory or URL", FILES, metavar="DIRECTORY",
-        help="Directory for files until they are uploaded to an OUTPUT of hf://datasets/."))
-    part_size: int | str | None = field(default=None, metadata=_about(
-        'bytes, or such as "16MB"', FILES,
-        help='Input of one task, such as "16MB". Default: automatic.'))
-    input_digest: bool = field(default=False, metadata=_about(
-        "", FILES,
+        "repeatable.")
+    staging: str | None = setting(
+        default=None, what="a directory or URL", group=FILES, metavar="DIRECTORY",
+        help="Directory for files until they are uploaded to an OUTPUT of hf://datasets/.")
+    part_size: int | str | None = setting(
+        default=None, what='bytes, or such as "16MB"', group=FILES,
+        help='Input of one task, such as "16MB". Default: automatic.')
+    input_digest: bool = setting(
+        default=False, group=FILES,
         help="Detect changed input files by digests of their content instead of size and time; "
-        "reads all of them once more."))
-    backend: Backend = field(default="pandas", metadata=_about(
-        "", FILES,
-        help="Library of the frames that hold the rows."))
-    on_error: OnError = field(default="raise", metadata=_about(
-        "", FILES,
+        "reads all of them once more.")
+    backend: Backend = setting(
+        default="pandas", group=FILES,
+        help="Library of the frames that hold the rows.")
+    on_error: OnError = setting(
+        default="raise", group=FILES,
         help="How to handle files, lines and rows that cannot be read or scored: stop the job, or "
-        "leave them out and list them."))
-    source_field: str | None = field(default=None, metadata=_about(
-        "", REPORT, metavar="COLUMN",
-        help="Count rows read and kept by the values of this column, such as url_host."))
-    examples: int = field(default=2, metadata=_about(
-        "", REPORT, least=0,
+        "leave them out and list them.")
+    source_field: str | None = setting(
+        default=None, group=REPORT, metavar="COLUMN",
+        help="Count rows read and kept by the values of this column, such as url_host.")
+    examples: int = setting(
+        default=2, group=REPORT, least=0,
         help="Number of texts that the report shows of the most and of the least certain of each "
-        "label and of dropped rows, 0 for none."))
-    cluster: str = field(default="auto", metadata=_about(
-        "a kind of cluster, such as cpu", CLUSTER, metavar="KIND",
+        "label and of dropped rows, 0 for none.")
+    cluster: str = setting(
+        default="auto", what="a kind of cluster, such as cpu", group=CLUSTER, metavar="KIND",
         help="auto, gpu, cpu, slurm, coiled, or another kind that get_client starts. Default: "
-        "auto, a worker for each GPU of this machine, or CPU workers."))
-    cluster_options: dict[str, Any] | None = field(default=None, metadata=_about(
-        "names and values, such as {memory_limit: 8GB}", CLUSTER, metavar="NAME=VALUE",
+        "auto, a worker for each GPU of this machine, or CPU workers.")
+    cluster_options: dict[str, Any] | None = setting(
+        default=None, what="names and values, such as {memory_limit: 8GB}",
+        group=CLUSTER, metavar="NAME=VALUE",
         help="Any further argument of get_client for the cluster; VALUE is JSON, or a text. "
-        "Repeatable."))
-    workers: int | None = field(default=None, metadata=_about(
-        "", CLUSTER, help="Workers that --cluster starts."))
-    scheduler: str | None = field(default=None, metadata=_about(
-        "an address such as tcp://host:8786, or a scheduler file", CLUSTER,
+        "Repeatable.")
+    workers: int | None = setting(
+        default=None, group=CLUSTER, help="Workers that --cluster starts.")
+    scheduler: str | None = setting(
+        default=None, what="an address such as tcp://host:8786, or a scheduler file", group=CLUSTER,
         metavar="ADDRESS|FILE",
-        help="Address or scheduler file of a Dask cluster that is running."))
+        help="Address or scheduler file of a Dask cluster that is running.")
     # fmt: on
 
-    def __post_init__(self) -> None:
-        check_settings(self)
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless the settings fit each other."""
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -219,8 +221,7 @@ class JobSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, without the defaults."""
-        defaults = {setting.name: setting.default for setting in fields(self)}
-        return {k: v for k, v in asdict(self).items() if v is not None and v != defaults[k]}
+        return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
         """Make the classifiers in their order."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +54,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     for folder, described in held.jobs.items():
         old, known = described["identity"]["input file"], held.input_columns(folder)
         if old.items() <= states.items():
-            job = make(_only(reader, old, known), writer.below(folder))
+            job = make(reader.of_files(old, known), writer.below(folder))
             jobs.append(_with_types(job, held))
             known = known or input_columns(job.source)
         elif folder in held.undone:  # it cannot go on, as some of its files changed or are gone
@@ -69,7 +68,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     if todo:
         done = len(states) - len(todo)
         logger.warning("%s has %d of the files: %d are new or changed", held.shown, done, len(todo))
-        narrowed = _only(reader, todo, common_schema(columns))
+        narrowed = reader.of_files(todo, common_schema(columns))
         job = make(narrowed, writer.below(held.next_folder()))
         jobs.append(_with_types(job, held, todo))
     if not jobs:
@@ -80,13 +79,6 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     for job in jobs:
         job.manifest.check_like(held.jobs[""]["identity"])
     return jobs
-
-
-def _only(reader: FileReader, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-    """Return the reader of some of its files, which have the columns `known` in any case."""
-    narrowed = copy.copy(reader)
-    narrowed.only, narrowed.known = frozenset(names), known
-    return narrowed
 
 
 def _with_types(job: Job, held: AnnotationSet, new: Sequence[str] = ()) -> Job:

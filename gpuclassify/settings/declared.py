@@ -30,6 +30,7 @@ def setting(
     is_object: bool = False,
     is_tuple: bool = False,
     convert: Callable[[Any], Any] | None = None,
+    is_hashed: bool = True,
     is_secret: bool = False,
     changes_results: bool = True,
     group: str | None = None,
@@ -56,6 +57,8 @@ def setting(
         Function that returns the value to keep, or raises TypeError or ValueError.
     is_object : bool
         The value is kept as it is: an object such as a frame, or one with settings of its own.
+    is_hashed : bool
+        The hash of the object depends on the setting. A dict has none.
     is_secret : bool
         The setting is left out of the repr, the token, descriptions and files.
     changes_results : bool
@@ -74,6 +77,7 @@ def setting(
     metadata |= {name: True for name, is_set in kinds.items() if is_set}
     defaults = {} if default is MISSING else {"default": default}
     defaults |= {} if factory is MISSING else {"default_factory": factory}
+    defaults |= {} if is_hashed else {"hash": False}
     return field(**defaults, kw_only=kw_only, metadata=metadata)
 
 
@@ -137,14 +141,17 @@ class Declared:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
         return type(self).__qualname__, value_digest((type(self), values))
 
-    def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the object, with each value as `show` gives it."""
+    def changed(self) -> dict[str, Any]:
+        """Return the settings by name that are not the defaults, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         defaults = self.normal(known)
-        changed = {
-            n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]
-        }
+        return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
+
+    def code(self, show: Callable[[Any], str] = repr) -> str:
+        """Return the call that makes the object, with each value as `show` gives it."""
+        changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
+        changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
         return call_text(type(self).__name__, changed, show, positional)
 
     def __repr__(self) -> str:

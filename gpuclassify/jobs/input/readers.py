@@ -6,10 +6,11 @@ file is several tasks. All parts have the same dtypes, which are read from the f
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 import pyarrow as pa
@@ -31,13 +32,8 @@ from gpuclassify.jobs.input.schema import fitted, named_type, project, to_pandas
 from gpuclassify.jobs.stores.hub import keep_tokens, share_tokens
 from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.store import BrokenContentError, UnreadableInputError
-from gpuclassify.settings.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_text,
-    with_plain_values,
-)
+from gpuclassify.settings.checks import check_ordered, check_text
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import Surrogates
 
 if TYPE_CHECKING:
@@ -46,7 +42,26 @@ if TYPE_CHECKING:
 FIRST_ROWS_A_PART = 1_000
 
 
-class FileReader:
+def _paths(paths: Any) -> tuple[str, ...]:
+    check_ordered("paths", paths)
+    names = tuple(map(str, [paths] if isinstance(paths, str) else paths))
+    for name in names:
+        check_text("path", name, "a path: '.' is the current directory")
+    return names
+
+
+def _distinct(names: tuple[Any, ...] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(dict.fromkeys(map(str, names)))
+
+
+def _types(types: Any) -> dict[str, str] | None:
+    for name, kind in (types or {}).items():
+        named_type(name, kind)
+    return None if types is None else dict(types)
+
+
+@declared
+class FileReader(Declared):
     """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; their names tell the format.
 
     Parameters
@@ -94,63 +109,44 @@ class FileReader:
     """
 
     file_format: ClassVar[str | None] = None
-    types: Mapping[str, str] | None = None
-    surrogates: Surrogates = "refuse"
-    max_line_bytes = MOST_LINE_BYTES
-    annotations: tuple[str, ...] = ()
-    annotations_complete = True
-    only: frozenset[str] | None = None  # names of files among those of the paths
-    known: pa.Schema | None = None  # columns that the files have in any case, if null throughout
-    # How many samples of JSON lines columns are read from, and how large each is: few enough for
+    # Number and size of the samples that columns of JSON lines are read from: few enough for
     # stores that answer slowly, and a multiple of three, as the last is from a file's end.
     samples: ClassVar[int] = 30
     sample_bytes: ClassVar[int] = 512 << 10
 
-    @with_plain_values
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-        *,
-        fields: str | Sequence[str] | None = None,
-        part_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-        input_digest: bool = False,
-        files_per_partition: int | None = None,
-        path_field: str | None = None,
-        annotations: str | Sequence[str] = (),
-        annotations_complete: bool = True,
-    ) -> None:
-        check_flag("annotations_complete", annotations_complete)
-        check_count("part_bytes", part_bytes, may_be_none=True)
-        check_count("files_per_partition", files_per_partition, may_be_none=True)
-        if path_field is not None:
-            check_text("path_field", path_field, "a column name: leave it out for none")
-        check_flag("input_digest", input_digest)
-        self.paths = _names(paths)
-        for path in self.paths:
-            check_text("path", path, "a path: '.' is the current directory")
-        self.fields = None if fields is None else tuple(dict.fromkeys(_names(fields)))
-        self.part_bytes = part_bytes
-        self.files_per_partition, self.path_field = files_per_partition, path_field
-        self.storage_options = keep_tokens(self.paths, storage_options or {})
-        self.input_digest = input_digest
-        self.annotations, self.annotations_complete = (
-            tuple(_names(annotations)),
-            annotations_complete,
-        )
+    paths: Any = setting(kw_only=False, convert=_paths)
+    fields: str | Sequence[str] | None = setting(default=None, is_tuple=True, convert=_distinct)
+    part_bytes: int | None = None
+    files_per_partition: int | None = None
+    path_field: str | None = None
+    storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
+    annotations: str | Sequence[str] = setting(default=(), is_tuple=True)
+    annotations_complete: bool = True
+    input_digest: bool = False
+    # Names of files among those of `paths`, and columns that these have in any case.
+    only: frozenset[str] | None = field(default=None, init=False)
+    known: pa.Schema | None = field(default=None, init=False)
+
+    def check_together(self) -> None:
+        """Keep tokens of the Hub in memory alone, out of the storage options."""
+        self._set("storage_options", keep_tokens(self.paths, self.storage_options or {}))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name, without secrets in URLs."""
+        shown = {"paths": [*map(redacted, self.paths)]}
+        if self.annotations:
+            shown["annotations"] = [*map(redacted, self.annotations)]
+        return super().settings() | shown
 
     def __repr__(self) -> str:
-        shown = [f"{[redacted(path) for path in self.paths]}"]
-        for name in (
-            *("fields", "part_bytes", "files_per_partition", "path_field"),
-            *("types", "surrogates", "max_line_bytes", "annotations", "annotations_complete"),
-        ):
-            if getattr(self, name) not in (None, getattr(FileReader, name, None)):
-                value = getattr(self, name)
-                value = [*map(redacted, value)] if name == "annotations" else value
-                shown.append(f"{name}={value!r}")
-        shown += ["input_digest=True"] * self.input_digest
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return self.code()
+
+    def of_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
+        """Return the reader of some of its files, which have the columns `known` in any case."""
+        narrowed = copy.copy(self)
+        narrowed._set("only", frozenset(names))
+        narrowed._set("known", known)
+        return narrowed
 
     def find_parts(self, on_error: str = "refuse", needed: Collection[str] = ()) -> InputParts:
         """Find the files, their columns and their parts.
@@ -208,10 +204,15 @@ class FileReader:
         finder = PartFinder(files, self, on_error, needed, fields)
         if kind == PARQUET:
             return finder.parquet()
-        rules = self.surrogates == "replace", self.max_line_bytes
-        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes, *rules)
+        return self._lines_of(finder)
+
+    def _lines_of(self, finder: PartFinder) -> InputParts:
+        """Return the parts of JSON lines."""
+        rules = False, MOST_LINE_BYTES
+        return finder.json_lines({}, self.samples, self.sample_bytes, *rules)
 
 
+@declared
 class JsonlReader(FileReader):
     r"""JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4; such a file is read whole).
 
@@ -243,41 +244,16 @@ class JsonlReader(FileReader):
 
     file_format = JSONL
 
-    def __init__(
-        self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-        *,
-        types: Mapping[str, str] | None = None,
-        surrogates: Surrogates = "refuse",
-        max_line_bytes: int = MOST_LINE_BYTES,
-        fields: str | Sequence[str] | None = None,
-        part_bytes: int | None = None,
-        storage_options: dict[str, Any] | None = None,
-        input_digest: bool = False,
-        files_per_partition: int | None = None,
-        path_field: str | None = None,
-        annotations: str | Sequence[str] = (),
-        annotations_complete: bool = True,
-    ) -> None:
-        super().__init__(
-            paths,
-            fields=fields,
-            part_bytes=part_bytes,
-            storage_options=storage_options,
-            input_digest=input_digest,
-            files_per_partition=files_per_partition,
-            path_field=path_field,
-            annotations=annotations,
-            annotations_complete=annotations_complete,
-        )
-        for name, kind in (types or {}).items():
-            named_type(name, kind)
-        self.types = None if types is None else dict(types)
-        check_choice("surrogates", surrogates, get_args(Surrogates))
-        check_count("max_line_bytes", max_line_bytes)
-        self.surrogates, self.max_line_bytes = surrogates, max_line_bytes
+    types: Mapping[str, str] | None = setting(default=None, convert=_types, is_hashed=False)
+    surrogates: Surrogates = "refuse"
+    max_line_bytes: int = MOST_LINE_BYTES
+
+    def _lines_of(self, finder: PartFinder) -> InputParts:
+        rules = self.surrogates == "replace", self.max_line_bytes
+        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes, *rules)
 
 
+@declared
 class ParquetReader(FileReader):
     """Parquet files as the input of a `gpuclassify.jobs.pipeline.Pipeline`."""
 
@@ -323,7 +299,7 @@ def read_files(
         inputs,
         fields=fields,
         part_bytes=part_bytes,
-        storage_options=storage_options,
+        storage_options=storage_options or {},
         files_per_partition=files_per_partition,
         path_field=path_field,
         annotations=annotations,
@@ -403,8 +379,3 @@ def table_of(lines: bytes, name: str, schema: pa.Schema | None = None) -> pa.Tab
         number = lines[: line.offset].count(b"\n") + 1
         raise BrokenInputError(f"{name}, line {number}: {line.reason}")
     return table
-
-
-def _names(names: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the names as a list; a string is one name."""
-    return [str(name) for name in ([names] if isinstance(names, (str, os.PathLike)) else names)]

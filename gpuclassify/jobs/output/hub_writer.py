@@ -10,9 +10,9 @@ import logging
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,12 +32,11 @@ from gpuclassify.hub.identity import is_commit
 from gpuclassify.jobs.execution import run_tasks
 from gpuclassify.jobs.ledger.manifest import MANIFEST, SUCCESS
 from gpuclassify.jobs.ledger.records import METADATA, parse_record, sealed, unsealed
-from gpuclassify.jobs.output.writers import JSONL_COMPRESSIONS, PARQUET_COMPRESSIONS, FileWriter
-from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
+from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.stores.names import PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.settings.checks import check_choice, check_flag
-from gpuclassify.settings.options import NON_FINITE, NULLS
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.secrets import (
     remember_token,
     share_tokens_with_workers,
@@ -61,6 +60,7 @@ _OPAQUE = ("image", "audio", "video", "pdf", "json")
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
 
 
+@declared
 class HubWriter(FileWriter):
     """Files in a dataset repository of the Hugging Face Hub, all in one commit at the end.
 
@@ -110,67 +110,58 @@ class HubWriter(FileWriter):
         A name or format is none that the Hub takes.
     """
 
-    def __init__(
-        self,
-        repo: str,
-        *,
-        staging: str,
-        path: str = "data",
-        split: str = "train",
-        revision: str = MAIN,
-        private: bool | None = None,
-        token: str | None = None,
-        overwrite: bool = False,
-        commit_message: str | None = None,
-        file_format: str = PARQUET,
-        compression: str | None = None,
-        non_finite: str = NON_FINITE[0],
-        nulls: str = NULLS[0],
-        endpoint: str | None = None,
-        storage_options: dict[str, Any] | None = None,
-        annotates: bool = False,
-    ) -> None:
+    repo: str = setting(kw_only=False)
+    staging: str = setting()
+    path: str = setting(default="data")
+    split: str = "train"
+    revision: str = MAIN
+    private: bool | None = None
+    token: InitVar[str | None] = None
+    overwrite: bool = False
+    commit_message: str | None = None
+    file_format: Literal["parquet", "jsonl"] = setting(default=PARQUET)
+    partition_by: None = field(default=None, init=False)
+    endpoint: str | None = None
+    annotates: bool = False
+
+    def __post_init__(self, token: str | None) -> None:
+        super().__post_init__()
+        if token is not None:
+            remember_token(f"datasets/{self.repo}", token)
+
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless the Hub and the format have the settings."""
         from huggingface_hub import constants
 
-        check_choice("file_format", file_format, (PARQUET, JSONL))
-        is_parquet = file_format == PARQUET
-        self.file_format = file_format
-        self.compressions = PARQUET_COMPRESSIONS if is_parquet else JSONL_COMPRESSIONS
-        super().__init__(
-            staging,
-            compression=compression,
-            storage_options=storage_options,
-            non_finite=non_finite,
-            nulls=nulls,
-        )
-        check_flag("annotates", annotates)
-        if annotates and not is_parquet:
-            raise ValueError(f"file_format={file_format!r}: annotations are Parquet files")
-        self.annotates = annotates
-        _check_names(repo, path, split)
-        if token is not None:
-            remember_token(f"datasets/{repo}", token)
-        self.target = Target(
-            repo,
-            path.strip("/"),
-            split,
-            revision,
-            endpoint or constants.ENDPOINT,
-            private=private,
-            overwrite=overwrite,
-            message=commit_message,
-            token_name=token_name(f"datasets/{repo}"),
-        )
+        super().check_together()
+        if self.annotates and self.file_format != PARQUET:
+            raise ValueError(f"file_format={self.file_format!r}: annotations are Parquet files")
+        _check_names(self.repo, self.path, self.split)
+        self._set("endpoint", self.endpoint or constants.ENDPOINT)
 
-    def __repr__(self) -> str:
-        target = self.target
-        names = ("path", "split", "revision", "private", "overwrite", "endpoint")
-        options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
-        options |= {"commit_message": target.message, "file_format": self.file_format}
-        options |= {"compression": self.encoding.compression, **self.encoding.of_json}
-        options |= {"annotates": True} if self.annotates else {}
-        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        return f"HubWriter({target.repo!r}, {shown})"
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name, without secrets in URLs."""
+        return super().settings() | {"staging": redacted(self.staging)}
+
+    @property
+    def address(self) -> str:
+        """Path or URL of the staging directory."""
+        return self.staging
+
+    @property
+    def target(self) -> Target:
+        """Folder of the repository."""
+        return Target(
+            self.repo,
+            self.path.strip("/"),
+            self.split,
+            self.revision,
+            str(self.endpoint),
+            private=self.private,
+            overwrite=self.overwrite,
+            message=self.commit_message,
+            token_name=token_name(f"datasets/{self.repo}"),
+        )
 
     @property
     def keeps_index(self) -> bool:

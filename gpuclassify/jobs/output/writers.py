@@ -7,6 +7,7 @@ import hashlib
 import posixpath
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuclassify.frames import Frame
@@ -15,8 +16,9 @@ from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, Store, new_mark
-from gpuclassify.settings.checks import check_choice, check_flag, check_text, label_tuple
-from gpuclassify.settings.options import NON_FINITE, NULLS
+from gpuclassify.settings.checks import check_choice, check_text, label_tuple
+from gpuclassify.settings.declared import Declared, declared, setting
+from gpuclassify.settings.options import NON_FINITE, NULLS, NonFinite, Nulls
 from gpuclassify.workers.secrets import name_of_options, remember
 
 if TYPE_CHECKING:
@@ -26,7 +28,13 @@ PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 JSONL_COMPRESSIONS = (None, "gzip", "zstd")
 
 
-class FileWriter:
+def _folders(names: Any) -> tuple[str, ...] | None:
+    folders = label_tuple("partition_by", names, keep_order=True)
+    return None if folders is None else tuple(dict.fromkeys(folders))
+
+
+@declared
+class FileWriter(Declared):
     """Files as the output of a `gpuclassify.jobs.pipeline.Pipeline`, one a part.
 
     With `partition_by`, one a part and folder: ``OUTPUT/bucket=19/part-00007-....parquet``, which
@@ -58,50 +66,63 @@ class FileWriter:
         The path is empty.
     """
 
-    file_format: str
-    compressions: tuple[str | None, ...]  # the first is the default
-    annotates = False  # whether new columns are written beside the input, instead of rows
+    path: Any = setting(kw_only=False, convert=str)
+    compression: str | None = None
+    partition_by: str | Sequence[str] | None = setting(default=None, convert=_folders)
+    storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
+    non_finite: NonFinite = NON_FINITE[0]
+    nulls: Nulls = NULLS[0]
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        compression: str | None = None,
-        partition_by: str | Sequence[str] | None = None,
-        storage_options: dict[str, Any] | None = None,
-        non_finite: str = NON_FINITE[0],
-        nulls: str = NULLS[0],
-    ) -> None:
-        compression = self.compressions[0] if compression is None else compression
-        check_choice("compression", compression, self.compressions)
-        check_choice("non_finite", non_finite, NON_FINITE)
-        check_choice("nulls", nulls, NULLS)
-        if self.file_format == PARQUET and non_finite != NON_FINITE[0]:
+    def check_together(self) -> None:
+        """Raise TypeError or ValueError unless the format has the settings; choose compression."""
+        compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
+        if self.compression is None:
+            self._set("compression", compressions[0])
+        check_choice("compression", self.compression, compressions)
+        if self.file_format == PARQUET and self.non_finite != NON_FINITE[0]:
             raise ValueError(
-                f"non_finite={non_finite!r} is of JSON lines: Parquet has infinities and NaN itself"
+                f"non_finite={self.non_finite!r} is of JSON lines: Parquet has infinities and NaN "
+                "itself"
             )
-        check_text("path", str(path), "a path: '.' is the current directory")
-        self.path = str(path)
-        store_type(self.path).check_output(self.path)
-        names = label_tuple("partition_by", partition_by, keep_order=True) or ()
-        folders = tuple(dict.fromkeys(names))
-        self.encoding = Encoding(self.file_format, compression, folders, non_finite, nulls)
-        self.storage_options = dict(storage_options or {})
+        check_text("path", self.address, "a path: '.' is the current directory")
+        store_type(self.address).check_output(self.address)
+        self._set("storage_options", dict(self.storage_options or {}))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings by name, without secrets in URLs."""
+        return super().settings() | {"path": redacted(self.path)}
 
     def __repr__(self) -> str:
-        options = f", compression={self.encoding.compression!r}"
-        if self.encoding.partition_by:
-            options += f", partition_by={[*self.encoding.partition_by]}"
-        for name, value in self.encoding.of_json.items():
-            options += f", {name}={value!r}"
-        return f"{type(self).__name__}({redacted(self.path)!r}{options})"
+        return self.code()
+
+    @property
+    def file_format(self) -> str:
+        """Format of the files: "parquet" or "jsonl"."""
+        raise NotImplementedError
+
+    @property
+    def annotates(self) -> bool:
+        """Whether new columns are written beside the input, instead of rows."""
+        return False
+
+    @property
+    def address(self) -> str:
+        """Path or URL of the directory."""
+        return self.path
+
+    @property
+    def encoding(self) -> Encoding:
+        """How files are written."""
+        folders = tuple(self.partition_by or ())
+        values = self.compression, folders, self.non_finite, self.nulls
+        return Encoding(self.file_format, *values)
 
     @property
     def directory(self) -> Store:
         """Directory of the output; workers open it by the storage options shared with them."""
-        name = name_of_options(f"output {redacted(self.path)}", self.storage_options)
+        name = name_of_options(f"output {redacted(self.address)}", self.storage_options)
         remember(name, self.storage_options)
-        return open_store(self.path, self.storage_options, name)
+        return open_store(self.address, self.storage_options, name)
 
     @property
     def sample_name(self) -> str:
@@ -133,6 +154,7 @@ class FileWriter:
         return ""
 
 
+@declared
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
@@ -157,9 +179,9 @@ class JsonlWriter(FileWriter):
     """
 
     file_format = JSONL
-    compressions = JSONL_COMPRESSIONS
 
 
+@declared
 class ParquetWriter(FileWriter):
     """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none".
 
@@ -169,9 +191,9 @@ class ParquetWriter(FileWriter):
     """
 
     file_format = PARQUET
-    compressions = PARQUET_COMPRESSIONS
 
 
+@declared
 class AnnotationWriter(ParquetWriter):
     """Columns beside the rows of files: a set that `read_files` lays next to them again.
 
@@ -207,17 +229,10 @@ class AnnotationWriter(ParquetWriter):
 
     annotates = True
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        compression: str | None = None,
-        redo_changed: bool = False,
-        storage_options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(path, compression=compression, storage_options=storage_options)
-        check_flag("redo_changed", redo_changed)
-        self.redo_changed = redo_changed
+    partition_by: None = field(default=None, init=False)
+    non_finite: NonFinite = field(default=NON_FINITE[0], init=False)
+    nulls: Nulls = field(default=NULLS[0], init=False)
+    redo_changed: bool = False
 
     @property
     def keeps_index(self) -> bool:
@@ -227,8 +242,7 @@ class AnnotationWriter(ParquetWriter):
     def below(self, folder: str) -> AnnotationWriter:
         """Return the writer of a folder in this one, or this one for no name."""
         path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
-        options: dict[str, Any] = {"compression": self.encoding.compression}
-        return AnnotationWriter(path, storage_options=self.storage_options, **options)
+        return replace(self, path=path, redo_changed=False)
 
 
 def to_parquet(

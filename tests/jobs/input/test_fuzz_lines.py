@@ -227,7 +227,7 @@ def check(files, writer, on_error, fields, part_bytes, samples):
             path.write_bytes(pack(content))
             held[str(path)] = (folder, content)
         reader = FileReader(root / "in", fields=fields, part_bytes=part_bytes)
-        reader.samples, reader.sample_bytes = samples
+        vars(reader).update(samples=samples[0], sample_bytes=samples[1])
         job = Pipeline([reader, lambda frame: frame, writer(f"{root}/out")], on_error=on_error)
         try:
             summary = job.run(report=lambda *_: None)

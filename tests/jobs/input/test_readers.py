@@ -25,7 +25,7 @@ def write_json(path, records):
 def find_sampled(path, samples=1, sample_bytes=400, **options):
     """The parts of a file, with the columns that so few lines have."""
     reader = FileReader(path, **options)
-    reader.samples, reader.sample_bytes = samples, sample_bytes
+    vars(reader).update(samples=samples, sample_bytes=sample_bytes)
     return reader.find_parts()
 
 

@@ -59,7 +59,7 @@ def test_fields_of_an_object_that_has_none_in_the_samples_are_not_lost(tmp_path,
     lines[40] = '{"text": "a", "meta": {"late": 1}}'
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     reader = JsonlReader(tmp_path / "a.jsonl", fields=fields)
-    reader.samples, reader.sample_bytes = 1, 100
+    vars(reader).update(samples=1, sample_bytes=100)
     with pytest.raises(UnreadableInputError, match=r"line \d+, from byte 1040 .*meta has fields"):
         run(reader, ParquetWriter(f"{tmp_path}/out"))
     summary = run(reader, ParquetWriter(f"{tmp_path}/out"), on_error="quarantine")
