@@ -105,13 +105,13 @@ def _near(text: str | None) -> tuple[str | None, float]:
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
     """Write rows as JSON, in place of an earlier file."""
-    from gpuclassify.hub.saving import replace_file
+    from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 
     content = Encoding("jsonl", None).encode(arrow_table(frame, keep_index=False))
     if path.suffix == ".json":
         content = b"[\n" + b",\n".join(content.splitlines()) + b"\n]\n"
-    replace_file(path, content)
+    write_file(path, content)
 
 
 def _agreement_options() -> list[click.Option]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpuclassify.jobs.input.annotation_reader import AnnotationError
 from gpuclassify.jobs.input.annotations import AnnotationSet, holds, some_names
 from gpuclassify.jobs.input.files import find_files, states_like
-from gpuclassify.jobs.input.notes import AnnotationError
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.schema import common_schema
 from gpuclassify.jobs.job import Job, input_columns

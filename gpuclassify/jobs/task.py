@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of, is_text, name_row, plain_type
+from gpuclassify.jobs.input.annotation_reader import ANNOTATED
 from gpuclassify.jobs.input.files import InputFile
-from gpuclassify.jobs.input.notes import ANNOTATED
 from gpuclassify.jobs.input.parts import InputSchema, Part
 from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces

@@ -13,7 +13,7 @@ import pytest
 
 from gpuclassify import DomainClassifier, QualityClassifier, Select
 from gpuclassify.corpus.scores.sampling import draw_rows
-from gpuclassify.jobs.input.notes import AnnotationError
+from gpuclassify.jobs.input.annotation_reader import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of

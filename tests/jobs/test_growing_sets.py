@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import AnnotationWriter, FileReader, Pipeline, read_files
-from gpuclassify.jobs.input.notes import AnnotationError
+from gpuclassify.jobs.input.annotation_reader import AnnotationError
 from gpuclassify.jobs.stores import local
 
 

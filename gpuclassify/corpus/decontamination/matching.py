@@ -1,4 +1,4 @@
-"""Documents beside items: which items a document holds, how much of each, and where."""
+"""Match documents with test items: overlaps, and the passages of documents that have them."""
 
 from __future__ import annotations
 

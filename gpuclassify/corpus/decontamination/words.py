@@ -67,7 +67,7 @@ def characters() -> Characters:
         for code, char in enumerate(chars, first):
             if char.isascii() and not char.isupper():
                 continue
-            folded = [ord(each) for each in _fold(char)]
+            folded = [ord(folded_char) for folded_char in _fold(char)]
             if len(folded) == 1:
                 becomes[code] = folded[0]
             else:
@@ -89,7 +89,7 @@ def characters() -> Characters:
 def _fold(char: str) -> str:
     for _ in range(2):  # a second time, some change again
         char = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold())
-    return "".join(str(unicodedata.decimal(each, each)) for each in char)
+    return "".join(str(unicodedata.decimal(part, part)) for part in char)
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
-from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
+from gpuclassify.jobs.input.annotation_reader import ROW_PLACE, AnnotationReader
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_chosen, read_table
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.stores.hub import share_tokens
@@ -297,16 +297,16 @@ def _rows_at(
 ) -> pa.Table:
     """Read the rows at some places of a piece, whose `fields` are read to find them."""
     choice = _AtPlaces(fields, places)
-    return read_chosen(part, schema, "refuse", Notes(part, schema), choice)[0]
+    return read_chosen(part, schema, "refuse", AnnotationReader(part, schema), choice)[0]
 
 
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
 ) -> Candidates:
     """Return the candidates of a part, whose pieces are numbered from `first` on."""
-    notes, found = Notes(part, schema), []
+    annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
-        table = read_table(piece, schema, notes=notes)[0]
+        table = read_table(piece, schema, annotations=annotations)[0]
         if draw.select is not None:
             table = table.filter(pa.array(draw.select.choose(table)))
         places = table[ROW_PLACE].to_numpy()

@@ -1,10 +1,9 @@
-"""Exact weighted quantiles of columns of any length, sixteen bits of their numbers a pass.
+"""Exact weighted quantiles by radix selection: 16 bits of the float per pass over the data.
 
-The bits of a float, with a sign that is turned round, are ordered like the numbers. A pass sums the
-weights of all numbers by the next sixteen bits; what each quantile begins with is known then, and
-the next pass looks at the numbers that begin so. Weights are whole, so that sums are exact and no
-quantile depends on partitions or on the order in which they are added. Where there are very many
-sums, they are those of fewer bits, so that they stay small however many rows and groups there are.
+The bits of a float, with its sign bit inverted, are ordered like the numbers. A pass sums the
+weights of all numbers by the next 16 bits. That fixes the prefix of each quantile, and the next
+pass reads the numbers with this prefix. Weights are whole numbers, so sums are exact and quantiles
+do not depend on partitions or their order. A pass that would need too many sums takes fewer bits.
 """
 
 from __future__ import annotations
@@ -213,7 +212,7 @@ class _Pass(NamedTuple):
     width: int
     by_key: dict[Key, _Weights]
 
-    def of_width(self, width: int) -> _Pass:
+    def narrowed(self, width: int) -> _Pass:
         """Return the sums of fewer bits."""
         if width == self.width:
             return self
@@ -228,7 +227,7 @@ class _Pass(NamedTuple):
         """Return a pass with the most bits that need at most `most_sums` sums, at least one bit."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
-            sums = sums.of_width(sums.width - 1)
+            sums = sums.narrowed(sums.width - 1)
         return sums
 
     def size(self) -> int:
@@ -289,7 +288,7 @@ def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
     width = min(part.width for part in parts)
     apart: dict[Key, list[_Weights]] = {}
     for part in parts:
-        for key, sums in part.of_width(width).by_key.items():
+        for key, sums in part.narrowed(width).by_key.items():
             apart.setdefault(key, []).append(sums)
     refuse_many({group for _, group in apart})
     by_key = {

@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpuclassify.frames import plain_type
-from gpuclassify.jobs.input.files import states_like
-from gpuclassify.jobs.input.notes import (
+from gpuclassify.jobs.input.annotation_reader import (
     ANNOTATED,
     AnnotationColumns,
     AnnotationError,
-    NotedRows,
+    AnnotationRange,
     damaged,
     naming_damage,
 )
+from gpuclassify.jobs.input.files import states_like
 from gpuclassify.jobs.input.parts import InputParts, Part
 from gpuclassify.jobs.input.schema import without_values
 from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored, union
@@ -49,7 +49,7 @@ MOST_NAMED = 3  # files of an error
 
 
 @dataclass
-class FileNotes:
+class FileAnnotations:
     """Annotations of one file: the state that was annotated, and the rows in a folder of the set.
 
     The folder identifies the rows. A job's key does not: a job that annotates a file whose earlier
@@ -58,7 +58,7 @@ class FileNotes:
 
     state: str
     folder: str
-    rows: list[NotedRows] = field(default_factory=list)
+    rows: list[AnnotationRange] = field(default_factory=list)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class AnnotationSet:
     store: Store
     prefix: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # job.json by folder
-    files: dict[str, FileNotes] = field(default_factory=dict)
+    files: dict[str, FileAnnotations] = field(default_factory=dict)
     undone: set[str] = field(default_factory=set)  # folders whose jobs are not finished
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
@@ -103,19 +103,21 @@ class AnnotationSet:
                 opened.undone.add(folder)
             with naming_damage(opened.shown, posixpath.join(folder, JOB)):
                 for file, state in job["identity"]["input file"].items():
-                    opened.files[file] = FileNotes(f"{state}", folder)  # replaces an earlier state
+                    opened.files[file] = FileAnnotations(
+                        f"{state}", folder
+                    )  # replaces an earlier state
         return opened
 
     @property
     def unfinished(self) -> str | None:
         """First folder whose job is not finished and holds the last annotations of some file."""
-        folders = (notes.folder for notes in self.files.values())
+        folders = (known.folder for known in self.files.values())
         return min((folder or "." for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
         """State in which each file was annotated last."""
-        return {name: notes.state for name, notes in self.files.items()}
+        return {name: known.state for name, known in self.files.items()}
 
     def key_of(self, files: Collection[str]) -> str:
         """Return the keys of the jobs that annotated these files last."""
@@ -134,7 +136,7 @@ class AnnotationSet:
     def read_records(self) -> None:
         """Find the rows of each file, and the columns; raise AnnotationError for damage."""
         for folder, job in self.jobs.items():
-            mine = {name for name, notes in self.files.items() if notes.folder == folder}
+            mine = {name for name, known in self.files.items() if known.folder == folder}
             if not mine:  # all of its files were annotated again later
                 continue
             store, some = self.folder(folder), ""
@@ -157,9 +159,9 @@ class AnnotationSet:
             if some:
                 with naming_damage(self.shown, some):
                     self.columns = self._with_columns_of(some)
-        for file, notes in self.files.items():
-            notes.rows.sort(key=lambda rows: rows.low)
-            for rows, later in itertools.pairwise(notes.rows):
+        for file, known in self.files.items():
+            known.rows.sort(key=lambda rows: rows.low)
+            for rows, later in itertools.pairwise(known.rows):
                 if later.low <= rows.high:
                     raise damaged(
                         self.shown, later.name, f"it has rows of {file} that {rows.name} has"
@@ -196,7 +198,7 @@ class AnnotationSet:
         if missing := {FILE, PLACE, LEFT_OUT} - {*stored.names}:
             raise ValueError(f"it has no column {', '.join(sorted(missing))}")
         held = changed_schema(stored, restored)
-        new = pa.schema([each for each in held if each.name not in (FILE, PLACE, LEFT_OUT)])
+        new = pa.schema([column for column in held if column.name not in (FILE, PLACE, LEFT_OUT)])
         if self.columns.names not in ([], new.names):
             raise ValueError(f"it has columns {new.names}, and other files {self.columns.names}")
         joined = []
@@ -293,7 +295,7 @@ def some_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _rows_of(name: str, record: Record) -> dict[str, NotedRows]:
+def _rows_of(name: str, record: Record) -> dict[str, AnnotationRange]:
     """Return the rows that a record of the set's file `name` states for each file of the input."""
     noted, first = {}, 0
     for file, numbers in record.source[ANNOTATED].items():
@@ -301,7 +303,7 @@ def _rows_of(name: str, record: Record) -> dict[str, NotedRows]:
         if not (0 < count <= high - low + 1 and low >= 0 and high < MOST_PLACES):
             raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
         has_unread = bool(record.left_out)
-        noted[file] = NotedRows(name, first, count, low, high, has_unread, record.rows_out)
+        noted[file] = AnnotationRange(name, first, count, low, high, has_unread, record.rows_out)
         first += count
     if first != record.rows_out:
         raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")
@@ -349,45 +351,44 @@ def with_annotations(
     real = {file.path: redacted(file.real) for file in plan.files}
     last = {piece.path: piece for part in plan.parts for piece in part.pieces}
     columns, fields, owners = [], [*plan.schema.arrow], dict.fromkeys(plan.schema.arrow.names, "")
-    for each in sets:
-        states = states_like(plan.files, each.states, storage_options)
-        is_whole = each.check(states, takes_in, is_complete)
-        for column, shown in zip(each.columns, each.names.values(), strict=True):
+    for known in sets:
+        states = states_like(plan.files, known.states, storage_options)
+        is_whole = known.check(states, takes_in, is_complete)
+        for column, shown in zip(known.columns, known.names.values(), strict=True):
             if shown in owners:
-                _refuse_twice(shown, owners[shown], each)
-            owners[shown] = each.shown
+                _refuse_twice(shown, owners[shown], known)
+            owners[shown] = known.shown
             fields.append(column.with_name(shown).remove_metadata().with_nullable(True))
         for path, piece in last.items() if is_whole else ():
-            each.check_rows(real[path], piece)
-        key = each.key_of(states)
-        marked = [f.name for f in each.columns if LABEL.items() <= (f.metadata or {}).items()]
-        labels = tuple(each.names[name] for name in marked)
-        columns.append(AnnotationColumns(each.store.address, each.names, key, is_whole, labels))
-    parts = tuple(_noted(part, sets, real) for part in plan.parts)
+            known.check_rows(real[path], piece)
+        key = known.key_of(states)
+        marked = [f.name for f in known.columns if LABEL.items() <= (f.metadata or {}).items()]
+        labels = tuple(known.names[name] for name in marked)
+        columns.append(AnnotationColumns(known.store.address, known.names, key, is_whole, labels))
+    parts = tuple(_with_ranges(part, sets, real) for part in plan.parts)
     schema = replace(plan.schema, arrow=pa.schema(fields), annotations=tuple(columns))
     return replace(plan, parts=parts, schema=schema)
 
 
-def _noted(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
-    """Return the part with the rows of each set that are beside its own."""
+def _with_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
+    """Return the part with the ranges of each set's rows that belong to its own."""
 
-    def noted(piece: Part) -> Part:
+    def with_ranges(piece: Part) -> Part:
         low, high = piece.places or (0, math.inf)
-        notes = []
-        for each in sets:
-            known = each.files.get(real[piece.path])
-            rows = known.rows if known else []
-            beside = [some for some in rows if some.low < high and some.high >= low]
-            notes.append(tuple(sorted(beside, key=lambda some: some.low)))
-        return replace(piece, notes=tuple(notes))
+        ranges = []
+        for known in sets:
+            file = known.files.get(real[piece.path])
+            found = [r for r in (file.rows if file else ()) if r.low < high and r.high >= low]
+            ranges.append(tuple(sorted(found, key=lambda rows: rows.low)))
+        return replace(piece, annotations=tuple(ranges))
 
-    first, *rest = map(noted, part.pieces)
+    first, *rest = map(with_ranges, part.pieces)
     return replace(first, followers=tuple(rest))
 
 
-def _refuse_twice(name: str, owner: str, each: AnnotationSet) -> None:
+def _refuse_twice(name: str, owner: str, known: AnnotationSet) -> None:
     where = f"in {owner}" if owner else "in the input"
     raise UnreadableInputError(
-        f"the column {name!r} is {where} and in {each.shown}: give the columns of one set a "
-        f"prefix, such as {each.shown}={posixpath.basename(each.shown.rstrip('/'))}_"
+        f"the column {name!r} is {where} and in {known.shown}: give the columns of one set a "
+        f"prefix, such as {known.shown}={posixpath.basename(known.shown.rstrip('/'))}_"
     )

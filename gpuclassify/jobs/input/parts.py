@@ -22,6 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from dask.tokenize import normalize_token
 
+from gpuclassify.jobs.input.annotation_reader import (
+    ROW_PLACE,
+    AnnotationColumns,
+    AnnotationRange,
+    AnnotationReader,
+)
 from gpuclassify.jobs.input.files import (
     BrokenInputError,
     InputFile,
@@ -41,7 +47,6 @@ from gpuclassify.jobs.input.jsonl import (
     parse_good,
     read_range,
 )
-from gpuclassify.jobs.input.notes import ROW_PLACE, AnnotationColumns, NotedRows, Notes
 from gpuclassify.jobs.input.schema import (
     common_schema,
     declared_types,
@@ -110,7 +115,7 @@ class Part:
     file_bytes: int | None = None  # which saves asking for it
     followers: tuple[Part, ...] = ()  # of other files
     rows: tuple[int, int] | None = None  # of Parquet: which of the file's rows, to the end of them
-    notes: tuple[tuple[NotedRows, ...], ...] = ()  # rows of each annotation set that are beside it
+    annotations: tuple[tuple[AnnotationRange, ...], ...] = ()  # by annotation set
 
     @property
     def pieces(self) -> tuple[Part, ...]:
@@ -180,9 +185,9 @@ class InputSchema:
     @property
     def without_path(self) -> pa.Schema:
         """Columns without `path_field`."""
-        return pa.schema([each for each in self.arrow if each.name != self.path_field])
+        return pa.schema([column for column in self.arrow if column.name != self.path_field])
 
-    def of_files(self) -> InputSchema:
+    def without_annotations(self) -> InputSchema:
         """Return the schema without annotations, as which a file is read to count its rows, too."""
         beside = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in beside]
@@ -251,7 +256,7 @@ class Lines:
             bad += self.long
         return table, sorted(bad, key=lambda line: line.offset)
 
-    def of_share(self) -> Lines:
+    def in_share(self) -> Lines:
         """Return the lines that begin in the part's share of the bytes; the last keeps `cut`."""
         if self.part.share is None:
             return self
@@ -272,8 +277,8 @@ def read_part(
     columns, so that no data is lost unseen.
     """
     chosen = schema if columns is None else schema.projected(columns)
-    notes = Notes(part, chosen)
-    tables = (read_table(piece, chosen, notes=notes)[0] for piece in part.pieces)
+    annotations = AnnotationReader(part, chosen)
+    tables = (read_table(piece, chosen, annotations=annotations)[0] for piece in part.pieces)
     return to_pandas(pa.concat_tables(tables))
 
 
@@ -282,19 +287,19 @@ def read_table(
     schema: InputSchema,
     on_error: str = "refuse",
     limit: Limit | None = None,
-    notes: Notes | None = None,
+    annotations: AnnotationReader | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read the good rows of one piece, its problems, and the share of the piece that was read.
 
     What cannot be read raises UnreadableInputError, unless `on_error` is "quarantine"; else it is
     one of `CURES`. Columns of annotations stand beside the rows that have their places; where there
-    are no others, the annotations tell which rows there are, and the file stays closed. `notes` are
-    those of the part that the piece is of.
+    are no others, the annotations tell which rows there are, and the file stays closed.
+    `annotations` are those of the part that the piece is of.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
-    notes = notes or Notes(part, schema)
-    places, read = None if part.problem else notes.places(part), schema.of_files()
+    annotations = annotations or AnnotationReader(part, schema)
+    places, read = None if part.problem else annotations.places(part), schema.without_annotations()
     if read.arrow.names or places is None:
         if not read.arrow.names:  # a column that is in no file still tells of its rows
             read = replace(read, arrow=pa.schema([(ROW_PLACE * 2, pa.string())]), is_projected=True)
@@ -302,7 +307,7 @@ def read_table(
         places = table[ROW_PLACE].to_numpy()
     else:
         table, problems, share = pa.table({ROW_PLACE: places}), [], 1.0
-    for name, column in notes.columns(part, places):
+    for name, column in annotations.columns(part, places):
         table = table.append_column(name, column)
     return table.select([*schema.arrow.names, *[ROW_PLACE] * schema.has_places]), problems, share
 
@@ -317,7 +322,7 @@ def _read_file(
         if part.row_groups is not None:
             table, problems = _read_parquet(part, schema)
         else:
-            lines = read_lines(part, schema.storage_options, limit, schema.most_bytes).of_share()
+            lines = read_lines(part, schema.storage_options, limit, schema.most_bytes).in_share()
             share, name = lines.share, redacted(part.path)
             table, bad = lines.parse(schema)
             table = with_folder_values(table, schema.folder_fields, part.path)
@@ -357,7 +362,7 @@ def read_chosen(
     part: Part,
     schema: InputSchema,
     on_error: str,
-    notes: Notes,
+    annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read the rows of a piece that are chosen by some of their columns; see `read_table`.
@@ -367,19 +372,19 @@ def read_chosen(
     columns of files decide and they are left out.
     """
     names = [name for name in schema.arrow.names if name in choice.read_fields]
-    reads_files = not {*names} <= {*schema.annotation_fields} or notes.places(part) is None
+    reads_files = not {*names} <= {*schema.annotation_fields} or annotations.places(part) is None
     if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
         placed = replace(schema, has_places=True)
-        table, problems, share = read_table(part, placed, on_error, notes=notes)
+        table, problems, share = read_table(part, placed, on_error, annotations=annotations)
         chosen = table.filter(pa.array(choice.choose(table)))
         return chosen.drop_columns([ROW_PLACE]), problems, share
     known = replace(schema.projected(names), has_places=True)
-    known, _, share = read_table(part, known, on_error, notes=notes)
+    known, _, share = read_table(part, known, on_error, annotations=annotations)
     places = known[ROW_PLACE].to_numpy()[choice.choose(known)]
     tables, problems = [schema.arrow.empty_table()], []
     for piece in _pieces_with(part, places, schema.storage_options) if len(places) else ():
         read = replace(schema, has_places=True)
-        table, bad, _ = read_table(piece, read, on_error, notes=notes)
+        table, bad, _ = read_table(piece, read, on_error, annotations=annotations)
         taken = pa.array(np.isin(table[ROW_PLACE].to_numpy(), places))
         tables.append(table.filter(taken).drop_columns([ROW_PLACE]))
         problems += bad

@@ -171,9 +171,9 @@ class FileReader(Declared):
             return self._parts_of(files, self.fields, on_error, needed)
         options = self.storage_options
         sets = [AnnotationSet.open(name, options) for name in self.annotations]
-        for each in sets:
-            each.read_records()
-        written = {name for each in sets for name in each.names.values()}
+        for known in sets:
+            known.read_records()
+        written = {name for known in sets for name in known.names.values()}
         fields = [name for name in self.fields or () if name not in written]
         asked = [name for name in needed if name not in written]
         files = find_files(self.paths, options)
@@ -348,7 +348,7 @@ def first_rows(
         return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
     schema = sampled_schema(read)
     names = [redacted(file.path) for file in files]
-    table = pa.concat_tables(table_of(*each, schema) for each in zip(read, names, strict=True))
+    table = pa.concat_tables(table_of(*pair, schema) for pair in zip(read, names, strict=True))
     if fields is not None:
         table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
     return to_pandas(table)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import dask
 import pyarrow as pa
 
+from gpuclassify.jobs.input.annotation_reader import ROW_PLACE, AnnotationReader
 from gpuclassify.jobs.input.files import (
     InputFile,
     check_all_unchanged,
@@ -22,7 +23,6 @@ from gpuclassify.jobs.input.files import (
     with_digests,
     with_linked,
 )
-from gpuclassify.jobs.input.notes import ROW_PLACE, Notes
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -318,15 +318,17 @@ def read_pieces(
     names the files in which no row has a text in one of `text_fields`. Raises ChangedInputError if
     one of the `files` is not what it was when the job began.
     """
-    notes = Notes(part, schema)
+    annotations = AnnotationReader(part, schema)
 
     def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
         known = file if piece.problem is None else None
         with _noticing_changes(known, schema.storage_options):
             if select is not None:
-                table, problems, share = read_chosen(piece, schema, on_error, notes, select)
+                table, problems, share = read_chosen(piece, schema, on_error, annotations, select)
             else:
-                table, problems, share = read_table(piece, schema, on_error, notes=notes)
+                table, problems, share = read_table(
+                    piece, schema, on_error, annotations=annotations
+                )
         if schema.has_places and file is not None:
             name = redacted(file.real)
             table = table.rename_columns(
@@ -370,10 +372,10 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 def _describe(part: Part) -> dict[str, Any]:
     """Return a part's source, for its record."""
-    plain = replace(part, rows=None, notes=(), followers=())
+    plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)
-    del known["followers"], known["notes"]
+    del known["followers"], known["annotations"]
     known.pop("file_bytes", None)
     if part.row_groups is not None or part.length is None:
         del known["start"]

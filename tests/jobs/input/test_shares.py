@@ -65,7 +65,7 @@ def test_shares_of_lines_add_up_to_all(share, content):
     pieces = []
     for number in range(of):
         part = parts.Part("in.jsonl.gz", share=(number, of))
-        lines = parts.Lines(part, 0, content, cut="cut").of_share()
+        lines = parts.Lines(part, 0, content, cut="cut").in_share()
         assert lines.offset == sum(map(len, pieces))
         assert (lines.cut is not None) == (number == of - 1)
         pieces.append(lines.content)

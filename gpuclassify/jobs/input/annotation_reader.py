@@ -1,4 +1,4 @@
-"""Annotations beside the rows of one part, which a worker reads and lays next to them by place.
+"""Read annotations on a worker, and lay them next to the rows of one part by place.
 
 The place of a row in a file of the input is its number in Parquet, and in JSON lines the first byte
 of its line.
@@ -35,8 +35,8 @@ class AnnotationError(UnreadableInputError):
 
 
 @dataclass(frozen=True, slots=True)
-class NotedRows:
-    """Rows of a set that are beside rows of one file, in order of their places, `low` to `high`."""
+class AnnotationRange:
+    """Annotation rows that belong to one input file, sorted by place, from `low` to `high`."""
 
     name: str  # of the file in the set
     first: int
@@ -58,7 +58,7 @@ class AnnotationColumns:
 
     address: str
     fields: Mapping[str, str]
-    key: str  # another one whenever anything of the set is
+    key: str  # changes whenever the annotation set changes
     is_complete: bool  # whether every row of the input has its annotations
     labels: tuple[str, ...] = ()  # names in frames of those that reports count
 
@@ -66,14 +66,14 @@ class AnnotationColumns:
         return (self.address, sorted(self.fields.items()), self.key, self.is_complete)
 
 
-class Notes:
-    """Annotations beside the rows of one part; each file of a set is read once, and only in part.
+class AnnotationReader:
+    """Annotations of one part's rows; each file of a set is read once, and only in part.
 
     `places` and `columns` take the pieces of the part.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
-        self._read: dict[tuple[int, NotedRows], tuple[np.ndarray, pa.Table]] = {}
+        self._read: dict[tuple[int, AnnotationRange], tuple[np.ndarray, pa.Table]] = {}
         self._sets: list[tuple[int, AnnotationColumns, dict[str, str]]] = []
         self._schema = schema
         for number, columns in enumerate(schema.annotations):
@@ -81,9 +81,9 @@ class Notes:
             if not asked:
                 continue
             self._sets.append((number, columns, asked))
-            runs: dict[str, list[NotedRows]] = {}
+            runs: dict[str, list[AnnotationRange]] = {}
             for piece in part.pieces:
-                for rows in piece.notes[number] if piece.notes else ():
+                for rows in piece.annotations[number] if piece.annotations else ():
                     runs.setdefault(rows.name, []).append(rows)
             for name, wanted in runs.items():
                 with naming_damage(redacted(columns.address), name):
@@ -97,7 +97,7 @@ class Notes:
             return None
         low, high = piece.places
         kept = [np.zeros(0, dtype=np.int64)]
-        for rows in piece.notes[whole]:
+        for rows in piece.annotations[whole]:
             places, table = self._read[whole, rows]
             is_there = (places >= low) & (places < high)
             if rows.has_unread:  # as "row" stand those that were read, and could not be scored
@@ -109,7 +109,7 @@ class Notes:
     def columns(self, piece: Any, places: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield names and values, at these places of a piece's file, of the columns asked for."""
         for number, columns, asked in self._sets:
-            pairs = [self._read[number, rows] for rows in piece.notes[number]]
+            pairs = [self._read[number, rows] for rows in piece.annotations[number]]
             held = np.concatenate([np.zeros(0, dtype=np.int64), *(held for held, _ in pairs)])
             tables = [table.select([*asked]) for _, table in pairs]
             table = pa.concat_tables([pa.schema(self._types(asked)).empty_table(), *tables])
@@ -133,9 +133,9 @@ class Notes:
         self,
         columns: AnnotationColumns,
         name: str,
-        wanted: Sequence[NotedRows],
+        wanted: Sequence[AnnotationRange],
         asked: Mapping[str, str],
-    ) -> Iterator[tuple[NotedRows, pa.Table]]:
+    ) -> Iterator[tuple[AnnotationRange, pa.Table]]:
         names = [*asked]
         names += [PLACE] * any(not rows.is_dense for rows in wanted)
         names += [LEFT_OUT] * any(rows.has_unread for rows in wanted)
@@ -151,7 +151,7 @@ class Notes:
             yield rows, table.slice(rows.first - first, rows.count)
 
 
-def _places_of(rows: NotedRows, table: pa.Table) -> np.ndarray:
+def _places_of(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
     """Return the ascending places of rows; raise ValueError if they are not what was recorded."""
     if rows.is_dense:
         return np.arange(rows.low, rows.high + 1)
