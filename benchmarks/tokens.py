@@ -29,7 +29,7 @@ from benchmarks import SUBJECT
 from benchmarks.harness import Variant, begin, finish, new_parser, parse, run_interleaved
 from examples.demo.corpus import collect_documents
 from gpuclassify import DistributedDataClassifier
-from gpuclassify.tokenizing import words
+from gpuclassify.tokenizing import gaps
 from gpuclassify.tokenizing.prefetch import FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS, text_blocks
 
 QUESTION = "tokens"
@@ -108,7 +108,7 @@ def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         return np.array([[len(ids), sum(ids[:9])] for ids in (one.ids for one in encodings)])
 
-    def of_cache(cache: words.WordCache) -> np.ndarray:
+    def of_cache(cache: gaps.WordCache) -> np.ndarray:
         """Tokenize block by block, as a worker does, with the library's threads for new words."""
         answers = np.zeros((len(texts), 2), dtype=np.int64)
         for start, stop in blocks:
@@ -120,7 +120,7 @@ def compare(backend: Any, texts: list[str], options: argparse.Namespace) -> dict
             answers[start:stop] = np.stack([made.lengths, few], axis=1)
         return answers
 
-    empty = words.WordCache(backend, json.loads(backend.to_str()))
+    empty = gaps.WordCache(backend, json.loads(backend.to_str()))
     fed, warm = filled(empty, before), filled(empty, before + texts)
     ways: dict[str, Callable[[], np.ndarray]] = {
         LIBRARY: of_library,
@@ -163,7 +163,7 @@ def of_peer(tokenizer: Any, texts: list[str]) -> np.ndarray:
     return np.stack([np.diff(ends), few], axis=1)
 
 
-def filled(cache: words.WordCache, texts: list[str]) -> words.WordCache:
+def filled(cache: gaps.WordCache, texts: list[str]) -> gaps.WordCache:
     """Return a copy of a cache that has seen these texts too."""
     cache = copy.copy(cache)
     cache._younger, cache._older = dict(cache._younger), dict(cache._older)
@@ -172,12 +172,12 @@ def filled(cache: words.WordCache, texts: list[str]) -> words.WordCache:
     return cache
 
 
-def kept(cache: words.WordCache) -> set[str]:
+def kept(cache: gaps.WordCache) -> set[str]:
     """Return the words that a cache holds."""
     return {*cache._younger, *cache._older}
 
 
-def check_ids(backend: Any, cache: words.WordCache, texts: list[str]) -> None:
+def check_ids(backend: Any, cache: gaps.WordCache, texts: list[str]) -> None:
     """Raise AssertionError unless all ids are those of the library."""
     made = cache(texts)
     encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -188,7 +188,7 @@ def check_ids(backend: Any, cache: words.WordCache, texts: list[str]) -> None:
 def fill(backend: Any) -> float:
     """Return the MiB that Python holds more after a cache was filled twice over."""
     tracemalloc.start()
-    cache = words.WordCache(backend, json.loads(backend.to_str()))
+    cache = gaps.WordCache(backend, json.loads(backend.to_str()))
     draw, drops = random.Random(0), 0
     while drops < 4:
         older = cache._older
