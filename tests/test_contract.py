@@ -30,7 +30,7 @@ from gpuclassify.hub import ModelNotFoundError
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 from tests.replicas import sample_texts, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 
 TEXTS = sample_texts(24, seed=3, max_words=40)
 

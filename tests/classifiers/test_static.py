@@ -87,6 +87,7 @@ def by_model2vec(model, texts=TEXTS, **options):
     return found.astype(np.float32)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     ("settings", "tolerance"),

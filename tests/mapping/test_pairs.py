@@ -188,6 +188,7 @@ def test_long_pairs_are_cut_as_transformers_cuts_them(
     assert 0 < (found["seen"] < 1).sum() < IS_PAIR.sum()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
 @pytest.mark.parametrize("max_chars", [None, 30])
 def test_a_query_is_the_first_text_of_every_pair(pair_model, logits, architecture, max_chars):
