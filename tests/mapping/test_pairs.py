@@ -47,10 +47,10 @@ from gpuclassify.tokenizing.gaps import WordCache
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.run_context import collected_stats
 from tests.loaders import LOADERS
-from tests.models.test_sentence_transformers import edit
 from tests.oracle import assert_close, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts
 from tests.replicas.chat_models import write_chat_model
+from tests.replicas.writing import edit
 from tests.sentence_oracle import quiet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
