@@ -21,11 +21,12 @@ HERE := not gpu and not rapids and not system and not needs_weights and not faul
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
 
-# What every change has to keep: a quarter of an hour on two cores.
+# The contract on every mapper, a test of each guarantee, and every command: at most five minutes on
+# two quiet cores.
 test: $(VENV)/.dev
-	$(PYTEST) -m "$(HERE) and not slow"
+	$(PYTEST) -m "$(HERE) and contract"
 
-# All that this machine can run: 20 to 30 minutes on two cores.
+# All tests that need no GPU, no Debian package and no published weights.
 test-all: $(VENV)/.dev
 	$(PYTEST) --durations 25 -m "$(HERE)"
 

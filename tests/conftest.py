@@ -144,6 +144,14 @@ def safety_models(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def chat_model(tmp_path_factory):
+    """The directory of a small decoder with a chat template, by its architecture."""
+    from tests.replicas.chat_models import write_chat_model
+
+    return functools.cache(lambda name: write_chat_model(tmp_path_factory.mktemp("chat"), name))
+
+
+@pytest.fixture(scope="session")
 def fasttext_model(tmp_path_factory):
     """The file of a small classifier, by how fastText trains it; each is trained once."""
     from tests.fasttext_models import train_fasttext  # imports fastText, as above

@@ -27,12 +27,11 @@ from gpuclassify import (
     Thresholds,
 )
 from gpuclassify.hub import ModelNotFoundError
+from tests.hard_frames import STRING_DTYPES, TEXTS, assert_meta_is_true, documents, with_hard_parts
 from tests.oracle import assert_close, probabilities, raw_outputs, stacked
-from tests.replicas import sample_texts, write_checkpoint
+from tests.replicas import write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-
-TEXTS = sample_texts(24, seed=3, max_words=40)
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 
 
 @pytest.fixture
@@ -41,10 +40,6 @@ def education(checkpoint):
         return FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False, **options)
 
     return make
-
-
-def documents(texts=TEXTS, dtype="str", **columns):
-    return pd.DataFrame({"text": pd.Series(texts, dtype=dtype), **columns})
 
 
 LAZY = dd.from_pandas(documents(), npartitions=2)
@@ -266,30 +261,6 @@ def test_only_the_first_max_chars_are_read(domain):
 
 
 # 4. Meta is the truth.
-
-STRING_DTYPES = {
-    "str": "str",
-    "string[pyarrow]": "string[pyarrow]",
-    "string[python]": "string[python]",
-    "object": object,
-    "large_string": pd.ArrowDtype(pa.large_string()),
-    "arrow string": pd.ArrowDtype(pa.string()),
-}
-
-
-def with_hard_parts(frame):
-    """Ordinary rows, then an empty partition, an all-null one, and one with a single row."""
-    nulls = frame.assign(text=pd.Series(None, index=frame.index, dtype=frame.dtypes.text))
-    parts = [frame, frame.iloc[:0], nulls, frame.iloc[:1]]
-    return dd.from_map(lambda part: part, parts, meta=frame.iloc[:0])
-
-
-def assert_meta_is_true(result):
-    parts = dask.compute(*result.to_delayed(), scheduler="sync")
-    for part in parts:
-        assert list(part.columns) == list(result.columns)
-        assert dict(part.dtypes) == dict(result.dtypes)
-    return parts
 
 
 @pytest.mark.parametrize("name", STRING_DTYPES)

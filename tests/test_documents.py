@@ -1,5 +1,8 @@
-"""What the README says of the classifiers is true."""
+"""What the README says of the classifiers, and the guarantees of their tests, is true."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from gpuclassify.classifiers import FAMILIES
@@ -16,6 +19,24 @@ def test_the_readme_table_names_each_classifier_with_its_model_and_licence():
         assert family.defaults.get("model", "model=") in row
         columns = [v for k, v in family.defaults.items() if k.endswith("label_field")]
         assert all(column.removesuffix("-score-label") in row for column in columns)
+
+
+def test_each_guarantee_has_a_test_of_the_contract():
+    """Of the tests that it names, at least one is in ``make test``."""
+    text = (ROOT / "docs/how/guarantees.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\|(.*)\|$", text, re.MULTILINE)
+    named = {number: re.findall(r"`(tests/[^`]+)`", cell) for number, cell in rows}
+    assert [*named] == [str(number) for number in range(1, len(named) + 1)]
+    paths = sorted({path for paths in named.values() for path in paths})
+    selection = re.search(r"^HERE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    words = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", f"{selection} and contract"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *paths], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    tests = done.stdout.splitlines()
+    without = [n for n, paths in named.items() if not any(t.startswith((*paths,)) for t in tests)]
+    assert not without, f"mark a test of these guarantees with pytest.mark.contract: {without}"
 
 
 def test_the_readme_is_short():

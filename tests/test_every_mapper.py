@@ -10,190 +10,32 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gpuclassify import (
-    AegisClassifier,
-    ApplyThresholds,
-    Decontaminate,
-    DistributedDataClassifier,
-    Embedder,
-    HeadClassifier,
-    InstructionDataGuardClassifier,
-    Mix,
-    MixCopies,
-    PromptClassifier,
-    RepeatRows,
-    Route,
-    Thresholds,
-)
+import gpuclassify
 from gpuclassify.classifiers import FAMILIES
-from gpuclassify.mapping.chain import Chain
-from tests.classifiers.test_head_classifier import save_heads
+from gpuclassify.mapping.partition_map import PartitionMap
+from tests.examples import FRAME, INDEX, examples, make_example
 from tests.loaders import LOADERS
 from tests.oracle import assert_close
-from tests.replicas import safety_template, sample_texts
-from tests.replicas.chat_models import write_chat_model
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
-QUESTIONS = [name for name, kind in FAMILIES.items() if issubclass(kind, PromptClassifier)]
-OTHERS = ("checkpoint", "aegis", "instruction-data-guard", *QUESTIONS)
-PUBLISHED = [name for name in FAMILIES if name not in OTHERS]
-# Those that read no text, with how many columns they add: of a row without text these are not null.
-TEXTLESS = {"thresholds": 2, "copies": 1, "repeats": 0}
-MAPPERS = [
-    *PUBLISHED,
-    "prompt",
-    "qwen3guard",  # the others differ in texts
-    "aegis",
-    "instruction-data-guard",
-    "checkpoint",
-    "relevance",
-    "embedder",
-    "heads",
-    "decontaminate",
-    "chain",
-    "route",
-    *TEXTLESS,
-]
-TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
-INDEX = [3, 3, *range(10, 28)]
-FRAME = pd.DataFrame(
-    {"id": range(20), "text": pd.Series(TEXTS, dtype="str"), "weight": np.linspace(0, 1, 20)}
-).set_axis(INDEX)
-FRAME["once"] = 1  # of copies, so that rows that are repeated are those that there are
-
-
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory):
-    return save_heads(tmp_path_factory.mktemp("heads"), 32)
-
-
-@pytest.fixture(scope="module")
-def chat_model(tmp_path_factory):
-    return write_chat_model(tmp_path_factory.mktemp("chat"), "qwen3")
-
-
-@pytest.fixture(scope="module")
-def indexes(tmp_path_factory):
-    return tmp_path_factory.mktemp("indexes")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
+PAIRS = "pairs"  # reads a column that FRAME lacks
+MAPPERS = [name for name in {**FAMILIES, **examples()} if name != PAIRS]
+TEXTLESS = {"thresholds", "copies", "repeats", "buckets", "select"}
 
 
 @pytest.fixture
-def mapper_of(
-    checkpoint,
-    sequence_classifier,
-    token_classifier,
-    safety_models,
-    fasttext_model,
-    heads,
-    chat_model,
-    indexes,
-):
+def mapper_of(request):
     """A mapper by name, in float32, with every optional column that all of them have."""
-
-    def make(name, **options):
-        options = {"autocast": False, "truncated_field": "cut", "seen_field": "seen", **options}
-        if name in ("fasttext", "language"):  # without what is about networks
-            known = inspect.signature(FAMILIES[name]).parameters
-            options = {key: value for key, value in options.items() if key in known}
-            return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **options)
-        if name == "tokens":  # without those, and whole texts only
-            options = options | {"special_tokens": options.get("max_chars") is not None}
-            known = {*inspect.signature(FAMILIES[name]).parameters} - {"max_chars"}
-            options = {key: value for key, value in options.items() if key in known}
-            return FAMILIES[name](model=sequence_classifier("modernbert"), **options)
-        if name in ("spans", "patterns"):
-            options = {"count_field": "n", "share_field": "share", **options}
-            if "max_chars" not in options:  # which would leave the rest as it is
-                options["redact"] = "[{label}]"
-            known = inspect.signature(FAMILIES[name]).parameters
-            options = {key: value for key, value in options.items() if key in known}
-            if name == "spans":
-                options["model"] = token_classifier()
-            return FAMILIES[name](**options)
-        if name == "decontaminate":  # without what is about models
-            least = 2 if options.get("max_chars") is None else 3
-            options = {"items_field": "items", "passages_field": "passages", **options}
-            known = inspect.signature(Decontaminate).parameters
-            return Decontaminate(
-                against=FRAME[["text"]].iloc[:9],
-                against_field="text",
-                ngram=5,
-                min_words=least,
-                cut=True,
-                index_dir=indexes,
-                **{key: value for key, value in options.items() if key in known},
-            )
-        if name in TEXTLESS:
-            return textless(name, options.get("max_chars"))
-        if name in QUESTIONS:  # columns are named in the prompt itself
-            options["prompt"] = options.pop("text_template", "{text}")
-            if name == "prompt":
-                own = {"answers": ["yes", "no"], "score_field": "scores", "keep_raw": True}
-                options = own | options
-            options = {"confidence_field": "sure", **options}
-            return FAMILIES[name](model=chat_model, **options)
-        if name == "chain":
-            first = FAMILIES["quality"](model=checkpoint("quality"), autocast=False)
-            return Chain((first, make("fineweb-edu", **options)))
-        if name == "route":
-            names = {"label_field": "label", "score_field": "score", "int_score_field": "int"}
-            edu, mixtral = (
-                make(family, **names, **options)
-                for family in ("fineweb-edu", "fineweb-mixtral-edu")
-            )
-            return Route(
-                by="id", to={**dict.fromkeys(range(8), edu), 9: mixtral}, otherwise=mixtral
-            )
-        if name == "aegis":
-            return AegisClassifier(
-                model=safety_models.permissive,
-                base_model=safety_models.base,
-                template=safety_template(),
-                **{"categories_field": "categories", **options},
-            )
-        if name == "instruction-data-guard":
-            return InstructionDataGuardClassifier(
-                model=safety_models.guard,
-                adapter=safety_models.defensive,
-                base_model=safety_models.base,
-                **options,
-            )
-        if name == "embedder":
-            return Embedder(model=sequence_classifier("roberta"), pooling="mean", **options)
-        if name == "heads":
-            backbone = sequence_classifier("roberta")
-            return HeadClassifier(
-                heads=heads,
-                backbone=backbone,
-                **{"embedding_field": "e", "labels_field": "{head}s", **options},
-            )
-        if name == "checkpoint":
-            model = sequence_classifier("modernbert")
-            return DistributedDataClassifier(model=model, **{"score_field": "scores", **options})
-        if name in ("relevance", "pairs"):
-            model = sequence_classifier("bert", num_labels=1)
-            pair = {"query": "which market"}
-            if name == "pairs":
-                pair = {"text_field": ["other", "text"], "max_seq_length": 40, "label_field": None}
-            return DistributedDataClassifier(model=model, **pair, **options)
-        if name in ("topic", "format"):
-            options = {"text_template": None, **options}
-        return FAMILIES[name](model=checkpoint(name), **options)
-
-    return make
+    common = {"autocast": False, "truncated_field": "cut", "seen_field": "seen"}
+    return lambda name, **options: make_example(name, request, **common | options)
 
 
-def textless(name, changed):
-    """A mapper that reads no text, with another setting if one is changed."""
-    if name == "thresholds":
-        labelled = FRAME.assign(good=FRAME["id"] % 3 > 0)
-        options = {"score": "weight", "label": "good", "min_labels": 1, "calibration": "sigmoid"}
-        found = Thresholds.fit(labelled, recall=0.5 if changed else 0.8, **options)
-        return ApplyThresholds(found, keep_field="keep", probability_field="p")
-    if name == "copies":  # cells are texts, null too
-        mix = Mix.plan(FRAME, by="text", tokens=300, token_field="id", seed=1 if changed else 0)
-        return MixCopies(mix, id_field="id")
-    return RepeatRows("id" if changed else "once")
+def test_every_public_mapper_has_an_example(mapper_of):
+    """But for the base of users' own models, and the stage that changes the dataframe library."""
+    public = {getattr(gpuclassify, name) for name in dir(gpuclassify)}
+    public = {kind for kind in public if isinstance(kind, type) and issubclass(kind, PartitionMap)}
+    missing = public - {type(mapper_of(name)) for name in MAPPERS}
+    assert {kind.__name__ for kind in missing} == {"ModelMapper", "ToBackend"}, "see tests/examples"
 
 
 def is_list_of_floats(value):
@@ -234,7 +76,8 @@ def assert_same_values(found, expected):
 
 @pytest.mark.parametrize("name", MAPPERS)
 def test_rows_are_the_users_and_meta_is_the_truth(mapper_of, frames, name):
-    lazy = mapper_of(name)(frames.lazy(FRAME, npartitions=4, sort=False))
+    mapper = mapper_of(name)
+    lazy = mapper(frames.lazy(FRAME, npartitions=4, sort=False))
     whole = mapper_of(name)(frames.plain(FRAME))
 
     found = frames.to_pandas(lazy)
@@ -246,8 +89,8 @@ def test_rows_are_the_users_and_meta_is_the_truth(mapper_of, frames, name):
     assert found["text"].dropna().tolist() == FRAME["text"].dropna().tolist()
     assert lazy.npartitions == 4
     new = [column for column in found.columns if column not in FRAME.columns]
-    assert len(new) == TEXTLESS[name] if name in TEXTLESS else len(new) >= 3
-    assert name in TEXTLESS or found.loc[26, new].isna().all()
+    assert (name in TEXTLESS) == (not mapper.text_fields)
+    assert name in TEXTLESS or (len(new) >= 3 and found.loc[26, new].isna().all())
     assert_same_values(found, frames.to_pandas(whole))
     if frames.name == "pandas":
         assert found.dtypes.to_dict() == lazy._meta.dtypes.to_dict()
@@ -331,7 +174,7 @@ def test_a_template_is_a_column_of_filled_texts(mapper_of, frames, name):
 READINGS = [
     *(
         (name, "truncate")
-        for name in [*MAPPERS, "pairs"]
+        for name in [*MAPPERS, PAIRS]
         if name not in ("chain", "route", *TEXTLESS)
     ),
     *((name, "windows") for name in ("quality", "embedder", "heads")),

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.contract
+
 
 def test_import_loads_no_framework_writes_no_environment_and_is_quick(run_python):
     probe = """

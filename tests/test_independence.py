@@ -26,7 +26,7 @@ from tests.oracle import (
 )
 from tests.replicas import sample_texts
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread", "fresh_limits")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread", "fresh_limits")]
 
 TEXTS = [*sample_texts(24, seed=11, max_words=60), "", "word " * 700]
 

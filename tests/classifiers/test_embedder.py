@@ -22,19 +22,18 @@ from gpuclassify.frames import pandas as pandas_frames
 from gpuclassify.mapping import heads
 from gpuclassify.mapping.columns import list_sizes
 from gpuclassify.models.checkpoint import CheckpointError
-from tests.corpus.training.conftest import annotated_texts
-from tests.loaders import LOADERS
-from tests.models.test_loading import rewrite
-from tests.models.test_sentence_transformers import edit
-from tests.oracle import assert_close, plain_tokenizer, stacked
-from tests.replicas import sample_texts
-from tests.sentence_oracle import encoded, save_sentence_model, sentence_model
-from tests.test_contract import (
+from tests.hard_frames import (
     STRING_DTYPES,
     assert_meta_is_true,
     documents,
     with_hard_parts,
 )
+from tests.loaders import LOADERS
+from tests.oracle import assert_close, plain_tokenizer, stacked
+from tests.replicas import sample_texts
+from tests.replicas.annotated import annotated_texts
+from tests.replicas.writing import edit, rewrite
+from tests.sentence_oracle import encoded, save_sentence_model, sentence_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

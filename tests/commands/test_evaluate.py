@@ -9,7 +9,7 @@ from sklearn import metrics
 
 from gpuclassify import Head, HeadClassifier
 from gpuclassify.commands.cli import main
-from tests.corpus.training.conftest import MINILM, annotated_texts
+from tests.replicas.annotated import MINILM, annotated_texts
 
 
 @pytest.fixture(scope="module")

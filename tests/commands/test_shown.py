@@ -28,7 +28,7 @@ from gpuclassify.commands.cli import Visible, main
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.pages import markdown, text_table, visible
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 RED = "\x1b[31mred\x1b]0;title\x07"
 # Escapes of 7 and of 8 bits, a title, back over what was written, from right to left, unseen, half.
 CONTROLS = [RED, "\x9b2J", "a\rb", "a\x08b", "\u202egnp.exe", "zero\u200bwidth", "\ud800", "\x00"]

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from gpuclassify import Head, HeadClassifier
 from gpuclassify.commands.cli import main
-from tests.corpus.training.conftest import MINILM, annotated_texts
 from tests.oracle import assert_close
+from tests.replicas.annotated import MINILM, annotated_texts
 
 
 @pytest.fixture(scope="module")

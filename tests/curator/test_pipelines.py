@@ -43,6 +43,7 @@ results = pipeline.run(executor)
 """
 
 
+@pytest.mark.contract
 @pytest.mark.usefixtures("small_models")
 def test_a_pipeline_writes_what_the_classifier_gives(run_script, tmp_path):
     results = run_script(DOMAIN)["results"]

@@ -10,6 +10,8 @@ import pytest
 from gpuclassify import Embedder, hub
 from tests.hub.small_model import CONFIG, checkpoint, weights, write
 
+pytestmark = pytest.mark.contract
+
 
 def test_a_digest_follows_what_a_loader_reads(tmp_path):
     folder = write(tmp_path / "model", checkpoint())

@@ -9,6 +9,8 @@ from gpuclassify.hub import HubUnreachableError, ModelAccessError, ModelNotFound
 from tests.hub.conftest import use_endpoint
 from tests.hub.small_model import GOOD_TOKEN
 
+pytestmark = pytest.mark.contract
+
 NAME = "acme/quality"
 FRAME = pd.DataFrame({"text": ["theorem proof", None]})
 

@@ -10,6 +10,8 @@ from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.published import CATALOGUE
 from tests.hub.small_model import GOOD_TOKEN, NAME, checkpoint, write
 
+pytestmark = pytest.mark.contract
+
 
 def test_paths_are_directories_by_spelling():
     assert all(map(hub.is_directory_name, ["/models/x", "~/x", "./x", "../x", ".", "a/b/c"]))

@@ -33,6 +33,8 @@ from gpuclassify.inference.memory import (
 from gpuclassify.workers import device_errors
 from gpuclassify.workers.device_errors import is_out_of_memory
 
+pytestmark = pytest.mark.contract
+
 CPU = torch.device("cpu")
 ABSURD = 2**50  # elements: a petabyte and more, which no machine gives
 

@@ -73,6 +73,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_in_memory_is_refused_once_its_files_are_others(mapper_of, kind, change):

@@ -47,10 +47,10 @@ from gpuclassify.tokenizing.gaps import WordCache
 from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.run_context import collected_stats
 from tests.loaders import LOADERS
-from tests.models.test_sentence_transformers import edit
 from tests.oracle import assert_close, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts
 from tests.replicas.chat_models import write_chat_model
+from tests.replicas.writing import edit
 from tests.sentence_oracle import quiet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -188,6 +188,7 @@ def test_long_pairs_are_cut_as_transformers_cuts_them(
     assert 0 < (found["seen"] < 1).sum() < IS_PAIR.sum()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "modernbert"])
 @pytest.mark.parametrize("max_chars", [None, 30])
 def test_a_query_is_the_first_text_of_every_pair(pair_model, logits, architecture, max_chars):

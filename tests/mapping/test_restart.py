@@ -65,6 +65,7 @@ print(json.dumps([keys, own, runpy.run_path({script!r}, run_name="__main__")["be
 """
 
 
+@pytest.mark.contract
 def test_equal_settings_and_code_have_equal_keys_in_every_process_file_and_line(
     run_python, checkpoint, sequence_classifier, tmp_path
 ):
@@ -104,6 +105,7 @@ def test_looking_and_computing_do_not_change_a_mappers_key(domain):
     assert used == untouched
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "options",
     [
@@ -216,6 +218,7 @@ def test_a_resident_model_serves_no_plan_whose_files_are_others(own_model):
 # 9. Secrets stay secret.
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("spelling", ["token", "hf_token"])
 def test_a_token_is_in_no_state_pickle_repr_graph_or_key(domain, checkpoint, spelling):
     frame = lazy_frame()

@@ -26,9 +26,9 @@ from gpuclassify import (
 from gpuclassify.hub.files import MOST_TEXT_BYTES
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.head_network import HeadNetwork
-from tests.corpus.training.conftest import annotated_texts
-from tests.models.test_sentence_transformers import edit
+from tests.replicas.annotated import annotated_texts
 from tests.replicas.chat_models import write_chat_model
+from tests.replicas.writing import edit
 from tests.sentence_oracle import quiet, save_sentence_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

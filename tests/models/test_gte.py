@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from gpuclassify import DistributedDataClassifier, Embedder
 from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.tensors import known_shapes
-from tests.models.test_loading import described, rewrite
+from tests.models.test_loading import described
 from tests.oracle import assert_close, assert_labels_agree, plain_tokenizer, probabilities, stacked
 from tests.replicas import sample_texts, write_gte
+from tests.replicas.writing import rewrite
 
 pytest.importorskip("transformers.models.gte", reason="younger than transformers 5.0")
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -15,6 +15,7 @@ from gpuclassify.models.loading import (
     load_module,
 )
 from gpuclassify.models.tensors import shapes_of
+from tests.replicas.writing import rewrite
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -34,12 +35,6 @@ def loaded(directory, dtype=torch.float32):
 @pytest.fixture
 def domain(checkpoint, tmp_path):
     return shutil.copytree(checkpoint("domain"), tmp_path / "domain")
-
-
-def rewrite(model, edit):
-    tensors = load_file(model / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def shard(model, count):

@@ -11,6 +11,7 @@ from torch import nn
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import EMBEDDING, CheckpointError
 from gpuclassify.models.sentence_transformers import SentenceModel, read_embedding_checkpoint
+from tests.replicas.writing import edit
 from tests.sentence_oracle import save_sentence_model, sentence_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -35,12 +36,6 @@ def plain(sequence_classifier, tmp_path):
 
 def described(directory, **options):
     return read_embedding_checkpoint(hub.resolve(str(directory)), **options).sentence
-
-
-def edit(path, **changes):
-    """Set keys of a JSON file, or drop those set to None."""
-    settings = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: v for key, v in settings.items() if v is not None}))
 
 
 def test_a_published_model_is_described_by_its_files():

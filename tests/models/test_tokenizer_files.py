@@ -20,6 +20,8 @@ from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from gpuclassify.workers.retire import PanicError
 from tests.replicas.tokenizers import published_files
 
+pytestmark = pytest.mark.contract
+
 FILES = published_files()
 TEXTS = json.loads(FILES["deberta/texts.json"])
 IDS = json.loads(FILES["deberta/ids.json"])

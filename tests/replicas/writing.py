@@ -77,3 +77,18 @@ def empty_directory(directory: str | Path) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write an indented JSON file, its keys in the order given."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Set keys of a JSON file, or drop those set to None."""
+    settings = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: v for key, v in settings.items() if v is not None}))
+
+
+def rewrite(model: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the tensors of a directory's weights."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(model / "model.safetensors")
+    change(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})

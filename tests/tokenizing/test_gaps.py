@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from gpuclassify.tokenizing import words
+from gpuclassify.tokenizing import gaps
 from tests.replicas.tokenizers import nmt_nfkc
 
 # As Llama 3 and Qwen have them, and what GPT-2's files may have instead of ByteLevel's own.
@@ -58,7 +58,7 @@ def pipeline(normalizer, splitter, *tokens):
 
 
 def cache_of(backend):
-    return words.WordCache(backend, json.loads(backend.to_str()))
+    return gaps.WordCache(backend, json.loads(backend.to_str()))
 
 
 def assert_same_ids(backend, texts, cache=None):
@@ -155,7 +155,7 @@ EDGES = ["<t>", "a", "1", ".", " ", "\n", "\t", "é"]
 def every_word(monkeypatch):
     """Cut all texts, however seldom their words come again."""
     for name in ("_MOST_NEW", "_MOST_NEW_AT_FIRST"):
-        monkeypatch.setattr(words, name, 2.0)
+        monkeypatch.setattr(gaps, name, 2.0)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -166,7 +166,7 @@ def test_every_short_text_of_edges(name, tokens):
     draw = random.Random(name)
     parts += [draw.choices(EDGES, k=draw.randint(4, 9)) for _ in range(1_000)]
     assert_same_ids(backend, ["".join(one) for one in parts])
-    assert name in PIPELINES or words.read_gaps(backend, json.loads(backend.to_str())) is None
+    assert name in PIPELINES or gaps.read_gaps(backend, json.loads(backend.to_str())) is None
 
 
 PUBLISHED = ["bert", "bert-cased", "deberta-v3", "xlm-roberta", "albert", "gpt2", "llama3", "qwen"]
@@ -234,17 +234,17 @@ def test_a_tokenizer_that_draws_is_read_whole():
     model = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert words.read_gaps(backend, json.loads(backend.to_str())) is None
+    assert gaps.read_gaps(backend, json.loads(backend.to_str())) is None
     model.dropout = None
-    assert words.read_gaps(backend, json.loads(backend.to_str())) is not None
+    assert gaps.read_gaps(backend, json.loads(backend.to_str())) is not None
 
 
 def test_equal_tokenizers_have_one_cache_that_goes_with_its_last_holder():
     backend, other = (pipeline(*PIPELINES["bert"]) for _ in range(2))
-    cache = words.word_cache(backend)
-    assert words.word_cache(other) is cache
+    cache = gaps.word_cache(backend)
+    assert gaps.word_cache(other) is cache
     other.encode_special_tokens = True
-    assert words.word_cache(other) is not cache
+    assert gaps.word_cache(other) is not cache
     gone = weakref.ref(cache)
     del cache
     gc.collect()
@@ -280,7 +280,7 @@ def test_a_tokenizer_that_knows_what_stands_between_words_reads_each_alone():
 
 
 def test_threads_share_a_cache_that_stays_small(monkeypatch):
-    monkeypatch.setattr(words, "CACHE_BYTES", 20_000)  # so that halves are dropped all the time
+    monkeypatch.setattr(gaps, "CACHE_BYTES", 20_000)  # so that halves are dropped all the time
     backend, draw = pipeline(*PIPELINES["bert"]), random.Random(0)
     cache = cache_of(backend)
     texts = [" ".join(str(draw.randint(0, 999)) for _ in range(30)) for _ in range(400)]
@@ -297,7 +297,7 @@ def test_threads_share_a_cache_that_stays_small(monkeypatch):
 
 def test_texts_whose_words_seldom_come_again_are_not_cut(monkeypatch):
     for name in ("_MOST_NEW", "_MOST_NEW_AT_FIRST"):
-        monkeypatch.setattr(words, name, 0.5)
+        monkeypatch.setattr(gaps, name, 0.5)
     draw = random.Random(0)
     seldom = [" ".join(f"{draw.getrandbits(40):x}" for _ in range(40)) for _ in range(2_000)]
     backend = pipeline(*PIPELINES["gpt2"])

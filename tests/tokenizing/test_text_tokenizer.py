@@ -11,6 +11,8 @@ from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 from tests.oracle import plain_tokenizer
 from tests.replicas import ARCHITECTURES, sample_texts
 
+pytestmark = pytest.mark.contract
+
 ODD_TEXTS = [
     " ",
     "\n\t",

@@ -204,6 +204,9 @@ class ScoreBuckets(Declared, RowWiseMap):
                 f"bucket_field={combined!r} is the bucket of one score: choose another"
             )
 
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return ("ScoreBuckets", *self.describe().values(), self.overwrite)
+
     @property
     def columns(self) -> ScoreColumns:
         """Columns that are read."""

@@ -68,6 +68,7 @@ def close(output, expected):
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.contract
 def test_hidden_states_equal_those_of_peft_one_text_at_a_time(decoder, base, adapters, batch):
     ids, is_token = batch
     for name, directory in adapters.items():

@@ -16,6 +16,8 @@ from tests.replicas.chat_models import ARCHITECTURES as CHAT_MODELS
 from tests.replicas.chat_models import CHATML, THINKING, write_chat_model
 from tests.replicas.tokenizers import published_files
 
+pytestmark = pytest.mark.contract
+
 HEAD, TAIL = "Judge this.\n\nUser: ", "\n\nAnswer safe or unsafe. [/INST]"
 WHOLE = Prompt((HEAD, TAIL), ("text",), has_special_tokens=False)
 TEXTS = ["", " x", "\nx", "9" * 40, "天気🙂" * 20, *sample_texts(20, max_words=80)]

@@ -49,6 +49,7 @@ def test_a_cluster_gives_the_same(processes, corpus):
             pd.testing.assert_frame_equal(found, want.astype({"id": "str", "group": "str"}))
 
 
+@pytest.mark.contract
 @WAYS
 def test_removal_drops_rows_and_nothing_else(way, corpus, frames):
     labelled = corpus.set_index(pd.Index(np.arange(len(corpus)) // 3, name="label"))
@@ -274,6 +275,7 @@ def test_within_an_earlier_corpus_values_are_compared_and_not_the_bits_that_hold
         assert len(duplicates.remove(ours, against=swapped)) == 3
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("pair", TYPES.values(), ids=TYPES)
 def test_partitions_of_other_types_hold_the_same_sources(pair):
     """As Dask reads a column of integers, with null in one partition alone."""

@@ -53,6 +53,7 @@ def made(way, texts):
     return normalized(pa.array(texts, pa.large_string()), way).to_pylist()
 
 
+@pytest.mark.contract
 def test_datatroves_values():
     texts, expected = map(list, zip(*DATATROVE, strict=True))
     assert made(as_steps(["datatrove"]), texts) == expected

@@ -28,18 +28,24 @@ from gpuclassify import (
 from gpuclassify.corpus.training import fitting
 from gpuclassify.corpus.training.fitting import PENALTIES, RECIPES, Examples, Fit
 from gpuclassify.corpus.training.labels import LabelColumns, read_labels
-from gpuclassify.corpus.training.split import folds
+from gpuclassify.corpus.training.split import folds, split
 from gpuclassify.corpus.training.tasks import Classes
 from gpuclassify.corpus.training.trained_head import CARD, PAGE, RECORD
 from gpuclassify.models.checkpoint import CheckpointError
-from tests.corpus.training.conftest import LISTS, MINILM, annotated_texts, split_of
 from tests.kills import kills
 from tests.oracle import assert_close, plain_tokenizer, raw_outputs, stacked
+from tests.replicas.annotated import LISTS, MINILM, annotated_texts
 from tests.sentence_oracle import encoded
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 TASKS = {"classes": "topic", "multilabel": "labels", "regression": "grade"}
+
+
+def split_of(frame, label, seed=0):
+    """Train, validation and test rows by hosts."""
+    strata = np.unique(frame[label], return_inverse=True)[1]
+    return split(strata, pd.factorize(frame["host"])[0], seed)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from gpuclassify import FileReader, ParquetWriter, Pipeline, read_files
 from gpuclassify.jobs.input.files import find_files
 from gpuclassify.jobs.stores.store import UnreadableInputError
 
+pytestmark = pytest.mark.contract
+
 
 def write(path, number=0):
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,7 @@ def load(folder, *words, **options):
     return datasets.load_dataset(*words, cache_dir=f"{folder}/cache", **options)["train"]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("kind", WRITERS)
 def test_datasets_loads_the_folder_of_a_job(tmp_path, run, kind):
     make, options = WRITERS[kind]

@@ -22,6 +22,8 @@ from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.task import run_part
 
+pytestmark = pytest.mark.contract
+
 
 def metadata(folder, name=""):
     return folder / "out" / "_gpuclassify" / name

@@ -15,6 +15,8 @@ from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.stores.opening import open_store
 
+pytestmark = pytest.mark.contract
+
 
 def same(frame):
     return frame

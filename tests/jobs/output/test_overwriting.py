@@ -22,6 +22,8 @@ from gpuclassify.curator import DocumentDataset
 from gpuclassify.jobs.output.writers import _publish, _write_part
 from tests.kills import is_killed
 
+pytestmark = pytest.mark.contract
+
 
 def write(folder, ids=(0, 1, 2), suffix="parquet"):
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from gpuclassify import (
 from gpuclassify.commands.cli import main
 from gpuclassify.workers.run_context import collected_stats
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 WORDS = ["theorem and proof", "click here, free offer", "größer über Straße"]
 PRODUCTS = [{"sku": f"p-{row}", "price": row} for row in range(7)]
 
