@@ -100,7 +100,7 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        template = page_template("gpuclassify", "scores", "agreement.html.j2")
+        template = page_template("gpuclassify", "corpus/scores", "agreement.html.j2")
         tables = {
             pair: counts.iloc[:MOST_LABELS, :MOST_LABELS].to_dict("index")
             for pair, counts in self.confusion.items()

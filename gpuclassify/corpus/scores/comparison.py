@@ -97,7 +97,7 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        template = page_template("gpuclassify", "scores", "comparison.html.j2")
+        template = page_template("gpuclassify", "corpus/scores", "comparison.html.j2")
         ends = np.array([(0.0, 1.0), *self.points])
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
         page = template.render(

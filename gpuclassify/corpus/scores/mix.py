@@ -189,7 +189,7 @@ class Mix(Saved):
         """Render the page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages import page_template
 
-        template = page_template("gpuclassify", "scores", "mix.html.j2")
+        template = page_template("gpuclassify", "corpus/scores", "mix.html.j2")
         title = f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"
         return template.render(
             title=title, table=self.table(), notes=self.notes(), pictures=self.pictures()

@@ -300,7 +300,7 @@ class Thresholds(Saved):
         """Render the page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages import page_template
 
-        template = page_template("gpuclassify", "scores", "thresholds.html.j2")
+        template = page_template("gpuclassify", "corpus/scores", "thresholds.html.j2")
         return template.render(
             title=f"{self.score}: {self.target} {self.value:g}",
             table=self.table(),

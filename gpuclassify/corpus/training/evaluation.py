@@ -528,7 +528,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _template() -> Template:
     from gpuclassify.pages import page_template
 
-    return page_template("gpuclassify", "training", "evaluation.html.j2", figure=_shown)
+    return page_template("gpuclassify", "corpus/training", "evaluation.html.j2", figure=_shown)
 
 
 def _shown(value: float | None) -> str:
