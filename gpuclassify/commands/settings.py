@@ -22,7 +22,7 @@ from gpuclassify.settings.checks import (
     setting_names,
     warn_once,
 )
-from gpuclassify.settings.options import NonFinite, Nulls, Surrogates
+from gpuclassify.settings.options import Surrogates
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
@@ -125,14 +125,6 @@ class JobSettings:
     compression: str | None = field(default=None, metadata=_about(
         "a name such as zstd", FILES, metavar="NAME",
         help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd."))
-    non_finite: NonFinite = field(default="null", metadata=_about(
-        "", FILES,
-        help="How JSON lines represent infinities and NaN: null, literals as Python writes them, "
-        "which are no valid JSON, or their names as strings."))
-    nulls: Nulls = field(default="all", metadata=_about(
-        "", FILES,
-        help="Where JSON lines have null: for columns and for fields of objects that other lines "
-        "have, for columns alone, or nowhere."))
     partition_by: list[str] | None = field(default=None, metadata=_about(
         "a list of columns' names, such as [bucket]", FILES, metavar="COLUMN",
         help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
@@ -307,11 +299,9 @@ class JobSettings:
         from gpuclassify.jobs.stores.hub import hub_uri
 
         assert self.output is not None
-        names = ("compression", "non_finite", "nulls")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        repo = hub_uri(self.output)
+        compression, repo = self.compression, hub_uri(self.output)
         if self.annotate and repo is None and self.staging is None:
-            compression, redo = self.compression, self.redo_changed
+            redo = self.redo_changed
             return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
         if repo is None:
             if self.staging is not None:
@@ -319,7 +309,7 @@ class JobSettings:
                     f"staging={self.staging!r} is only for output to hf://datasets/OWNER/NAME"
                 )
             kind = ParquetWriter if self.format == "parquet" else JsonlWriter
-            return kind(self.output, partition_by=self.partition_by, **options)
+            return kind(self.output, compression=compression, partition_by=self.partition_by)
         if self.partition_by is not None:
             raise ValueError(
                 f"partition_by={self.partition_by} is for directories, but {self.output} "
@@ -338,8 +328,8 @@ class JobSettings:
             path=repo.path_in_repo or "data",
             revision=repo.revision or "main",
             file_format=self.format,
+            compression=compression,
             annotates=self.annotate,
-            **options,
         )
 
     def fields_read(self, stages: list[Any]) -> list[str] | None:

@@ -37,7 +37,6 @@ from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_choice, check_flag
-from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.workers.secrets import (
     remember_token,
     share_tokens_with_workers,
@@ -93,9 +92,6 @@ class HubWriter(FileWriter):
     file_format : {"parquet", "jsonl"}
     compression : str, optional
         As of `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
-    non_finite : {"null", "literal", "string"}
-    nulls : {"all", "columns", "none"}
-        As of `JsonlWriter`.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
@@ -124,8 +120,6 @@ class HubWriter(FileWriter):
         commit_message: str | None = None,
         file_format: str = PARQUET,
         compression: str | None = None,
-        non_finite: str = NON_FINITE[0],
-        nulls: str = NULLS[0],
         endpoint: str | None = None,
         storage_options: dict[str, Any] | None = None,
         annotates: bool = False,
@@ -136,13 +130,7 @@ class HubWriter(FileWriter):
         is_parquet = file_format == PARQUET
         self.file_format = file_format
         self.compressions = PARQUET_COMPRESSIONS if is_parquet else JSONL_COMPRESSIONS
-        super().__init__(
-            staging,
-            compression=compression,
-            storage_options=storage_options,
-            non_finite=non_finite,
-            nulls=nulls,
-        )
+        super().__init__(staging, compression=compression, storage_options=storage_options)
         check_flag("annotates", annotates)
         if annotates and not is_parquet:
             raise ValueError(f"file_format={file_format!r}: annotations are Parquet files")
@@ -167,7 +155,7 @@ class HubWriter(FileWriter):
         names = ("path", "split", "revision", "private", "overwrite", "endpoint")
         options = {"staging": redacted(self.path)} | {n: getattr(target, n) for n in names}
         options |= {"commit_message": target.message, "file_format": self.file_format}
-        options |= {"compression": self.encoding.compression, **self.encoding.of_json}
+        options |= {"compression": self.encoding.compression}
         options |= {"annotates": True} if self.annotates else {}
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"HubWriter({target.repo!r}, {shown})"

@@ -16,7 +16,6 @@ from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, Store, new_mark
 from gpuclassify.settings.checks import check_choice, check_flag, check_text, label_tuple
-from gpuclassify.settings.options import NON_FINITE, NULLS
 from gpuclassify.workers.secrets import name_of_options, remember
 
 if TYPE_CHECKING:
@@ -48,9 +47,6 @@ class FileWriter:
         column of the files; the first one's are outermost. A part may have 1,000 values.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
-    non_finite : {"null", "literal", "string"}
-    nulls : {"all", "columns", "none"}
-        Of JSON lines; see `JsonlWriter`.
 
     Raises
     ------
@@ -69,31 +65,21 @@ class FileWriter:
         compression: str | None = None,
         partition_by: str | Sequence[str] | None = None,
         storage_options: dict[str, Any] | None = None,
-        non_finite: str = NON_FINITE[0],
-        nulls: str = NULLS[0],
     ) -> None:
         compression = self.compressions[0] if compression is None else compression
         check_choice("compression", compression, self.compressions)
-        check_choice("non_finite", non_finite, NON_FINITE)
-        check_choice("nulls", nulls, NULLS)
-        if self.file_format == PARQUET and non_finite != NON_FINITE[0]:
-            raise ValueError(
-                f"non_finite={non_finite!r} is of JSON lines: Parquet has infinities and NaN itself"
-            )
         check_text("path", str(path), "a path: '.' is the current directory")
         self.path = str(path)
         store_type(self.path).check_output(self.path)
         names = label_tuple("partition_by", partition_by, keep_order=True) or ()
         folders = tuple(dict.fromkeys(names))
-        self.encoding = Encoding(self.file_format, compression, folders, non_finite, nulls)
+        self.encoding = Encoding(self.file_format, compression, folders)
         self.storage_options = dict(storage_options or {})
 
     def __repr__(self) -> str:
         options = f", compression={self.encoding.compression!r}"
         if self.encoding.partition_by:
             options += f", partition_by={[*self.encoding.partition_by]}"
-        for name, value in self.encoding.of_json.items():
-            options += f", {name}={value!r}"
         return f"{type(self).__name__}({redacted(self.path)!r}{options})"
 
     @property
@@ -136,24 +122,10 @@ class FileWriter:
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
-    JSON has no value for bytes, which become base64, nor for times and decimals, which become text,
-    nor for infinities and NaN. By `non_finite`, these become
-
-    * ``"null"`` (default), which every reader takes, and which tells them from nothing no more;
-    * ``"literal"``: ``NaN``, ``Infinity`` and ``-Infinity``, which are no JSON. Python, pandas,
-      pyarrow, DuckDB, Spark and `JsonlReader` read them as what they were; jq and JavaScript do
-      not;
-    * ``"string"``: ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as Spark and protobuf write them.
-      pandas, and DuckDB and Spark that know the column's type, read them as what they were;
-      pyarrow and `JsonlReader` refuse a column of numbers and text.
-
-    By `nulls`, null is written for columns and for all fields that some object of a column has
-    ("all"), for columns alone ("columns"), or only in lists and maps ("none"): a field that is null
-    may not have been there, which Arrow does not tell apart. Arrow's maps are objects where keys
-    are text, and else lists of objects of ``key`` and ``value``.
-
-    NaN in a column of numbers of a pandas frame is null there already, and so in every format: it
-    is what pandas has for null. Within lists and objects, and in frames of cudf, it is kept.
+    Lines are valid JSON. Bytes become base64, times and decimals become text, and infinities and
+    NaN become null. Every line has all columns, and every object all fields that some object of its
+    column has; a missing value is null. Maps with text keys become objects, and other maps become
+    lists of objects of ``key`` and ``value``.
     """
 
     file_format = JSONL
