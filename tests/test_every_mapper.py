@@ -18,10 +18,7 @@ from gpuclassify import (
     Embedder,
     HeadClassifier,
     InstructionDataGuardClassifier,
-    Mix,
-    MixCopies,
     PromptClassifier,
-    RepeatRows,
     Route,
     Thresholds,
 )
@@ -38,7 +35,7 @@ QUESTIONS = [name for name, kind in FAMILIES.items() if issubclass(kind, PromptC
 OTHERS = ("checkpoint", "aegis", "instruction-data-guard", *QUESTIONS)
 PUBLISHED = [name for name in FAMILIES if name not in OTHERS]
 # Those that read no text, with how many columns they add: of a row without text these are not null.
-TEXTLESS = {"thresholds": 2, "copies": 1, "repeats": 0}
+TEXTLESS = {"thresholds": 2}
 MAPPERS = [
     *PUBLISHED,
     "prompt",
@@ -59,7 +56,6 @@ INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
     {"id": range(20), "text": pd.Series(TEXTS, dtype="str"), "weight": np.linspace(0, 1, 20)}
 ).set_axis(INDEX)
-FRAME["once"] = 1  # of copies, so that rows that are repeated are those that there are
 
 
 @pytest.fixture(scope="module")
@@ -185,15 +181,11 @@ def mapper_of(
 
 def textless(name, changed):
     """A mapper that reads no text, with another setting if one is changed."""
-    if name == "thresholds":
-        labelled = FRAME.assign(good=FRAME["id"] % 3 > 0)
-        options = {"score": "weight", "label": "good", "min_labels": 1, "calibration": "sigmoid"}
-        found = Thresholds.fit(labelled, recall=0.5 if changed else 0.8, **options)
-        return ApplyThresholds(found, keep_field="keep", probability_field="p")
-    if name == "copies":  # cells are texts, null too
-        mix = Mix.plan(FRAME, by="text", tokens=300, token_field="id", seed=1 if changed else 0)
-        return MixCopies(mix, id_field="id")
-    return RepeatRows("id" if changed else "once")
+    assert name == "thresholds"
+    labelled = FRAME.assign(good=FRAME["id"] % 3 > 0)
+    options = {"score": "weight", "label": "good", "min_labels": 1, "calibration": "sigmoid"}
+    found = Thresholds.fit(labelled, recall=0.5 if changed else 0.8, **options)
+    return ApplyThresholds(found, keep_field="keep", probability_field="p")
 
 
 def is_list_of_floats(value):

@@ -101,9 +101,6 @@ class JobSettings:
         flags=["--thresholds"],
         help="Keep only rows whose score reaches the threshold of their group, as `gpuclassify "
         "thresholds` found it; repeatable."))
-    copies_field: str | None = field(default=None, metadata=_about(
-        "", SELECTION, metavar="COLUMN", flags=["--copies"],
-        help="Write each row as often as this column says, as `gpuclassify mix` wrote it."))
     annotations: list[str] | None = field(default=None, metadata=_about(
         "a list of directories, such as [notes/quality]", FILES, metavar="DIRECTORY[=PREFIX_]",
         flags=["--annotations"],
@@ -209,7 +206,7 @@ class JobSettings:
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        without = ("buckets", "where", "threshold_files", "copies_field", "annotations")
+        without = ("buckets", "where", "threshold_files", "annotations")
         if not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not settings.get(name)]
@@ -245,15 +242,11 @@ class JobSettings:
 
     def _stages(self) -> list[Any]:
         from gpuclassify.corpus.scores.buckets import ScoreBuckets
-        from gpuclassify.corpus.scores.mix_copies import RepeatRows
         from gpuclassify.corpus.scores.threshold_filter import ApplyThresholds
         from gpuclassify.mapping.select import Select
 
         stages: list[Any] = [] if self.where is None else [Select(self.where)]
         stages += map(ApplyThresholds, self.threshold_files or ())
-        if self.copies_field is not None:  # first a condition, by which texts are not read
-            condition = Select(f"`{self.copies_field}` > 0")
-            stages += [condition, RepeatRows(self.copies_field)]
         stages += self.mappers()
         if self.buckets is not None and EDGES in self.buckets:
             stages.append(ScoreBuckets(**self.buckets))

@@ -1,13 +1,12 @@
-"""Jobs that first count the whole input: buckets of equal weight, and copies of a mixture."""
+"""Job that assigns buckets of equal weight, after finding their edges in the whole input."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuclassify.corpus.scores.buckets import (
     SETTINGS,
@@ -18,13 +17,10 @@ from gpuclassify.corpus.scores.buckets import (
     find_edges,
     score_columns,
 )
-from gpuclassify.corpus.scores.mix import Mix, MixSettings
-from gpuclassify.corpus.scores.mix_copies import MixCopies
 from gpuclassify.corpus.scores.quantiles import BYTES, ScoreColumns
-from gpuclassify.corpus.scores.saved import Saved, write_file
 from gpuclassify.jobs.execution import compute_tasks
 from gpuclassify.jobs.input.readers import FileReader, ParquetReader
-from gpuclassify.jobs.input.sources import FileSource, Source, as_source
+from gpuclassify.jobs.input.sources import Source, as_source
 from gpuclassify.jobs.ledger.manifest import RunOptions
 from gpuclassify.jobs.ledger.records import JOB, QUARANTINE, key_in, quarantine_path
 from gpuclassify.jobs.output.writers import FileWriter
@@ -41,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
-MIX = "_mix/mix.json"
 WHOLE_FILE = 1 << 62  # bytes of a part
 
 
@@ -153,42 +148,19 @@ class AssignBuckets(Pipeline):
 
 
 @dataclass(frozen=True)
-class CountingJob(SteppedJob):
-    """A job whose first step counts the input; `ledger` is the file with the result."""
-
-    counted: ClassVar[type[Saved]]
-
-    def kept(self) -> Any:
-        """Read the result that an earlier run counted; None if there is none, or it is damaged."""
-        try:
-            return self.counted.from_json(self.directory.read(self.ledger))
-        except FileNotFoundError:
-            return None
-        except ValueError as err:
-            logger.warning("%s is not what was written: %s", self.directory.path(self.ledger), err)
-            return None
-
-    def keep(self, result: Saved) -> None:
-        """Write the result, so that no later run counts again."""
-        self.directory.make(self.folder)
-        self.directory.replace(self.ledger, result.as_json().encode())
-
-
-@dataclass(frozen=True)
-class BucketJob(CountingJob):
+class BucketJob(SteppedJob):
     """An `AssignBuckets` that is planned and checked; its edges are not known yet."""
 
     folder = FOLDER
     ledger = EDGES
     last_step = "buckets"
-    counted = ScoreEdges
 
     scoring: Chain
     columns: ScoreColumns
 
     def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
         """Score documents and find the edges, unless that is done."""
-        edges = self.kept()
+        edges = self._kept_edges()
         if is_done and edges is not None:
             return self
         if is_done and self.scoring.mappers:
@@ -206,10 +178,21 @@ class BucketJob(CountingJob):
             edges = find_edges(
                 source.frame(spec.on_error, spec.backend), self.columns, buckets.edges.n, compute
             )
-            self.keep(edges)
+            self.directory.make(self.folder)
+            self.directory.replace(EDGES, edges.as_json().encode())
         chain = Chain((buckets.with_edges(edges),))
         spec = replace(spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta))
         return replace(self, source=source, spec=spec)
+
+    def _kept_edges(self) -> ScoreEdges | None:
+        """Read the edges that an earlier run found; None if there are none, or they are damaged."""
+        try:
+            return ScoreEdges.from_json(self.directory.read(EDGES))
+        except FileNotFoundError:
+            return None
+        except ValueError as err:
+            logger.warning("%s is not what was written: %s", self.directory.path(EDGES), err)
+            return None
 
     def _score(self, steps: Steps) -> tuple[Source, TaskSpec]:
         """Classify remaining documents; return the scored documents and the spec to read them."""
@@ -246,87 +229,4 @@ class BucketJob(CountingJob):
                 path = f"{QUARANTINE}/{name}"
                 self.directory.replace(targets[path], scored.read(path))
             scored.remove(*(name for name in scored.sizes() if key_in(name) is not None))
-        return summary
-
-
-class PlanMix(Pipeline):
-    """Job that plans a mixture, and writes the number of copies of each row.
-
-    The first step counts the tokens of each cell, and keeps the mix in ``_mix/mix.json`` of the
-    output. The second step writes the column of `MixCopies`. Running the same job again continues
-    an interrupted one, and does not count again.
-
-    Parameters
-    ----------
-    stages : iterable
-        A reader and an `AnnotationWriter`.
-    settings : MixSettings
-    id_field, copies_field
-        As of `MixCopies`.
-    page : str, optional
-        File for the page of the mix.
-    **options
-        As of `Pipeline`.
-    """
-
-    def __init__(
-        self,
-        stages: Iterable[Any],
-        settings: MixSettings,
-        *,
-        id_field: str | None = None,
-        copies_field: str = "copies",
-        page: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(stages, **options)
-        names: dict[str, Any] = {"id_field": id_field, "copies_field": copies_field}
-        self.settings, self.page = settings, page
-        self.copies = MixCopies(settings.mix_of({}), **names)
-
-    def _make_job(self, options: RunOptions) -> MixJob:
-        reader, writer = self._ends()
-        pipeline = Pipeline([reader, self.copies, writer], **self._options())
-        plain = json.loads(json.dumps(asdict(self.settings), default=str))  # as of a date in YAML
-        identity = {"mix": plain}
-        job = pipeline._job_of(reader, writer, options, identity)
-        self.settings.check(job.source.meta)
-        return MixJob(**vars(job), settings=self.settings, page=self.page)
-
-
-@dataclass(frozen=True)
-class MixJob(CountingJob):
-    """A `PlanMix` that is planned and checked; its cells are not counted yet."""
-
-    folder, ledger = MIX.split("/")[0], MIX
-    last_step = "copies"
-    counted = Mix
-
-    settings: MixSettings
-    page: str | None
-
-    def needs_workers(self) -> bool:
-        """Tell whether `run` has tokens to count, parts to do or files to upload."""
-        return super().needs_workers() or self.kept() is None
-
-    def first_steps(self, steps: Steps, is_done: bool) -> SteppedJob:
-        """Count the tokens of each cell, unless an earlier run has counted them."""
-        mix = self.kept()
-        if mix is None:
-            if (report := steps.report_of("tokens of cells")) is not None:
-                report(0, 1, JobSummary())
-            source = self.source
-            if isinstance(source, FileSource):
-                source = replace(source, lent=())
-            frame = source.frame(self.spec.on_error, self.spec.backend)
-            mix = self.settings.find(frame, functools.partial(compute_tasks, steps.client))
-            self.keep(mix)
-        if self.page:
-            write_file(self.page, mix.html().encode())
-        (copies,) = self.spec.chain.mappers
-        assert isinstance(copies, MixCopies)
-        return replace(self, spec=replace(self.spec, chain=Chain((copies.with_mix(mix),))))
-
-    def result(self, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Return the summary of the last step."""
         return summary

@@ -1,4 +1,4 @@
-"""Mix: how often each cell of a corpus is repeated, so that the mixture has so many tokens."""
+"""Plan a mixture: the number of epochs of each cell of a corpus for a budget of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.pages import short_number, text_columns
-from gpuclassify.settings.checks import check_count, check_number, label_tuple, with_plain_values
+from gpuclassify.settings.checks import check_number, label_tuple, with_plain_values
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,6 @@ class Mix(Saved):
     cells : dict of str to MixCell
         By the values of `by`, as a list in JSON.
     max_epochs : float
-    seed : int
-        For the rows of a cell that are repeated once more than others.
     """
 
     what: ClassVar[str] = "mix"
@@ -82,7 +80,6 @@ class Mix(Saved):
     tokens: float
     cells: Mapping[str, MixCell]
     max_epochs: float
-    seed: int = 0
 
     @classmethod
     @with_plain_values
@@ -95,7 +92,6 @@ class Mix(Saved):
         weights: Sequence[Mapping[str, Any]] | None = None,
         max_epochs: float = 4,
         token_field: str = "tokens",
-        seed: int = 0,
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs.
 
@@ -112,11 +108,9 @@ class Mix(Saved):
             proportion to their tokens. At most one entry may match a cell; cells without an entry
             are left out. Default: all cells in proportion to their tokens.
         max_epochs : float
-            Maximum number of copies of a row, at most 1,000.
+            Maximum number of epochs of a cell, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
-        seed : int
-            Seed that selects the rows with one more copy than others.
 
         Returns
         -------
@@ -136,13 +130,12 @@ class Mix(Saved):
         ...     tokens=6e9,
         ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
         ... )  # doctest: +SKIP
-        >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
         """
-        return MixSettings(by, tokens, weights, max_epochs, token_field, seed).find(dataset)
+        return MixSettings(by, tokens, weights, max_epochs, token_field).find(dataset)
 
     def check_saved(self) -> None:
         """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
-        MixSettings(self.by, self.tokens, None, self.max_epochs, seed=self.seed)
+        MixSettings(self.by, self.tokens, None, self.max_epochs)
         for name, each in self.cells.items():
             values = json.loads(name)
             if not isinstance(values, list) or len(values) != len(self.by):
@@ -212,7 +205,6 @@ class MixSettings:
     weights: Sequence[Mapping[str, Any]] | None = None
     max_epochs: float = 4
     token_field: str = "tokens"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -224,7 +216,6 @@ class MixSettings:
                 raise ValueError(f"{name}={number!r} must be above 0, and finite")
         if self.max_epochs > MOST_EPOCHS:
             raise ValueError(f"max_epochs={self.max_epochs!r} must be at most {MOST_EPOCHS:,}")
-        check_count("seed", self.seed, 0)
 
     @property
     def names(self) -> list[str]:
@@ -235,10 +226,6 @@ class MixSettings:
     def read_fields(self) -> list[str]:
         """Columns that are read to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
-
-    def mix_of(self, cells: Mapping[str, MixCell]) -> Mix:
-        """Return the mix with these cells."""
-        return Mix(self.names, float(self.tokens), cells, float(self.max_epochs), self.seed)
 
     def check(self, frame: Frame) -> None:
         """Raise unless a frame, which may be empty, has columns of cells and of tokens."""
@@ -264,7 +251,8 @@ class MixSettings:
             dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
         ]
         matched = _matched(entries, self.names, counts)
-        mix = self.mix_of(_planned(counts, matched, float(self.tokens), self.max_epochs))
+        cells = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
         if mix.missing:
             logger.warning("%s", mix.notes()[-1])
         return mix

@@ -12,8 +12,8 @@ from job_faults import write_input
 
 from gpuclassify import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter, Pipeline, read_files
 from gpuclassify.commands.cli import main
-from gpuclassify.jobs.ledger.manifest import CARD
 from gpuclassify.jobs.ledger import encoding as encodings
+from gpuclassify.jobs.ledger.manifest import CARD
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
 from tests.processes import local_client
