@@ -19,7 +19,6 @@ from benchmarks.harness import begin, finish, new_parser, parse
 from gpuclassify import (
     AnnotationWriter,
     Mix,
-    MixCopies,
     ParquetReader,
     Pipeline,
     read_files,
@@ -83,19 +82,14 @@ def draw(folder: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def mix(folder: str, tokens: int) -> dict[str, Any]:
-    """Plan a mixture in this process, and write the copies of each row by its place."""
+    """Plan a mixture in this process."""
     paths, notes = f"{folder}/crawl", f"{folder}/notes"
     found: list[Mix] = []
 
     def plan() -> None:
         found.append(Mix.plan(read_files(paths, annotations=notes), tokens=tokens, **MIX))
 
-    def write_copies() -> None:
-        writer = AnnotationWriter(tempfile.mkdtemp(dir=folder))
-        stages = [ParquetReader(paths, annotations=notes), MixCopies(found[0]), writer]
-        Pipeline(stages).run(**QUIET)
-
-    seconds = {"plan": timed(plan), "copies": timed(write_copies)}
+    seconds = {"plan": timed(plan)}
     cells = found[0].cells.values()
     rows = sum(each.rows for each in cells)
     return {"rows": rows, "cells": len(cells), "seconds": seconds, "peak_bytes": peak_bytes()}

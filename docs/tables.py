@@ -404,11 +404,10 @@ def choices() -> str:
             what = f"`sample` of {result['settings']['rows']:,} rows, {name}"
             rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
         mixes = result["mixes"]
-        for step, name in {"plan": "Mix.plan", "copies": "MixCopies"}.items():
-            seconds = statistics.median(each["seconds"][step] for each in mixes)
-            memory = max(each["peak_bytes"] for each in mixes)
-            what = f"`{name}` of {mixes[0]['rows']:,} rows, {mixes[0]['cells']} cells"
-            rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
+        seconds = statistics.median(run["seconds"]["plan"] for run in mixes)
+        memory = max(run["peak_bytes"] for run in mixes)
+        what = f"`Mix.plan` of {mixes[0]['rows']:,} rows, {mixes[0]['cells']} cells"
+        rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
     for path, result in _results("thresholds"):
         for name, variant in result["variants"].items():
             what = f"`Thresholds.fit` of {result['rows']:,} rows, {name}"

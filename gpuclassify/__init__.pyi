@@ -54,8 +54,6 @@ from .corpus.scores.comparison import Comparison as Comparison
 from .corpus.scores.comparison import compare as compare
 from .corpus.scores.job import AssignBuckets as AssignBuckets
 from .corpus.scores.mix import Mix as Mix
-from .corpus.scores.mix_copies import MixCopies as MixCopies
-from .corpus.scores.mix_copies import RepeatRows as RepeatRows
 from .corpus.scores.sampling import sample as sample
 from .corpus.scores.threshold_filter import ApplyThresholds as ApplyThresholds
 from .corpus.scores.thresholds import Thresholds as Thresholds

@@ -21,9 +21,6 @@ from gpuclassify import (
     DistributedDataClassifier,
     DomainClassifier,
     FineWebEduClassifier,
-    Mix,
-    MixCopies,
-    RepeatRows,
     Thresholds,
 )
 from gpuclassify.hub import ModelNotFoundError
@@ -53,7 +50,7 @@ def test_a_constructor_opens_nothing(run_python, tmp_path):
 import sys
 from gpuclassify import (
     ApplyThresholds, DistributedDataClassifier, DomainClassifier, Embedder, FineWebEduClassifier,
-    Mix, MixCopies, RepeatRows, Thresholds
+    Thresholds
 )
 def refuse(event, arguments):
     if event in ("open", "os.listdir", "os.scandir", "socket.connect", "socket.getaddrinfo"):
@@ -63,10 +60,8 @@ DomainClassifier(filter_by=["Games"], token="hf_x")
 Embedder(token="hf_x")
 FineWebEduClassifier(min_score=3)
 DistributedDataClassifier(model={str(tmp_path / "absent")!r}, base_model="no/where")
-# A path of thresholds or of a mixture is read, a few kB: what it holds is part of the Dask key.
+# A path of thresholds is read, a few kB: what it holds is part of the Dask key.
 ApplyThresholds(Thresholds("score", "good", "recall", 0.5, {{}}))
-MixCopies(Mix(["topic"], 1e6, {{}}, 4.0))
-RepeatRows()
 """)
 
 
@@ -77,8 +72,7 @@ def test_calling_with_a_dask_frame_computes_nothing(domain, education):
     frame = dd.from_map(explode, range(3), meta=documents([]))
     result = frame.pipe(domain(score_field="scores")).pipe(education(min_score=3))
     chosen = Thresholds("fineweb-edu-score-float", "good", "recall", 0.5, {})
-    copies = MixCopies(Mix(["domain_pred"], 1e6, {}, 4.0), id_field="text")
-    result = result.pipe(ApplyThresholds(chosen)).pipe(copies).pipe(RepeatRows())
+    result = result.pipe(ApplyThresholds(chosen))
     with pytest.raises(AssertionError, match="a partition was computed"):
         result.compute(scheduler="sync")
 
@@ -238,17 +232,6 @@ def test_a_filter_drops_rows_and_nothing_else(domain, frames):
     expected = everything[(everything.domain_pred == wanted).fillna(False).astype(bool)]
     assert 0 < len(expected) < len(everything)
     pd.testing.assert_frame_equal(frames.to_pandas(kept), expected)
-
-
-def test_repeating_repeats_rows_and_does_nothing_else(frames):
-    """As its purpose is, the mapper changes how many rows there are."""
-    frame = user_frame()
-    times = np.arange(len(frame)) % 3
-    lazy = frames.lazy(frame.assign(copies=pd.array(times, "Int64")))
-    found = RepeatRows()(lazy)
-    assert found.divisions == lazy.divisions
-    expected = frames.to_pandas(lazy).iloc[np.repeat(np.arange(len(frame)), times)]
-    pd.testing.assert_frame_equal(frames.to_pandas(found), expected)
 
 
 def test_only_the_first_max_chars_are_read(domain):

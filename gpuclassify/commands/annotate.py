@@ -77,11 +77,11 @@ def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> No
     quiet_dask()
     with wrong_call_exits():
         values = {**settings_from_options(options), **split_paths(paths, options)}
-        names = ("where", "threshold_files", "copies_field", "annotations")
+        names = ("where", "threshold_files", "annotations")
         if not any(values.get(name) for name in names):
             raise ValueError(
-                "name the rows: --where CONDITION, --thresholds FILE, --copies COLUMN, or "
-                "--annotations DIRECTORY for all"
+                "name the rows: --where CONDITION, --thresholds FILE, or --annotations DIRECTORY "
+                "for all"
             )
         settings = JobSettings.of(values)
     run_job(context, settings.job, vars(settings), options)

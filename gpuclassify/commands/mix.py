@@ -9,45 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuclassify.commands.classify import run_job
 from gpuclassify.commands.client import open_client, runs_here
-from gpuclassify.commands.console import (
-    open_console,
-    quiet_dask,
-    start_progress,
-    wrong_call_exits,
-)
+from gpuclassify.commands.console import open_console, quiet_dask, start_progress, wrong_call_exits
 from gpuclassify.commands.options import (
+    READING,
     JobCommand,
-    file_options,
     options_of,
+    setting_options,
     settings_from_options,
     split_paths,
 )
-from gpuclassify.commands.settings import JobSettings
+from gpuclassify.commands.settings import CLUSTER, FILES, JobSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpuclassify.corpus.scores.mix import Mix, MixSettings
 
-ID = "Column of ids. Default: a row is known by its file and place there."
-PLAN = ("by", "tokens", "max_epochs", "token_field", "seed")
+PLAN = ("by", "tokens", "max_epochs", "token_field")
 
 
 def _options() -> list[click.Option]:
     from gpuclassify.corpus.scores.mix import Mix
-    from gpuclassify.corpus.scores.mix_copies import MixCopies
 
     attributes: dict[str, Any] = {
         "by": {"flags": ["--by"], "required": True},
         "tokens": {"required": True, "metavar": "NUMBER", "type": float, "flags": ["--tokens"]},
     }
+    reading = (*READING[1:], "on_error", "backend")
     return [
         *options_of(Mix.plan, "Options", *PLAN, **attributes),
-        *options_of(MixCopies, "Options", "id_field", "copies_field", id_field={"help": ID}),
-        *file_options(),
-    ]
+        *(option for option in setting_options(FILES, CLUSTER) if option.group == CLUSTER
+          or option.name in reading),
+    ]  # fmt: skip
 
 
 @click.command(cls=JobCommand, options=_options)
@@ -58,71 +50,53 @@ def _options() -> list[click.Option]:
     help="YAML list of entries such as {topic: News, weight: 0.2}: shares of the mixture. "
     "Default: all as they are.",
 )
-@click.option("--page", metavar="FILE", help="Write a page of HTML, with bars.")
-@click.option("--plan", "is_plan", is_flag=True, help="Print the table, and write no copies.")
-@click.pass_context
+@click.option("--page", metavar="FILE", help="Write a page of HTML, with pictures.")
+@click.option("--json", "as_json", is_flag=True, help="Print the mix as JSON.")
 def mix(
-    context: click.Context,
-    paths: tuple[str, ...],
-    weights: str | None,
-    page: str | None,
-    is_plan: bool,
-    **options: Any,
+    paths: tuple[str, ...], weights: str | None, page: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Plan a mixture of so many tokens of INPUT, and write into OUTPUT how often each row is in it.
+    """Plan a mixture of INPUT to a budget of tokens, and save it.
 
-    Cells are the values of the --by columns. A table tells for each of them what there is, what is
-    asked, how often rows are repeated, and what is missing. OUTPUT is an annotation set;
-    `select --copies copies --annotations OUTPUT` writes the mixture. Texts are not read.
+    Cells are the values of the --by columns. A table shows the rows and tokens of each cell, the
+    tokens that are asked, the epochs, and the tokens that are missing. OUTPUT is a file of JSON
+    with the same numbers, which `Mix.load` reads. Texts are not read.
 
     \b
-    gpuclassify mix 'crawl/*.parquet' notes/mix --annotations notes/topic \\
+    gpuclassify mix 'crawl/*.parquet' mix.json --annotations notes/topic \\
         --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml
 
-    Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in quarantine, 130
-    interrupted, 143 terminated.
+    Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
-    from gpuclassify.corpus.scores.job import PlanMix
     from gpuclassify.corpus.scores.mix import MixSettings
     from gpuclassify.corpus.scores.saved import write_file
-    from gpuclassify.jobs.pipeline import OPTIONS
 
     quiet_dask()
     with wrong_call_exits():
-        values = {**settings_from_options(options), **split_paths(paths, options)}
-        settings = JobSettings(**values, annotate=True)
+        files = split_paths(paths, options)
+        settings = JobSettings(input=files["input"], **settings_from_options(options))
         planned = {name: options[name] for name in PLAN if options[name] not in (None, ())}
         mixture = MixSettings(**planned, weights=_entries(weights) if weights else None)
-    if is_plan:
-        found = _planned(settings, mixture)
+    found = _planned(settings, mixture)
+    with wrong_call_exits():
+        found.save(files["output"])
         if page:
             write_file(page, found.html().encode())
-        if options["as_json"]:
-            click.echo(found.as_json())
-        else:
-            _print(found, open_console())
+    if as_json:
+        click.echo(found.as_json())
         return
-
-    def make() -> PlanMix:
-        names = {name: options[name] for name in ("id_field", "copies_field") if options[name]}
-        columns = [*mixture.read_fields, *filter(None, [options["id_field"]])]
-        others = {name: getattr(settings, name) for name in OPTIONS}
-        stages = [settings.reader(columns), settings.writer()]
-        return PlanMix(stages, mixture, page=page, **names, **others)
-
-    run_job(context, make, vars(settings), options)
+    lines = [str(found), f"Mix: {files['output']}", *([f"Page: {page}"] if page else [])]
+    open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
-    """Count tokens on the cluster that a job would run on, and plan the mix; writes nothing."""
+    """Count tokens on the cluster that a job would run on, and plan the mix."""
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.sources import as_source
 
     cluster = vars(settings)
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
-            reader = settings.reader(mixture.read_fields)
-            source = as_source(reader, settings.on_error)
+            source = as_source(settings.reader(mixture.read_fields), settings.on_error)
             mixture.check(source.meta)
             client = None
             if not runs_here(source, (), cluster):
@@ -131,10 +105,6 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
         with client or contextlib.nullcontext(), wrong_call_exits():
             frame = source.frame(settings.on_error, settings.backend)
             return mixture.find(frame, functools.partial(compute_tasks, client))
-
-
-def _print(mix: Mix, console: Console) -> None:
-    console.print(str(mix), highlight=False, markup=False, soft_wrap=True)
 
 
 def _entries(path: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from gpuclassify.settings.checks import (
     warn_once,
 )
 from gpuclassify.settings.declared import Declared, declared, setting
-from gpuclassify.settings.options import MODEL, ROWS, NonFinite, Nulls, Surrogates
+from gpuclassify.settings.options import MODEL, ROWS, Surrogates
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
@@ -94,9 +94,6 @@ class JobSettings(Declared):
         flags=["--thresholds"],
         help="Keep only rows whose score reaches the threshold of their group, as `gpuclassify "
         "thresholds` found it; repeatable.")
-    copies_field: str | None = setting(
-        default=None, group=SELECTION, metavar="COLUMN", flags=["--copies"],
-        help="Write each row as often as this column says, as `gpuclassify mix` wrote it.")
     annotations: list[str] | None = setting(
         default=None, what="a list of directories, such as [notes/quality]",
         group=FILES, metavar="DIRECTORY[=PREFIX_]",
@@ -119,14 +116,6 @@ class JobSettings(Declared):
     compression: str | None = setting(
         default=None, what="a name such as zstd", group=FILES, metavar="NAME",
         help="zstd, snappy, gzip, lz4 or none; of JSON lines gzip or zstd.")
-    non_finite: NonFinite = setting(
-        default="null", group=FILES,
-        help="How JSON lines represent infinities and NaN: null, literals as Python writes them, "
-        "which are no valid JSON, or their names as strings.")
-    nulls: Nulls = setting(
-        default="all", group=FILES,
-        help="Where JSON lines have null: for columns and for fields of objects that other lines "
-        "have, for columns alone, or nowhere.")
     partition_by: list[str] | None = setting(
         default=None, what="a list of columns' names, such as [bucket]",
         group=FILES, metavar="COLUMN",
@@ -208,7 +197,7 @@ class JobSettings(Declared):
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        without = ("where", "threshold_files", "copies_field", "annotations")
+        without = ("where", "threshold_files", "annotations")
         if needs_stages and not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if not settings.get(name)]
@@ -243,15 +232,11 @@ class JobSettings(Declared):
         return {name: getattr(self, name) for name in names}
 
     def _stages(self) -> list[Any]:
-        from gpuclassify.corpus.scores.mix_copies import RepeatRows
         from gpuclassify.corpus.scores.threshold_filter import ApplyThresholds
         from gpuclassify.mapping.select import Select
 
         stages: list[Any] = [] if self.where is None else [Select(self.where)]
         stages += map(ApplyThresholds, self.threshold_files or ())
-        if self.copies_field is not None:  # first a condition, by which texts are not read
-            condition = Select(f"`{self.copies_field}` > 0")
-            stages += [condition, RepeatRows(self.copies_field)]
         stages += self.mappers()
         read = self.fields_read(stages)
         if self.limit is None:
@@ -295,11 +280,9 @@ class JobSettings(Declared):
         from gpuclassify.jobs.stores.hub import hub_uri
 
         assert self.output is not None
-        names = ("compression", "non_finite", "nulls")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        repo = hub_uri(self.output)
+        compression, repo = self.compression, hub_uri(self.output)
         if self.annotate and repo is None and self.staging is None:
-            compression, redo = self.compression, self.redo_changed
+            redo = self.redo_changed
             return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
         if repo is None:
             if self.staging is not None:
@@ -307,7 +290,7 @@ class JobSettings(Declared):
                     f"staging={self.staging!r} is only for output to hf://datasets/OWNER/NAME"
                 )
             kind = ParquetWriter if self.format == "parquet" else JsonlWriter
-            return kind(self.output, partition_by=self.partition_by, **options)
+            return kind(self.output, compression=compression, partition_by=self.partition_by)
         if self.partition_by is not None:
             raise ValueError(
                 f"partition_by={self.partition_by} is for directories, but {self.output} "
@@ -326,8 +309,8 @@ class JobSettings(Declared):
             path=repo.path_in_repo or "data",
             revision=repo.revision or "main",
             file_format=self.format,
+            compression=compression,
             annotates=self.annotate,
-            **options,
         )
 
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:

@@ -358,7 +358,6 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
         encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
     if spec.annotations is not None:
         encoding["annotations"] = True
-    encoding |= spec.encoding.of_json
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:
         encoding["index"] = "left out"
     return {**source.identity(), **stages, "output": {**encoding, "backend": spec.backend}}

@@ -12,7 +12,7 @@ import re
 import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, InitVar, fields
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 from gpuclassify.settings.checks import (
     check_names,
@@ -34,14 +34,11 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Engine = Literal["auto", "packed", "padded", "reference"]
 Loader = Literal["sorted", "crossfit"]
 LongText = Literal["truncate", "windows", "ends", "lines"]
-NonFinite = Literal["null", "literal", "string"]  # for JSON lines
-Nulls = Literal["all", "columns", "none"]  # for JSON lines
 PaddingSide = Literal["left", "right"]
 PairTruncation = Literal["longest_first", "only_second"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
 Surrogates = Literal["refuse", "replace"]  # for JSON lines
-NON_FINITE, NULLS = get_args(NonFinite), get_args(Nulls)
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"

@@ -17,7 +17,6 @@ from gpuclassify import (
     AnnotationWriter,
     ApplyThresholds,
     Mix,
-    MixCopies,
     Pipeline,
     ScoreBuckets,
     Thresholds,
@@ -149,7 +148,7 @@ def test_results_show_no_controls_of_groups_and_columns(name, tmp_path):
     for result in (found, mix, agreed, edges):
         for shown in (str(result), repr(result)):
             assert shown.replace("\n", "").isprintable(), type(result)
-    for mapper in (ApplyThresholds(found), MixCopies(mix, id_field="id"), ScoreBuckets(edges)):
+    for mapper in (ApplyThresholds(found), ScoreBuckets(edges)):
         assert repr(mapper).isprintable()
 
 

@@ -207,16 +207,11 @@ def has_threshold(folder):
     assert (folder / "out/page.html").read_text().rstrip().endswith("</html>")
 
 
-def has_copies(folder):
-    """Each place of the input once, 2.5 times on average."""
-    found = rows_of(folder, "parquet")
-    assert len(found) == len(found[["_file", "_place"]].drop_duplicates()) == 8
-    assert {*found["copies"]} == {2, 3}
-
-
-def has_repeated(folder):
-    given = [10 * number + row for number in (1, 2) for row in range(4) for _ in range(row)]
-    assert sorted(rows_of(folder, "parquet")["id"]) == given
+def has_mix(folder):
+    """All rows of the input 2.5 times."""
+    cells = json.loads((folder / "out/mix.json").read_text())["cells"].values()
+    assert sum(cell["rows"] for cell in cells) == 8
+    assert {cell["epochs"] for cell in cells} == {2.5}
 
 
 class Hub(World):
@@ -336,17 +331,11 @@ CASES = {
         Case(
             "mix",
             (
-                *("mix", *OUTPUT[:-2], "--annotations", "notes", "--by", "lab"),
+                *("mix", OUTPUT[0], "out/mix.json", "--annotations", "notes", "--by", "lab"),
                 *("--token-field", "rank", "--tokens", "30"),
             ),
             with_notes,
-            has_copies,
-        ),
-        Case(
-            "select-copies",
-            ("select", *OUTPUT, "--annotations", "notes", "--copies", "rank"),
-            with_notes,
-            has_repeated,
+            has_mix,
         ),
         Case("train", (*TRAIN, "--embeddings", "out/embeddings"), annotated, has_trained_head),
         Case(

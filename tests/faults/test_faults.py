@@ -63,7 +63,7 @@ def assert_all_held(outcomes):
             ),
             3,
         ),
-        (("annotate", "select", "mix", "select-copies"), 6),
+        (("annotate", "select", "mix"), 6),
         (("dedup-exact", "dedup-rounds"), 2),
     ],
     ids=["jobs", "annotations", "steps"],

@@ -35,7 +35,7 @@ def write(folder, *, config=None, tensors=None, without=()):
     head(4, 3, 2, hidden_activation="relu").save(folder)
     path = folder / "config.json"
     saved = json.loads(path.read_text())
-    del saved["weights_sha256"]  # as older versions saved heads, and of other tensors than these
+    del saved["weights_sha256"]  # it belongs to other tensors
     path.write_text(json.dumps(saved | (config or {})))
     if tensors is not None:
         kept = load_file(folder / "model.safetensors") | tensors

@@ -290,7 +290,7 @@ def test_saving_writes_through_no_link(around):
     assert labels_of(around) == ("a", "b")
 
 
-def test_a_changed_byte_is_refused_and_older_heads_load(tmp_path):
+def test_a_changed_byte_is_refused_and_heads_without_a_digest_load(tmp_path):
     head("ab").save(tmp_path)
     path = tmp_path / "model.safetensors"
     content = path.read_bytes()

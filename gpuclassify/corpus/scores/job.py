@@ -1,12 +1,11 @@
-"""Jobs that first count the whole input: buckets of equal weight, and copies of a mixture."""
+"""Job that assigns buckets of equal weight, after finding their edges in the whole input."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from gpuclassify.corpus.scores.buckets import (
@@ -18,12 +17,10 @@ from gpuclassify.corpus.scores.buckets import (
     find_edges,
     score_columns,
 )
-from gpuclassify.corpus.scores.mix import Mix, MixSettings
-from gpuclassify.corpus.scores.mix_copies import MixCopies
-from gpuclassify.corpus.scores.saved import Saved, write_file
+from gpuclassify.corpus.scores.saved import Saved
 from gpuclassify.corpus.statistics.quantiles import BYTES, ScoreColumns
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sources import FileSource, Source
+from gpuclassify.jobs.input.sources import Source
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline, stage_list
@@ -37,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
-MIX = "_mix/mix.json"
 WHOLE_FILE = 1 << 62  # bytes of a part
 
 
@@ -224,82 +220,3 @@ def keep_result(job: RecipeJob, result: Saved) -> None:
     """Write the result of steps, so that no later run computes it again."""
     job.directory.make(job.recipe.folder)
     job.directory.replace(job.recipe.ledger, result.as_json().encode())
-
-
-@declared
-class PlanMix(Pipeline):
-    """Job that plans a mixture, and writes the number of copies of each row.
-
-    The first step counts the tokens of each cell, and keeps the mix in ``_mix/mix.json`` of the
-    output. The second step writes the column of `MixCopies`. Running the same job again continues
-    an interrupted one, and does not count again.
-
-    Parameters
-    ----------
-    stages : iterable
-        A reader and an `AnnotationWriter`.
-    mixture : MixSettings
-    id_field, copies_field
-        As of `MixCopies`.
-    page : str, optional
-        File for the page of the mix.
-    **options
-        As of `Pipeline`.
-    """
-
-    stages: Any = setting(kw_only=False, is_object=True, convert=stage_list, changes_results=False)
-    mixture: MixSettings = setting(kw_only=False, is_object=True)
-    id_field: str | None = setting(default=None)
-    copies_field: str = setting(default="copies")
-    page: str | None = setting(default=None, changes_results=False)
-
-    folder = MIX.split("/")[0]
-    ledger = MIX
-    last_step = "copies"
-
-    @functools.cached_property
-    def copies(self) -> MixCopies:
-        """Stage that writes the copies, whose mix is not known yet."""
-        mix = self.mixture.mix_of({})
-        return MixCopies(mix, id_field=self.id_field, copies_field=self.copies_field)
-
-    def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the reader, the stage of copies, and the writer."""
-        reader, _, writer = super().parts()
-        return reader, [self.copies], writer
-
-    def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of the mix."""
-        plain = json.loads(json.dumps(asdict(self.mixture), default=str))  # dates of YAML
-        return {"mix": plain}
-
-    def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the input has the columns of the mix."""
-        self.mixture.check(job.source.meta)
-
-    def has_steps_to_do(self, job: RecipeJob) -> bool:
-        """Return whether tokens have to be counted."""
-        return kept_result(job, Mix) is None
-
-    def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Mix:
-        """Count the tokens of each cell, unless an earlier run has counted them."""
-        mix = kept_result(job, Mix)
-        if mix is None:
-            steps.begin("tokens of cells")
-            source = job.source
-            if isinstance(source, FileSource):
-                source = replace(source, lent=())
-            frame = source.frame(self.on_error, self.backend)
-            mix = self.mixture.find(frame, steps.run_tasks)
-            keep_result(job, mix)
-        if self.page:
-            write_file(self.page, mix.html().encode())
-        return mix
-
-    def numbers(self, summary: JobSummary) -> list[str]:
-        """Return the table of the mix."""
-        return str(Mix.load(f"{summary.output}/{MIX}")).splitlines()
-
-    def last_pass(self, job: RecipeJob, results: Mix) -> Job:
-        """Return the job that writes the copies of the mix."""
-        return replace(job, spec=replace(job.spec, chain=Chain((self.copies.with_mix(results),))))

@@ -1,4 +1,4 @@
-"""Mix: how often each cell of a corpus is repeated, so that the mixture has so many tokens."""
+"""Plan a mixture: the number of epochs of each cell of a corpus for a budget of tokens."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ class Mix(Saved):
     cells : dict of str to MixCell
         By the values of `by`, as a list in JSON.
     max_epochs : float
-    seed : int
-        For the rows of a cell that are repeated once more than others.
     """
 
     what: ClassVar[str] = "mix"
@@ -84,7 +82,6 @@ class Mix(Saved):
     tokens: float
     cells: Mapping[str, MixCell]
     max_epochs: float
-    seed: int = 0
 
     @classmethod
     @with_plain_values
@@ -97,7 +94,6 @@ class Mix(Saved):
         weights: Sequence[Mapping[str, Any]] | None = None,
         max_epochs: float = 4,
         token_field: str = "tokens",
-        seed: int = 0,
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs.
 
@@ -114,11 +110,9 @@ class Mix(Saved):
             proportion to their tokens. At most one entry may match a cell; cells without an entry
             are left out. Default: all cells in proportion to their tokens.
         max_epochs : float
-            Maximum number of copies of a row, at most 1,000.
+            Maximum number of epochs of a cell, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
-        seed : int
-            Seed that selects the rows with one more copy than others.
 
         Returns
         -------
@@ -138,7 +132,6 @@ class Mix(Saved):
         ...     tokens=6e9,
         ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
         ... )  # doctest: +SKIP
-        >>> ddf = MixCopies(mix, id_field="id")(ddf)  # doctest: +SKIP
         """
         return MixSettings(
             by=by,
@@ -146,12 +139,11 @@ class Mix(Saved):
             weights=weights,
             max_epochs=max_epochs,
             token_field=token_field,
-            seed=seed,
         ).find(dataset)
 
     def check_saved(self) -> None:
         """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
-        MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs, seed=self.seed)
+        MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, each in self.cells.items():
             values = json.loads(name)
             if not isinstance(values, list) or len(values) != len(self.by):
@@ -232,7 +224,6 @@ class MixSettings(Declared):
     weights: Sequence[Mapping[str, Any]] | None = None
     max_epochs: float = 4
     token_field: str = "tokens"
-    seed: int = setting(default=0, least=0)
 
     def check_together(self) -> None:
         """Raise ValueError unless there are columns of cells, and numbers are in range."""
@@ -253,10 +244,6 @@ class MixSettings(Declared):
     def read_fields(self) -> list[str]:
         """Columns that are read to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
-
-    def mix_of(self, cells: Mapping[str, MixCell]) -> Mix:
-        """Return the mix with these cells."""
-        return Mix(self.names, float(self.tokens), cells, float(self.max_epochs), self.seed)
 
     def check(self, frame: Frame) -> None:
         """Raise unless a frame, which may be empty, has columns of cells and of tokens."""
@@ -282,7 +269,8 @@ class MixSettings(Declared):
             dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
         ]
         matched = _matched(entries, self.names, counts)
-        mix = self.mix_of(_planned(counts, matched, float(self.tokens), self.max_epochs))
+        cells = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
         if mix.missing:
             logger.warning("%s", mix.notes()[-1])
         return mix

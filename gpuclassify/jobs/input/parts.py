@@ -68,7 +68,7 @@ from gpuclassify.jobs.input.schema import (
 from gpuclassify.jobs.ledger.arrow_types import changed, changed_schema, restored
 from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
 from gpuclassify.jobs.stores.names import compression, redacted
-from gpuclassify.jobs.stores.opening import open_store
+from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import (
     FILES_AT_A_TIME,
     LINE_BYTES,
@@ -778,7 +778,7 @@ class PartFinder:
     def _shares(self, part: Part, size: int, part_bytes: int) -> list[Part]:
         """Return the part, or shares of its rows where models take long for its bytes."""
         is_cut_otherwise = self.reader.part_bytes or self.reader.files_per_partition
-        is_small = self._total_bytes <= SHARED_BYTES and open_store(part.path).shares_rows
+        is_small = self._total_bytes <= SHARED_BYTES and store_type(part.path).is_near
         if is_cut_otherwise or not self.needed or not is_small:
             return [part]
         count = max(1, min(MOST_SHARES, size // part_bytes))

@@ -25,7 +25,6 @@ from gpuclassify.jobs.ledger.arrow_types import cast, changed, stored
 from gpuclassify.jobs.stores.names import COMPRESSIONS, PARQUET
 from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
-from gpuclassify.settings.options import NON_FINITE, NULLS
 
 # Bookkeeping columns of an annotation set, next to its annotations.
 FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"
@@ -55,8 +54,6 @@ class Encoding:
     file_format: str
     compression: str | None
     partition_by: tuple[str, ...] = ()  # columns whose values become names of folders
-    non_finite: str = NON_FINITE[0]
-    nulls: str = NULLS[0]
 
     @property
     def suffix(self) -> str:
@@ -65,12 +62,6 @@ class Encoding:
             return f".{self.file_format}"
         shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
         return f".{self.file_format}{shown}"
-
-    @property
-    def of_json(self) -> dict[str, str]:
-        """Settings of JSON lines that are not the default."""
-        defaults = {"non_finite": NON_FINITE[0], "nulls": NULLS[0]}
-        return {n: getattr(self, n) for n, value in defaults.items() if getattr(self, n) != value}
 
     def encode(self, table: pa.Table) -> bytes:
         """Encode the table as the content of a file."""
@@ -88,8 +79,8 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
-        """Write one JSON object a row; bytes become base64."""
-        to_json = _converter(pa.field("", pa.struct(table.schema)), self, is_row=True)
+        """Write one JSON object a row; bytes become base64, infinities and NaN become null."""
+        to_json = _converter(pa.field("", pa.struct(table.schema)))
         has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
         dump = _dump_with_json if has_json else _dump
         for batch in table.to_batches(max_chunksize=JSON_ROWS_AT_A_TIME):
@@ -99,9 +90,9 @@ class Encoding:
                 records = map(_as_python, batch.to_struct_array())
             for record in map(to_json, records):
                 try:
-                    line = dump(record, allow_nan=self.non_finite == "literal")
+                    line = dump(record)
                 except ValueError:
-                    line = dump(_finite(record, self.non_finite))
+                    line = dump(_finite(record))
                 file.write(line.encode("utf-8", "replace") + b"\n")
 
     def check_rows(self, files: Iterable[bytes], rows: int) -> None:
@@ -234,32 +225,20 @@ def _same(value: object) -> object:
     return value
 
 
-def _converter(field: pa.Field, encoding: Encoding, is_row: bool = False) -> Callable[[Any], Any]:
-    """Return the function that converts Python's value of a field to JSON's.
-
-    It makes objects of maps, and of structs without their nulls, unless `encoding` keeps these. A
-    field that is null may not have been there, which Arrow does not tell apart.
-    """
+def _converter(field: pa.Field) -> Callable[[Any], Any]:
+    """Return the function that converts Python's value of a field to JSON's."""
     kind = field.type
     if isinstance(kind, pa.JsonType):
-        return lambda text: text if text is None else _checked(text, field.name, encoding)
+        return lambda text: text if text is None else _checked(text, field.name)
     if pa.types.is_struct(kind):
-        keeps = encoding.nulls == "all" or (is_row and encoding.nulls == "columns")
-        makers = {each.name: _converter(each, encoding) for each in kind}
-        if keeps and {*makers.values()} <= {_same}:
+        makers = {child.name: _converter(child) for child in kind}
+        if {*makers.values()} <= {_same}:
             return _same
-        return lambda value: (
-            value
-            and {
-                name: makers[name](item)
-                for name, item in value.items()
-                if keeps or item is not None
-            }
-        )
+        return lambda value: value and {n: makers[n](item) for n, item in value.items()}
     if not pa.types.is_nested(kind):
         return _same
     is_map = pa.types.is_map(kind)
-    make = _converter(kind.item_field if is_map else kind.value_field, encoding)
+    make = _converter(kind.item_field if is_map else kind.value_field)
     if is_map and is_text(plain_type(kind.key_type)):
         return lambda items: items if items is None else {key: make(item) for key, item in items}
     if is_map:
@@ -278,33 +257,32 @@ def _check_json(kind: pa.DataType) -> None:
             _check_json(kind.field(number).type)
 
 
-def _dump(record: Any, allow_nan: bool = False) -> str:
-    """Return one line of JSON; raise ValueError for a non-finite number, unless it is allowed."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=allow_nan, default=_text_of)
+def _dump(record: Any) -> str:
+    """Return one line of JSON; raise ValueError for a non-finite number."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
 
 
 class _Json(str):
     """JSON text that goes into a line as it is."""
 
 
-def _checked(text: str, column: str, encoding: Encoding) -> _Json:
+def _checked(text: str, column: str) -> _Json:
     """Return the text of a column of JSON; raise TypeError if it is no JSON."""
-    refuse = None if encoding.non_finite == "literal" else int  # which takes no NaN
     try:
-        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=refuse)
+        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)  # refuses NaN
     except json.JSONDecodeError as err:
         raise TypeError(
             f"column {column!r} is one of JSON, and holds {text[:LONGEST_TYPE]!r}, which is none: "
             "give what a stage makes of it another name"
         ) from err
     except ValueError:
-        text = _dump(_finite(json.loads(text), encoding.non_finite))
+        text = _dump(_finite(json.loads(text)))
     return _Json(text.replace("\n", " "))
 
 
-def _dump_with_json(record: dict[str, Any], allow_nan: bool = False) -> str:
+def _dump_with_json(record: dict[str, Any]) -> str:
     """Return one line of JSON as `_dump` does, for a record with columns that hold JSON."""
-    texts = (v if isinstance(v, _Json) else _dump(v, allow_nan) for v in record.values())
+    texts = (v if isinstance(v, _Json) else _dump(v) for v in record.values())
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
@@ -312,15 +290,13 @@ def _text_of(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _finite(value: Any, non_finite: str) -> Any:
-    """Return the value with null, or their names, in place of numbers that are not finite."""
+def _finite(value: Any) -> Any:
+    """Return the value with null in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _finite(item, non_finite) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item, non_finite) for item in value]
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return json.dumps(value) if non_finite == "string" else None
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Rows in folders.

@@ -21,7 +21,7 @@ import posixpath
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpuclassify.jobs.ledger.encoding import Encoding, folder_files
@@ -175,30 +175,17 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
         return None
-    ledger = unsealed(content) or _unsealed_as_before(content)
+    ledger = unsealed(content)
     return ledger if ledger is not None and ledger.get("key") == key else None
-
-
-def _unsealed_as_before(content: bytes) -> dict[str, Any] | None:
-    """Return the values of a ledger of the first form, whose digest is of its sorted values."""
-    with contextlib.suppress(*MALFORMED):
-        values = json.loads(content)
-        digest = values.pop("sha256")
-        return values if digest == _sha256(json.dumps(values, sort_keys=True).encode()) else None
-    return None
 
 
 def parse_record(content: bytes) -> Record | None:
     """Parse the record in a file; return None if it is not as it was written.
 
-    A machine that lost power may leave files without content. A record of an earlier version lacks
-    what was not counted then.
+    A machine that lost power may leave files without content.
     """
-    values, known = unsealed(content), {field.name for field in fields(Record)}
-    if values is None:
-        return None
     with contextlib.suppress(*MALFORMED):  # anybody may have written it
-        return Record(**{name: value for name, value in values.items() if name in known})
+        return Record(**(unsealed(content) or {}))
     return None
 
 

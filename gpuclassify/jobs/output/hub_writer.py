@@ -93,9 +93,6 @@ class HubWriter(FileWriter):
     file_format : {"parquet", "jsonl"}
     compression : str, optional
         As of `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
-    non_finite : {"null", "literal", "string"}
-    nulls : {"all", "columns", "none"}
-        As of `JsonlWriter`.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional

@@ -18,7 +18,6 @@ from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, Store, new_mark
 from gpuclassify.settings.checks import check_choice, check_text, label_tuple
 from gpuclassify.settings.declared import Declared, declared, setting
-from gpuclassify.settings.options import NON_FINITE, NULLS, NonFinite, Nulls
 from gpuclassify.workers.secrets import name_of_options, remember
 
 if TYPE_CHECKING:
@@ -56,9 +55,6 @@ class FileWriter(Declared):
         column of the files; the first one's are outermost. A part may have 1,000 values.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
-    non_finite : {"null", "literal", "string"}
-    nulls : {"all", "columns", "none"}
-        Of JSON lines; see `JsonlWriter`.
 
     Raises
     ------
@@ -70,8 +66,6 @@ class FileWriter(Declared):
     compression: str | None = None
     partition_by: str | Sequence[str] | None = setting(default=None, convert=_folders)
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
-    non_finite: NonFinite = NON_FINITE[0]
-    nulls: Nulls = NULLS[0]
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless the format has the settings; choose compression."""
@@ -79,11 +73,6 @@ class FileWriter(Declared):
         if self.compression is None:
             self._set("compression", compressions[0])
         check_choice("compression", self.compression, compressions)
-        if self.file_format == PARQUET and self.non_finite != NON_FINITE[0]:
-            raise ValueError(
-                f"non_finite={self.non_finite!r} is of JSON lines: Parquet has infinities and NaN "
-                "itself"
-            )
         check_text("path", self.address, "a path: '.' is the current directory")
         store_type(self.address).check_output(self.address)
         self._set("storage_options", dict(self.storage_options or {}))
@@ -114,8 +103,7 @@ class FileWriter(Declared):
     def encoding(self) -> Encoding:
         """How files are written."""
         folders = tuple(self.partition_by or ())
-        values = self.compression, folders, self.non_finite, self.nulls
-        return Encoding(self.file_format, *values)
+        return Encoding(self.file_format, self.compression, folders)
 
     @property
     def directory(self) -> Store:
@@ -158,24 +146,10 @@ class FileWriter(Declared):
 class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
-    JSON has no value for bytes, which become base64, nor for times and decimals, which become text,
-    nor for infinities and NaN. By `non_finite`, these become
-
-    * ``"null"`` (default), which every reader takes, and which tells them from nothing no more;
-    * ``"literal"``: ``NaN``, ``Infinity`` and ``-Infinity``, which are no JSON. Python, pandas,
-      pyarrow, DuckDB, Spark and `JsonlReader` read them as what they were; jq and JavaScript do
-      not;
-    * ``"string"``: ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as Spark and protobuf write them.
-      pandas, and DuckDB and Spark that know the column's type, read them as what they were;
-      pyarrow and `JsonlReader` refuse a column of numbers and text.
-
-    By `nulls`, null is written for columns and for all fields that some object of a column has
-    ("all"), for columns alone ("columns"), or only in lists and maps ("none"): a field that is null
-    may not have been there, which Arrow does not tell apart. Arrow's maps are objects where keys
-    are text, and else lists of objects of ``key`` and ``value``.
-
-    NaN in a column of numbers of a pandas frame is null there already, and so in every format: it
-    is what pandas has for null. Within lists and objects, and in frames of cudf, it is kept.
+    Lines are valid JSON. Bytes become base64, times and decimals become text, and infinities and
+    NaN become null. Every line has all columns, and every object all fields that some object of its
+    column has; a missing value is null. Maps with text keys become objects, and other maps become
+    lists of objects of ``key`` and ``value``.
     """
 
     file_format = JSONL
@@ -230,8 +204,6 @@ class AnnotationWriter(ParquetWriter):
     annotates = True
 
     partition_by: None = field(default=None, init=False)
-    non_finite: NonFinite = field(default=NON_FINITE[0], init=False)
-    nulls: Nulls = field(default=NULLS[0], init=False)
     redo_changed: bool = False
 
     @property

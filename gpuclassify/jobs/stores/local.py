@@ -41,11 +41,6 @@ class LocalStore(Store):
         """Absolute path."""
         return self.root
 
-    @property
-    def shares_rows(self) -> bool:
-        """Whether it is a path: jobs have cut files by URL into whole ones since the first."""
-        return "://" not in self.url
-
     # Input.
 
     def entries(self) -> list[Entry] | None:

@@ -187,11 +187,6 @@ class Store:
         return False
 
     @property
-    def shares_rows(self) -> bool:
-        """Whether parts may read shares of the rows of one small file."""
-        return False
-
-    @property
     def shown(self) -> str:
         """Path or URL as it was passed, without secrets."""
         return redacted(self.url)

@@ -227,7 +227,7 @@ def test_an_empty_shard_keeps_its_columns_and_types(corpus, frames, by, weight):
         keep_top(corpus.assign(a=np.nan), "a", share=0.5, by=by, weight=weight)
 
 
-def test_changed_edges_are_refused_and_older_files_load(corpus, tmp_path):
+def test_changed_edges_are_refused_and_files_without_a_digest_load(corpus, tmp_path):
     edges, path = score_edges(corpus, ["a", "b"], n=3, by="language"), tmp_path / "edges.json"
     edges.save(path)
     assert ScoreEdges.load(path) == edges

@@ -1,9 +1,7 @@
-"""Mixtures: tokens counted as pandas counts them, copies as they are expected, rows repeated."""
+"""Mixtures: tokens are counted as pandas counts them, and cells get the epochs that are asked."""
 
 import json
-import pickle
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import dask
@@ -13,22 +11,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from dask.base import tokenize
-from scipy.stats import binom
 
 from gpuclassify import (
     AnnotationWriter,
     Mix,
-    MixCopies,
     Pipeline,
-    RepeatRows,
     Thresholds,
-    read_files,
     sample,
     score_edges,
 )
 from gpuclassify.commands.cli import main
-from gpuclassify.corpus.scores import mix as mix_module
 from gpuclassify.jobs.input.readers import FileReader
 
 TOPICS = ("News", "Code", None)
@@ -99,7 +91,6 @@ def test_one_cell_is_repeated_as_often_as_asked(topic):
     frame = corpus().assign(topic=topic)
     mix = Mix.plan(frame, by="topic", tokens=2 * int(frame["tokens"].sum()))
     assert {cell: each.epochs for cell, each in mix.cells.items()} == {json.dumps([topic]): 2.0}
-    assert set(MixCopies(mix, id_field="id")(frame)["copies"]) == {2}
 
 
 def test_the_picture_shows_what_is_asked_against_what_there_is():
@@ -124,63 +115,15 @@ def test_tokens_that_repeats_cannot_give_are_missing(caplog):
             assert cell.startswith(('["News"', '["Code"'))
     assert "tokens are missing, with at most 3 repeats" in caplog.text
     assert "are missing" in str(mix) and "are missing" in mix.html()
-    copies = MixCopies(mix, id_field="id")(frame)["copies"]
-    assert set(copies[frame["topic"].notna()]) == {3} and set(copies[frame["topic"].isna()]) == {0}
 
 
-def assert_expected(mix, frame):
-    """Each row has its cell's whole epochs, and as many rows one more as a coin would give."""
-    codes = [json.dumps([None if pd.isna(topic) else topic, int(bucket)])
-             for topic, bucket in zip(frame["topic"], frame["bucket"], strict=True)]  # fmt: skip
-    for cell, rows in frame.groupby(codes):
-        epochs, copies = mix.cells[cell].epochs, rows["copies"]
-        whole = int(epochs)
-        assert copies.between(whole, whole + 1).all()
-        low, high = binom.interval(0.9999, len(rows), epochs - whole)
-        assert low <= (copies - whole).sum() <= high
-
-
-def test_copies_are_as_many_as_expected():
-    frame = corpus(60_000)
-    mix = plan(frame, tokens=3_000_000)
-    frame["copies"] = MixCopies(mix, id_field="id")(frame)["copies"]
-    assert_expected(mix, frame)
-    total = (frame["tokens"] * frame["copies"]).sum()
-    assert total == pytest.approx(3_000_000, rel=0.01)
-
-
-def test_the_expected_copies_are_those_asked_for_over_many_seeds():
-    frame, counts = corpus(200).assign(topic="News", bucket=1, tokens=10), []
-    mix = Mix.plan(frame, by="topic", tokens=2_600)
-    for seed in range(2_000):
-        mapper = MixCopies(replace(mix, seed=seed), id_field="id")
-        counts.append(mapper.map_frame(frame)["copies"].sum())
-    assert np.mean(counts) == pytest.approx(260, abs=4 * np.sqrt(200 * 0.21 / 2_000))
-    assert np.std(counts) == pytest.approx(np.sqrt(200 * 0.3 * 0.7), rel=0.1)
-
-
-@pytest.mark.parametrize("ids", ["text", "number"])
-def test_neither_partitions_nor_order_change_anything(ids):
+@pytest.mark.parametrize("npartitions", [1, 7, 100])
+def test_neither_partitions_nor_order_change_anything(npartitions):
     frame = corpus(1_000)
-    if ids == "number":
-        frame["id"] = np.arange(1_000) * 7
-    whole = plan(frame, tokens=60_000)
-    expected = MixCopies(whole, id_field="id")(frame)
-    other = MixCopies(plan(frame, tokens=60_000, seed=1), id_field="id")(frame)["copies"]
-    assert (other != expected["copies"]).any()
     shuffled = frame.sample(frac=1, random_state=1)
-    datasets = [dd.from_pandas(frame, npartitions=n) for n in (1, 7, 100)]
-    for dataset in (*datasets, dd.from_pandas(shuffled, npartitions=7, sort=False)):
-        assert plan(dataset, tokens=60_000).digest() == whole.digest()
-        lazy = MixCopies(whole, id_field="id")(dataset)
-        assert lazy._meta.dtypes["copies"] == pd.Int64Dtype()
-        found = lazy.compute().sort_index()
-        assert found["copies"].tolist() == expected["copies"].tolist()
-        assert found.index.tolist() == frame.index.tolist()
-    known = frame[frame["topic"] == "News"]  # what else there is changes nothing
-    assert MixCopies(whole, id_field="id")(known)["copies"].tolist() == (
-        expected["copies"][frame["topic"] == "News"].tolist()
-    )
+    for rows in (frame, shuffled):
+        dataset = dd.from_pandas(rows, npartitions=npartitions, sort=False)
+        assert plan(dataset, tokens=60_000) == plan(frame, tokens=60_000)
 
 
 @pytest.mark.parametrize(
@@ -230,57 +173,6 @@ def test_results_of_partitions_are_joined_by_tree(read):
     assert result == read(frame)
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_without_ids_rows_are_known_by_their_places(suffix, tmp_path):
-    frame = corpus(9_000).drop(columns="id").assign(text="text")
-    (tmp_path / "crawl").mkdir()
-    for number in range(3):
-        part, path = frame[number::3], tmp_path / f"crawl/{number}.{suffix}"
-        if suffix == "parquet":
-            part.to_parquet(path, index=False, row_group_size=500)
-        else:
-            part.to_json(path, orient="records", lines=True)
-    crawl, mix = str(tmp_path / "crawl"), plan(frame, tokens=520_000)
-
-    def copies(seed=0, **reading):
-        notes = tmp_path / f"notes-{seed}-{len(reading)}"
-        stages = [FileReader(crawl, **reading), MixCopies(replace(mix, seed=seed))]
-        Pipeline([*stages, AnnotationWriter(str(notes))]).run(report=lambda *_: None)
-        written = pd.concat(map(pd.read_parquet, notes.rglob("part-*.parquet")))
-        assert [*written] == ["_file", "_place", "_left_out", "copies"]
-        return read_files(crawl, annotations=str(notes)).compute()
-
-    found = copies()
-    assert found["copies"].tolist() == copies(part_bytes=5_000)["copies"].tolist()
-    assert found["copies"].tolist() != copies(seed=1)["copies"].tolist()
-    assert_expected(mix, found)
-    with pytest.raises(ValueError, match=r"id_field= is missing.*Name a column of ids"):
-        MixCopies(mix)(frame)
-
-
-@pytest.mark.parametrize("npartitions", [None, 1, 7, 100])
-def test_rows_are_repeated(npartitions):
-    frame = corpus(100).assign(copies=pd.array([0, 1, 2, 3, None] * 20, "Int64"))
-    dataset = frame if npartitions is None else dd.from_pandas(frame, npartitions=npartitions)
-    found = RepeatRows("copies")(dataset)
-    found = found if npartitions is None else found.compute()
-    expected = frame.loc[frame.index.repeat(frame["copies"].fillna(0).astype(int))]
-    pd.testing.assert_frame_equal(found, expected, check_dtype=False)
-    assert len(RepeatRows()(frame.iloc[:0])) == 0
-    for wrong in (-1, 1_001, 10**9, 2**62):
-        copies = [*range(99), wrong]
-        with pytest.raises(ValueError, match=f"from 0 to 1,000; found {wrong} in .* of row 99"):
-            RepeatRows()(frame.assign(copies=copies))
-    with pytest.raises(TypeError, match="copies are whole numbers"):
-        RepeatRows("topic")(frame)
-
-
-def test_copies_that_no_memory_holds_are_refused_before_any_is_taken():
-    frame = pd.DataFrame({"text": ["x" * (100 << 20)], "copies": [1_000]})
-    with pytest.raises(MemoryError, match=r"the 1,000 copies of 1 rows need 97\.66 GiB, and "):
-        RepeatRows()(frame)
-
-
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
@@ -310,42 +202,21 @@ def test_what_cannot_be_is_refused(change, options, message):
         plan(corpus().assign(**change), **options)
 
 
-def test_a_mix_is_saved_and_its_copies_need_ids(tmp_path):
-    frame, path = corpus(), tmp_path / "mix.json"
-    mix = plan(frame)
+def test_a_mix_is_saved(tmp_path):
+    path = tmp_path / "mix.json"
+    mix = plan(corpus())
     mix.save(path)
     assert Mix.load(path) == mix
-    mapper = MixCopies(path, id_field="id")
-    assert tokenize(pickle.loads(pickle.dumps(mapper))) == tokenize(MixCopies(mix, id_field="id"))
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    path.write_text(path.read_text().replace('"max_epochs": 4', '"max_epochs": 5'))
     with pytest.raises(ValueError, match="another digest"):
         Mix.load(path)
-    with pytest.raises(ValueError, match="rows without an id"):
-        mapper(frame.assign(id=None).astype({"id": "str"}))
-    with pytest.raises(ValueError, match="no column 'id'"):
-        mapper(frame.drop(columns="id"))
-    with pytest.raises(ValueError, match=r"already has \['copies'\]"):
-        mapper(mapper(frame))
-    with pytest.raises(ValueError, match="'id' is a column that is read"):
-        MixCopies(mix, id_field="id", copies_field="id", overwrite=True)(frame)
-    copies = mapper(frame.assign(topic="Sport"))["copies"]
-    assert set(copies) == {0}  # of a cell that the mix does not know
 
 
-@pytest.fixture
-def counted_here(monkeypatch):
-    """A list that grows with each partition that this process counts; workers have copies of it."""
-    calls, count = [], mix_module._part_counts
-
-    def noting(*arguments):
-        calls.append(arguments)
-        return count(*arguments)
-
-    monkeypatch.setattr(mix_module, "_part_counts", noting)
-    return calls
+def run(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def test_the_corpus_is_counted_once_by_the_workers(counted_here, tmp_path, monkeypatch):
+def test_the_command_counts_on_workers_and_leaves_out_broken_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     frame, whole = corpus(900), tmp_path / "crawl/1.jsonl"
     whole.parent.mkdir()
@@ -354,38 +225,16 @@ def test_the_corpus_is_counted_once_by_the_workers(counted_here, tmp_path, monke
         frame[number::3].to_json(path, orient="records", lines=True)
     with whole.open("a") as file:
         file.write('{"id": \n')
-    words = ("mix", "crawl", "copies", "--by", "topic", "--by", "bucket", "--tokens", "6e4",
-             "--id-field", "id", "--on-error", "quarantine", "--workers", "1",
-             "--page", "page.html")  # fmt: skip
-
-    def run(*more):
-        done = CliRunner().invoke(main, [*words, *more])
-        assert done.exit_code == (0 if more else 3), done.output
-        return done.stdout
-
+    words = ("mix", "crawl", "mix.json", "--by", "topic", "--by", "bucket", "--tokens", "6e4",
+             "--workers", "1")  # fmt: skip
     expected = plan(frame, tokens=60_000, weights=None)
-    counted_here.clear()
-    assert json.loads(run("--plan", "--json")) == json.loads(expected.as_json())
-    assert not Path("copies").exists()
-    assert run().startswith(str(expected))
-    kept = Path("copies/_mix/mix.json")
-    assert Mix.load(kept) == expected
-    before, first = kept.stat(), sorted(Path("copies").glob("part-*"))[0]
-    first.unlink()
-    Path("copies/_SUCCESS").unlink()
-    Path("page.html").unlink()
-    assert run().startswith(str(expected))  # and does what is missing
-    assert first.exists() and kept.stat().st_mtime_ns == before.st_mtime_ns
-    assert Path("page.html").exists()
-    assert counted_here == []
-    found = pd.concat(map(pd.read_parquet, Path("copies").glob("part-*.parquet")))
-    copies = MixCopies(expected, id_field="id")(frame)["copies"]
-    assert found["copies"].sum() == copies.sum()
-    changed = CliRunner().invoke(main, [*words, "--max-epochs", "7"])
-    assert changed.exit_code == 2 and "max_epochs" in changed.output
+    done = run(*words, "--on-error", "quarantine", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout) == json.loads(expected.as_json())
+    assert Mix.load("mix.json") == expected
+    assert run(*words).exit_code == 1
 
 
-def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch):
+def test_the_command_prints_and_saves_the_mix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     frame = corpus(900)
     texts = frame[["id"]].assign(text=[f"text {row}" for row in range(900)])
@@ -402,30 +251,15 @@ def test_the_command_writes_copies_and_select_the_mixture(tmp_path, monkeypatch)
     Pipeline(stages).run(report=lambda *_: None)
     lines = [f"- {json.dumps(entry)}\n" for entry in WEIGHTS]
     Path("mix.yaml").write_text("".join(lines))
-
-    def run(*arguments):
-        return CliRunner().invoke(main, [*map(str, arguments)])
-
     options = ("--annotations", "notes", "--by", "topic", "--by", "bucket", "--tokens", "6e4",
-               "--weights", "mix.yaml", "--id-field", "id", "--part-size", "2kB")  # fmt: skip
+               "--weights", "mix.yaml")  # fmt: skip
     mix = plan(frame, tokens=60_000)
-    done = run("mix", "crawl", "copies", *options, "--plan", "--page", "page.html")
-    assert done.exit_code == 0 and done.stdout.strip() == str(mix), done.output
+    done = run("mix", "crawl", "mix.json", *options, "--page", "page.html")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == f"{mix}\nMix: mix.json\nPage: page.html"
     assert Path("page.html").read_text().count('class="name"') == 7
-    assert not Path("copies").exists()
-    done = run("mix", "crawl", "copies", *options, "--workers", 1)
-    assert done.exit_code == 0, done.output
-    expected = MixCopies(mix, id_field="id")(frame)["copies"]
-    assert read_files("crawl", annotations="copies").compute()["copies"].tolist() == [*expected]
-    done = run("select", "crawl", "out", "--annotations", "copies", "--copies", "copies",
-               "--workers", 1)  # fmt: skip
-    assert done.exit_code == 0, done.output
-    found = read_files("out").compute()
-    assert found["id"].tolist() == frame["id"].repeat(expected).tolist()
-    done = run("mix", "crawl", "by-place", *options[:-4], "--workers", 1)  # without ids
-    assert done.exit_code == 0, done.output
-    by_place = read_files("crawl", annotations="by-place").compute()["copies"]
-    assert by_place.tolist() != [*expected] and abs(by_place.sum() - expected.sum()) < 100
+    assert Mix.load("mix.json") == mix
     for wrong, message in ((["--weights", "no.yaml"], "no.yaml"), (["--by", "topik"], "topi")):
-        done = run("mix", "crawl", "more", *options, *wrong)
+        done = run("mix", "crawl", "more.json", *options, *wrong)
         assert done.exit_code == 2 and message in done.output
+        assert not Path("more.json").exists()

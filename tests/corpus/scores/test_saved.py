@@ -13,7 +13,6 @@ from huggingface_hub import HfFileSystem, constants
 from gpuclassify import (
     ApplyThresholds,
     Mix,
-    MixCopies,
     ScoreBuckets,
     ScoreEdges,
     Thresholds,
@@ -53,7 +52,6 @@ RESULTS = {
 MAPPERS = {
     ScoreEdges: lambda result: ScoreBuckets(result),
     Thresholds: lambda result: ApplyThresholds(result, keep_field="keep"),
-    Mix: lambda result: MixCopies(result, id_field="id"),
 }
 
 
@@ -120,7 +118,7 @@ def test_results_are_read_from_any_store(name, stored, tmp_path, monkeypatch):
     url, options = stored(result)
     assert type(result).load(url, storage_options=options) == result
     assert {path.name for path in tmp_path.iterdir()} <= {"result.json"}  # no folder "s3:"
-    if options is None:
+    if options is None and type(result) in MAPPERS:
         frame, make = rows(), MAPPERS[type(result)]
         pd.testing.assert_frame_equal(make(url)(frame), make(result)(frame))
         assert "c0ffee" not in repr(make(url))
@@ -204,6 +202,8 @@ def test_any_other_value_is_refused_by_the_files_name_or_harmless(name, tmp_path
         assert repr(found).replace("\n", "").isprintable()
         if kind is not ScoreEdges:
             assert found.html()
+        if kind not in MAPPERS:
+            continue
         mapper = MAPPERS[kind](found)
         assert repr(mapper).isprintable()
         try:
@@ -212,7 +212,6 @@ def test_any_other_value_is_refused_by_the_files_name_or_harmless(name, tmp_path
             assert "no column" in str(err)
         else:
             assert len(made) == len(frame)
-            assert kind is not Mix or made["copies"].between(0, np.ceil(found.max_epochs)).all()
     assert min(outcomes.values()) > 2
 
 

@@ -94,8 +94,6 @@ def test_what_a_stage_makes_of_json_must_be_json(tmp_path):
     reader = JsonlReader(tmp_path / "a.jsonl", types={"meta": "json"})
     run(reader, JsonlWriter(f"{tmp_path}/out"))
     assert lines_of(tmp_path / "out") == '{"meta": {"a": null}}\n{"meta": [null]}\n'
-    run(reader, JsonlWriter(f"{tmp_path}/literal", non_finite="literal"))
-    assert lines_of(tmp_path / "literal") == '{"meta": {"a": NaN}}\n{"meta": [Infinity]}\n'
     with pytest.raises(TypeError, match=r"column 'meta' is one of JSON, and holds .*another name"):
         run(reader, JsonlWriter(f"{tmp_path}/no"), lambda frame: frame.assign(meta="no JSON"))
 
@@ -111,31 +109,15 @@ def test_objects_with_ever_other_fields_do_not_explode(tmp_path, caplog):
 ABSENT = '{"meta": {"a": 1}}\n{"meta": {"b": [{"c": null}, {}]}, "n": 1}\n{"meta": null}\n'
 
 
-@pytest.mark.parametrize(
-    ("nulls", "wanted"),
-    [
-        (
-            "all",
-            '{"meta": {"a": 1, "b": null}, "n": null}\n'
-            '{"meta": {"a": null, "b": [{"c": null}, {"c": null}]}, "n": 1}\n'
-            '{"meta": null, "n": null}\n',
-        ),
-        (
-            "columns",
-            '{"meta": {"a": 1}, "n": null}\n{"meta": {"b": [{}, {}]}, "n": 1}\n'
-            '{"meta": null, "n": null}\n',
-        ),
-        ("none", '{"meta": {"a": 1}}\n{"meta": {"b": [{}, {}]}, "n": 1}\n{}\n'),
-    ],
-)
-def test_fields_that_lines_do_not_have_are_left_out_if_asked_for(tmp_path, nulls, wanted):
+def test_fields_that_lines_do_not_have_are_null(tmp_path):
     (tmp_path / "a.jsonl").write_text(ABSENT)
-    run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/out", nulls=nulls))
-    assert lines_of(tmp_path / "out") == wanted
+    run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/out"))
+    assert lines_of(tmp_path / "out") == (
+        '{"meta": {"a": 1, "b": null}, "n": null}\n'
+        '{"meta": {"a": null, "b": [{"c": null}, {"c": null}]}, "n": 1}\n'
+        '{"meta": null, "n": null}\n'
+    )
     assert read_files(tmp_path / "out").compute().shape == (3, 2)
-    if nulls != "all":
-        with pytest.raises(ValueError, match="nulls"):
-            run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/out"))
 
 
 MAPS = {

@@ -90,39 +90,18 @@ def test_what_a_format_cannot_hold_is_refused_before_a_stage_runs(tmp_path, kind
         run(FileReader(tmp_path / "a.jsonl"), writer(f"{tmp_path}/out"), stage)
 
 
-INFINITIES = '{"n": 1.5, "l": [NaN, -Infinity]}\n{"n": Infinity, "l": []}\n'
-
-
-@pytest.mark.parametrize(
-    ("non_finite", "wanted"),
-    [
-        ("null", '{"n": 1.5, "l": [null, null]}\n{"n": null, "l": []}\n'),
-        ("literal", INFINITIES),
-        ("string", '{"n": 1.5, "l": ["NaN", "-Infinity"]}\n{"n": "Infinity", "l": []}\n'),
-    ],
-)
-def test_infinities_in_json_lines_are_what_was_asked_for(tmp_path, non_finite, wanted):
-    (tmp_path / "a.jsonl").write_text(INFINITIES)
-    out = JsonlWriter(f"{tmp_path}/out", non_finite=non_finite)
-    run(FileReader(tmp_path / "a.jsonl"), out)
-    [path] = (tmp_path / "out").glob("part-*")
-    assert path.read_text() == wanted
-    if non_finite != "null":  # the readers that the docstring names
-        assert math.isinf(pd.read_json(path, lines=True)["n"][1])
-        typed = f"select n from read_json('{path}', columns={{n: 'DOUBLE'}})"
-        assert duckdb.sql(typed).fetchall() == [(1.5,), (math.inf,)]
-    if non_finite == "literal":
-        assert FileReader(path).find_parts().schema.arrow.field("n").type == pa.float64()
-        assert "inf" in str(duckdb.sql(f"select n from '{path}'").fetchall())
-
-
-def test_what_becomes_of_infinities_is_part_of_what_a_job_is(tmp_path):
-    (tmp_path / "a.jsonl").write_text(INFINITIES)
-    run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/out"))
-    with pytest.raises(ValueError, match="non_finite"):
-        run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/out", non_finite="literal"))
-    with pytest.raises(ValueError, match=r"non_finite='string' is of JSON lines"):
-        ParquetWriter(f"{tmp_path}/out", non_finite="string")
+def test_infinities_are_kept_in_parquet_and_null_in_json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"n": 1.5, "l": [NaN, -Infinity]}\n{"n": Infinity, "l": []}\n'
+    )
+    run(FileReader(tmp_path / "a.jsonl"), JsonlWriter(f"{tmp_path}/lines"))
+    [path] = (tmp_path / "lines").glob("part-*")
+    assert path.read_text() == '{"n": 1.5, "l": [null, null]}\n{"n": null, "l": []}\n'
+    run(FileReader(tmp_path / "a.jsonl"), ParquetWriter(f"{tmp_path}/parquet"))
+    [path] = (tmp_path / "parquet").glob("part-*")
+    kept = pq.read_table(path)
+    assert kept["n"].to_pylist() == [1.5, math.inf]
+    assert str(kept["l"][0].as_py()) == "[nan, -inf]"
 
 
 def test_times_beyond_pythons_years_are_text_in_json_lines(tmp_path):

@@ -10,12 +10,10 @@ import pytest
 from gpuclassify import DomainClassifier, FineWebEduClassifier
 from gpuclassify.frames import Texts
 from gpuclassify.jobs.input.readers import JsonlReader
-from gpuclassify.jobs.ledger.records import RECORDS, Record, parse_record, sealed
+from gpuclassify.jobs.ledger.records import RECORDS
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
-from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import count_sources, fold_rare
-from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.mapping.runners import NonFiniteOutputError
 from gpuclassify.mapping.stage_counts import TextOutcomes, beginning
 from gpuclassify.workers.run_context import add_counts
@@ -225,27 +223,7 @@ def test_rare_sources_are_added_up():
     }  # fmt: skip
 
 
-# Records of earlier versions, and how to reproduce.
-
-
-def test_a_record_of_an_earlier_version_is_read(run, mappers, tmp_path):
-    summary, _ = run(*mappers())
-    new = {"text_lengths", "stages", "examples", "agreements", "sources"}
-    for path in (tmp_path / "out" / RECORDS).iterdir():
-        values = json.loads(path.read_text())
-        old = {name: value for name, value in values.items() if name not in new}
-        old["lengths"] = {"text": {"3": 1}}
-        del old["sha256"]
-        path.write_bytes(sealed(old))
-    report = report_of(open_store(str(tmp_path / "out")))
-    assert report["rows_in"] == summary.rows_in
-    assert report["stages"] == report["text_lengths"] == report["sources"] == {}
-    assert report["funnel"] == []
-    again, _ = run(*mappers())
-    assert again.resumed_parts == len(again.files)
-    written = Record("a", {}, 1, 1, 1, "")
-    assert parse_record(written.as_json()) == written
-    assert parse_record(b"{}") is None
+# How to reproduce.
 
 
 def test_the_code_makes_the_same_job_again(run, mappers):
