@@ -22,7 +22,6 @@ INDEX = [3, 3, *range(10, 28)]
 FRAME = pd.DataFrame(
     {"id": range(20), "text": pd.Series(TEXTS, dtype="str"), "weight": np.linspace(0, 1, 20)}
 ).set_axis(INDEX)
-FRAME["once"] = 1  # of copies, so that repeated rows are the rows that there are
 
 
 @functools.cache

@@ -136,7 +136,7 @@ class Pipeline(Recipe):
         if middle and isinstance(middle[-1], FileWriter):
             middle.pop()
         source = as_source(reader, self.on_error, as_chain(middle).read_fields)
-        chain = self.chain(source, middle)
+        chain = self.make_chain(source, middle)
         if trial_seconds is not None:
             chain.prepare()
         return make_plan(source, chain, self.on_error, sample_rows, seed, trial_seconds)

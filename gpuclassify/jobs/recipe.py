@@ -154,12 +154,12 @@ class Recipe(Declared):
         if writer.annotates:
             stages = with_decisions(as_chain(stages).mappers)
         needed = as_chain(stages).read_fields
-        source = self.source(reader, self.on_error, needed, lends_places=writer.annotates)
-        chain = self.chain(source, stages)
+        source = self.open_source(reader, self.on_error, needed, lends_places=writer.annotates)
+        chain = self.make_chain(source, stages)
         chain.prepare()
         others, identity = {}, self.job_identity()
         for name, other in self.other_inputs().items():
-            others[name] = self.source(other, "whole")
+            others[name] = self.open_source(other, "whole")
             others[name].refuse_output(writer.directory, writer.sample_name)
             parts = others[name].identity().items()
             identity |= {heading.replace("input", name, 1): values for heading, values in parts}
@@ -179,11 +179,11 @@ class Recipe(Declared):
         self.check_job(planned)
         return planned
 
-    def source(self, reader: Any, on_error: str, needed: Any = (), **options: Any) -> Source:
+    def open_source(self, reader: Any, on_error: str, needed: Any = (), **options: Any) -> Source:
         """Return the source of a reader or a Dask frame; steps see a frame as it is."""
         return as_source(reader, on_error, needed, keeps_partitions=bool(self.folder), **options)
 
-    def chain(self, source: Source, stages: list[Any]) -> Chain:
+    def make_chain(self, source: Source, stages: list[Any]) -> Chain:
         """Return the stages as one mapper, checked for the source's columns."""
         is_moved = self.backend != "pandas" and not source.reads_any_backend
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)

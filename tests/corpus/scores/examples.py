@@ -2,9 +2,6 @@
 
 from gpuclassify import (
     ApplyThresholds,
-    Mix,
-    MixCopies,
-    RepeatRows,
     ScoreBuckets,
     Select,
     Thresholds,
@@ -26,17 +23,6 @@ def thresholds(**options):
     return ApplyThresholds(found, keep_field="keep", probability_field="p")
 
 
-def copies(**options):
-    """Cells are texts, null too."""
-    seed = 1 if "max_chars" in options else 0
-    mix = Mix.plan(FRAME, by="text", tokens=300, token_field="id", seed=seed)
-    return MixCopies(mix, id_field="id")
-
-
-def repeats(**options):
-    return RepeatRows("id" if "max_chars" in options else "once")
-
-
 def buckets(**options):
     return ScoreBuckets(score_edges(FRAME, "weight", n=5 if "max_chars" in options else 4))
 
@@ -48,8 +34,6 @@ def select(**options):
 
 EXAMPLES = {
     "thresholds": thresholds,
-    "copies": copies,
-    "repeats": repeats,
     "buckets": buckets,
     "select": select,
 }
