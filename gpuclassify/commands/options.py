@@ -338,7 +338,7 @@ def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | Non
 
     values = load_settings(options["config"]) if options["config"] else {}
     refuse_code(values, options["config"])
-    values |= {name: path for name, path in paths.items() if path}
+    values |= {name: path for name, path in paths.items() if path not in (None, [])}
     values = settings_from_options(options, values)
     classifiers = [dict(settings) for settings in values.get("classifiers", ())]
     names = [settings.get("classifier") for settings in classifiers]
@@ -369,7 +369,7 @@ def read_recipe(
 
     values = load_settings(options["config"], own) if options["config"] else {}
     refuse_code(values, options["config"])
-    values |= {name: path for name, path in paths.items() if path}
+    values |= {name: path for name, path in paths.items() if path not in (None, [])}
     recipe = {name: values.pop(name) for name in own if name in values}
     recipe |= {n: [*v] if isinstance(v, tuple) else v for n, v in own.items() if _is_passed(v)}
     settings = JobSettings.of(settings_from_options(options, values), needs_stages=False)

@@ -200,7 +200,7 @@ class JobSettings(Declared):
         without = ("where", "threshold_files", "annotations")
         if needs_stages and not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
-        missing = [name for name in needed if not settings.get(name)]
+        missing = [name for name in needed if settings.get(name) in (None, [])]
         if missing:
             options = " ".join(needed[name] for name in missing)
             raise ValueError(

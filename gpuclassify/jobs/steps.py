@@ -121,7 +121,7 @@ class Steps:
             manifest.directory.sweep("", METADATA)
             manifest.finish()
         if not self.is_done(name):  # or behind that
-            self._note(name, sum(record.rows_out for record in recorded.values() if record), 0.0)
+            self._finish(name, sum(record.rows_out for record in recorded.values() if record), 0.0)
         return True
 
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
@@ -138,7 +138,7 @@ class Steps:
         started = time.perf_counter()
         done = job.run(self.client, self.report_of(name))
         if not self.is_done(name):
-            self._note(name, done.rows_out, time.perf_counter() - started)
+            self._finish(name, done.rows_out, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
 
     def job(
@@ -214,7 +214,7 @@ class Steps:
             results.append(result)
             summary.elapsed_seconds = time.perf_counter() - started
             report(len(results), len(tasks), summary)
-        self._note(name, None, time.perf_counter() - started)
+        self._finish(name, None, time.perf_counter() - started)
         return results
 
     def note(self, name: str, value: Any) -> None:
@@ -230,7 +230,7 @@ class Steps:
     def _identity(self, name: str, partitions: int) -> dict[str, Any]:
         return {"name": name, "partitions": partitions, "job": self._key}
 
-    def _note(self, name: str, rows: int | None, seconds: float) -> None:
+    def _finish(self, name: str, rows: int | None, seconds: float) -> None:
         self.ledger["steps"][name] = {"rows": rows, "seconds": round(seconds, 3)}
         self._write_ledger()
 
