@@ -44,9 +44,9 @@ test-system: $(VENV)/.dev $(RAPIDS)/.ready
 	sh tests/system/install-packages
 	$(BIN)/python -m pytest -q -m system tests/system
 
-# In a fresh clone on the Debians that have Python 3.13 and 3.14: as root, 7 GB each, and half an hour.
+# In a fresh clone on the Debians that have Python 3.13 and 3.14: as root, 7 GB each, and an hour.
 test-pythons:
-	for suite in trixie sid; do sh tests/system/on-debian $$suite "make demo && make test" || exit; done
+	for suite in trixie sid; do sh tests/system/on-debian $$suite "make demo && make test-all" || exit; done
 
 # What can be shown of GPUs without one: that the RAPIDS packages have what is called, and that what
 # runs on a GPU neither waits for it nor spills.
