@@ -94,7 +94,7 @@ CALLS = {
     "thresholds": ["in", "out.json", "--score", "score", "--label", "good", "--recall", "0.5",
                    "--annotations", "notes"],
     "show": ["notes", "--input", "in"],
-    "mix": ["in", "out", "--by", "text", "--by", "score", "--tokens", "5", "--plan",
+    "mix": ["in", "out.json", "--by", "text", "--by", "score", "--tokens", "5",
             "--annotations", "notes"],
     "select": ["in", "out", "--annotations", "notes"],
 }  # fmt: skip

@@ -132,7 +132,7 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
         if file.problem or store.is_fixed or (store.tags_files and file.version):
             return file
         stamp = store.stamp() or file.version
-        return replace(file, version=_digest(file, storage_options), stamp=stamp)
+        return replace(file, version=_digest(file, store), stamp=stamp)
 
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
         return list(pool.map(digested, files))
@@ -173,7 +173,7 @@ def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = F
             return
         digest = _digests.get((file.path, stamp)) if is_telling else None
         if digest is None:
-            digest = _digests[file.path, stamp] = _digest(file, storage_options)
+            digest = _digests[file.path, stamp] = _digest(file, store)
         if digest != file.version:
             raise _changed(file, "holds other bytes, as many as before")
         return
@@ -369,9 +369,9 @@ def _is_data(entry: Entry) -> bool:
         return True
 
 
-def _digest(file: InputFile, storage_options: Options) -> str:
+def _digest(file: InputFile, store: Store) -> str:
     content = hashlib.sha256()
-    with open_store(file.path, storage_options).reading(file.size_bytes) as opened:
+    with store.reading(file.size_bytes) as opened:
         while some := opened.read(DIGESTED_BYTES):
             content.update(some)
     return f"{_SHA256}{content.hexdigest()}"
