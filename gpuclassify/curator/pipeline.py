@@ -159,7 +159,8 @@ class ParquetReader(_OfFiles, readers.ParquetReader):
 
 class _OfOutput(_OfFiles):
     family = "writer"
-    directory: Store
+    if TYPE_CHECKING:
+        directory: Store
 
     def __init__(self, *path: Any, mode: str = "ignore", **arguments: Any) -> None:
         check_choice("mode", mode, ("ignore", "overwrite", "error"))

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 FIRST_ROWS_A_PART = 1_000
 
 
-def _paths(paths: Any) -> tuple[str, ...]:
+def _paths(paths: Any) -> list[str]:
     check_ordered("paths", paths)
-    names = tuple(map(str, [paths] if isinstance(paths, str) else paths))
+    names = [*map(str, [paths] if isinstance(paths, str) else paths)]
     for name in names:
         check_text("path", name, "a path: '.' is the current directory")
     return names
@@ -114,7 +114,7 @@ class FileReader(Declared):
     samples: ClassVar[int] = 30
     sample_bytes: ClassVar[int] = 512 << 10
 
-    paths: Any = setting(kw_only=False, convert=_paths)
+    paths: Any = setting(kw_only=False, convert=_paths, is_hashed=False)
     fields: str | Sequence[str] | None = setting(default=None, is_tuple=True, convert=_distinct)
     part_bytes: int | None = None
     files_per_partition: int | None = None

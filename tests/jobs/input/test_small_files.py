@@ -163,7 +163,7 @@ def test_a_job_of_parts_of_files_goes_on_where_it_was_killed(tmp_path):
     assert summary.resumed_parts >= 1
     assert sorted(rows(tmp_path)["id"]) == [i for i in range(10 * FILES) if i % 3]
     changed = job_faults.job(tmp_path, job_faults.slowly)
-    changed.stages[0].files_per_partition = 3
+    vars(changed.stages[0]).update(files_per_partition=3)
     with pytest.raises(JobChangedError, match="files_per_partition is new"):
         changed.run()
 
