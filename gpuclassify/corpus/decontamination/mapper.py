@@ -45,7 +45,7 @@ from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.columns import check_are_new, check_is_there
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.mapping.stage_counts import LABEL, TextOutcomes, beginning
-from gpuclassify.settings.declared import Declared, setting
+from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
 from gpuclassify.settings.signatures import short
 from gpuclassify.workers.run_context import current_run
@@ -67,7 +67,7 @@ OF_INDEX = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@declared
 class Decontaminate(Declared, RowWiseMap):
     """Mapper that tells which documents hold which test items, exactly, and where.
 
