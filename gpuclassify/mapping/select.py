@@ -52,7 +52,7 @@ def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Select(Declared, RowChoice):
-    """Rows of which a condition is true; rows, columns and the index of the rest stay as they are.
+    """Mapper that keeps the rows that meet a condition; columns and the index are unchanged.
 
     Parameters
     ----------
