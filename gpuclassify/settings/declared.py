@@ -54,7 +54,8 @@ def setting(
     is_tuple : bool
         A single text and any sequence of texts become a tuple.
     convert : callable, optional
-        Function that returns the value to keep, or raises TypeError or ValueError.
+        Function that returns the value to keep, or raises TypeError or ValueError. It gets values
+        of numpy as those of Python, and paths as texts.
     is_object : bool
         The value is kept as it is: an object such as a frame, or one with settings of its own.
     is_hashed : bool
@@ -83,16 +84,11 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def declared(owner: type[Kind]) -> type[Kind]:
-    """Make a frozen dataclass of a subclass of `Declared`.
-
-    Two objects are equal if all settings are, unless another base compares them.
-    """
-    others = [base for base in owner.__mro__[1:-1] if not hasattr(base, "settings")]
-    compares = not any("__eq__" in vars(base) for base in others)
-    return dataclass(frozen=True, kw_only=True, repr=False, eq=compares)(owner)
+    """Make a frozen dataclass of a subclass of `Declared`."""
+    return dataclass(frozen=True, kw_only=True, repr=False)(owner)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+@declared
 class Declared:
     """Base of classes whose settings are the fields of a frozen dataclass.
 
@@ -111,8 +107,8 @@ class Declared:
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that objects keep of these ones, before these are checked."""
-        declared = {f.name: f for f in fields(cls)}
-        return {name: _normal(declared[name], value) for name, value in values.items()}
+        known = {f.name: f for f in fields(cls)}
+        return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
@@ -123,9 +119,9 @@ class Declared:
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, without secrets."""
         return {
-            declared.name: getattr(self, declared.name)
-            for declared in fields(self)
-            if declared.init and "is_secret" not in declared.metadata
+            own.name: getattr(self, own.name)
+            for own in fields(self)
+            if own.init and "is_secret" not in own.metadata
         }
 
     def identity(self) -> dict[str, Any]:
@@ -135,7 +131,10 @@ class Declared:
 
     def describe(self) -> dict[str, Any]:
         """Return the settings on which results depend, as JSON values; functions by a digest."""
-        return {name: json_setting(value) for name, value in self.identity().items()}
+        return {
+            name: value.describe() if isinstance(value, Declared) else json_setting(value)
+            for name, value in self.identity().items()
+        }
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         values = {n: value_digest(v) if callable(v) else v for n, v in self.identity().items()}
@@ -158,14 +157,14 @@ class Declared:
         return self.code(short)
 
 
-def _normal(declared: Field[Any], value: Any) -> Any:
+def _normal(own: Field[Any], value: Any) -> Any:
     """Return the value that a field keeps of one that is passed."""
-    metadata = declared.metadata
+    metadata = own.metadata
     value = value if "is_object" in metadata else plain_value(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if "is_tuple" in metadata:
-        check_ordered(declared.name, value)
+        check_ordered(own.name, value)
         if isinstance(value, Iterable):
             value = (value,) if isinstance(value, str) else tuple(value)
     return metadata["convert"](value) if "convert" in metadata else value

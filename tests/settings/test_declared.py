@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import FrozenInstanceError, field, replace
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from dask.tokenize import tokenize
 
 from gpuclassify import Decontaminate, ExactDuplicates, FuzzyDuplicates, Select
 from gpuclassify.commands.options import option_of
+from gpuclassify.corpus.scores.buckets import ScoreBuckets, ScoreEdges
 from gpuclassify.frames import backend_of
 from gpuclassify.mapping.partition_map import RowWiseMap
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -93,7 +94,7 @@ class Settings(Declared):
     number: float = setting(default=0.5, is_share=True)
     names: str | Sequence[str] = setting(default="a", is_tuple=True, what="a name, or several")
     kind: Literal["one", "other"] = "one"
-    weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    weights: Mapping[str, float] = setting(factory=dict, is_hashed=False)
     function: Any = None
     label: Any = setting(default=None, convert=lambda label: label and str(label))
     condition: str | None = setting(default=None, what="a condition", least=1)
@@ -233,3 +234,10 @@ def test_a_condition_is_shown_in_full():
     where = " and ".join(f"a{number} > {number}" for number in range(40))
     assert eval(repr(Select(where))) == Select(where) == eval(Select(where).code())
     assert Select(where).describe() == {"where": where}
+
+
+def test_mappers_with_dicts_among_their_settings_are_equal_and_have_a_hash():
+    edges = {"score": {"null": [0.5]}}
+    one, same = ScoreBuckets(ScoreEdges(2, edges)), ScoreBuckets(ScoreEdges(2, dict(edges)))
+    assert one == same and hash(one) == hash(same) and tokenize(one) == tokenize(same)
+    assert one != replace(one, combine="min") and one != one.with_edges(ScoreEdges(3, {"a": {}}))

@@ -159,8 +159,8 @@ class Decontaminate(Declared, RowWiseMap):
     passages_field: str | None = None
     cut: bool = setting(
         default=False,
-        help="Keep contaminated documents, without the passages: in the column of the text, or "
-        "--kept-text-field.",
+        help="Keep contaminated documents, without the passages: in place of the text, or in "
+        "another column.",
     )
     cut_margin: int = setting(default=MARGIN, least=0)
     kept_text_field: str | None = None

@@ -191,7 +191,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         Replace columns that the dataset already has.
     """
 
-    edges: Any = setting(kw_only=False, convert=_as_edges)
+    edges: Any = setting(kw_only=False, convert=_as_edges, is_hashed=False)
     combine: Combine = "max"
     bucket_field: str = setting(default="bucket", what='a column name such as "bucket"', least=1)
     overwrite: bool = setting(default=False, changes_results=False)

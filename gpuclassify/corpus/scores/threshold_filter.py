@@ -50,7 +50,7 @@ class ApplyThresholds(Declared, RowFilter):
     >>> ddf = ApplyThresholds("thresholds.json", keep_field="is_good")(ddf)  # doctest: +SKIP
     """
 
-    thresholds: Any = setting(kw_only=False)
+    thresholds: Any = setting(kw_only=False, is_hashed=False)
     keep_field: str | None = setting(default=None, what=_FIELD, least=1)
     probability_field: str | None = setting(default=None, what=_FIELD, least=1)
     overwrite: bool = setting(default=False, changes_results=False)
