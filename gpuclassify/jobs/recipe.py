@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuclassify.jobs.annotating import earlier_jobs, with_decisions
 from gpuclassify.jobs.input.readers import FileReader
-from gpuclassify.jobs.input.sources import Source, as_source
+from gpuclassify.jobs.input.sample import sample_files, sample_partitions
+from gpuclassify.jobs.input.sources import FileSource, Source, as_source
 from gpuclassify.jobs.job import Job, make_job
 from gpuclassify.jobs.ledger.manifest import RunOptions
 from gpuclassify.jobs.ledger.quarantine import OnError
@@ -20,7 +21,9 @@ from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import ToBackend, as_chain, describe_settings, import_lines, shown
 from gpuclassify.jobs.steps import StepReport, Steps
+from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -28,6 +31,8 @@ from gpuclassify.workers.secrets import remember, share_with_workers
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from gpuclassify.frames import Frame, LazyFrame
 
 
 @declared
@@ -296,6 +301,27 @@ class RecipeJob(Job):
             progress.step(f"{words.get(first, first)} {rest}".rstrip(), done, of, summary)
 
         return show
+
+    def documents(self) -> LazyFrame:
+        """Return a lazy frame of the input, a partition for each part."""
+        return self.source.frame(self.recipe.on_error, self.recipe.backend)
+
+    def sample(self, rows: int) -> Frame | None:
+        """Draw rows from all over the input, always the same ones; None if it has none."""
+        try:
+            if isinstance(self.source, FileSource):
+                drawn, _ = sample_files(self.source.input, rows, 0, self.recipe.on_error)
+            else:
+                drawn, _ = sample_partitions(self.source.partitions(), rows, 0)
+        except UnreadableInputError:
+            return None
+        return drawn.frame
+
+    def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
+        """Return the job with other stages, which give the same columns."""
+        chain = Chain(tuple(mappers))
+        meta_dtypes = chain.meta_dtypes(self.source.meta)
+        return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
 
     def needs_workers(self) -> bool:
         """Return whether `run` has steps or parts to do or files to upload; reads any manifest."""

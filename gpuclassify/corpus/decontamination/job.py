@@ -11,14 +11,11 @@ from gpuclassify.corpus.decontamination.index import ABOUT, is_sound
 from gpuclassify.corpus.decontamination.mapper import Decontaminate
 from gpuclassify.corpus.decontamination.report import FOLDER, INDEX
 from gpuclassify.frames import backend_of
-from gpuclassify.jobs.input.sample import sample_files, sample_partitions
-from gpuclassify.jobs.input.sources import FileSource
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.recipe import RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
-from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.columns import check_is_there
 from gpuclassify.settings.declared import declared, setting
 
@@ -124,13 +121,7 @@ class DecontaminateFiles(Pipeline):
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
-        """Draw texts from all over the input; none from an input that has none."""
-        source, rows, field = job.source, self.sample_rows, self.mapper.text_field
-        try:
-            if isinstance(source, FileSource):
-                drawn, _ = sample_files(source.input, rows, 0, self.on_error)
-            else:
-                drawn, _ = sample_partitions(source.partitions(), rows, 0)
-        except UnreadableInputError:
+        """Draw texts from all over the input."""
+        if (frame := job.sample(self.sample_rows)) is None:
             return pa.array([], pa.large_string())
-        return backend_of(drawn.frame).text_array(drawn.frame, field)
+        return backend_of(frame).text_array(frame, self.mapper.text_field)

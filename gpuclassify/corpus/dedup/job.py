@@ -181,7 +181,7 @@ class Deduplicate(Recipe):
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates) -> Corpus:
         """Return the documents, as lazy frames that read them."""
-        documents = job.source.frame(self.on_error, self.backend)
+        documents = job.documents()
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
