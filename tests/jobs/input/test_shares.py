@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from gpuclassify import FileReader, ParquetWriter, Pipeline
+from gpuclassify import FileReader, JsonlReader, ParquetWriter, Pipeline
 from gpuclassify.jobs.input import parts
 
 ROWS = 2_000
@@ -79,8 +79,7 @@ def test_what_cannot_be_read_is_told_once_by_its_line_and_its_share(tmp_path, mo
     lines[7] = '{"id": 7, "text": "' + "x" * 5_000 + '"}'
     lines[250] = "{broken"
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    reader = FileReader(f"{tmp_path}/in.jsonl.gz")
-    vars(reader).update(max_line_bytes=1_000)
+    reader = JsonlReader(f"{tmp_path}/in.jsonl.gz", max_line_bytes=1_000)
     found = reader.find_parts("quarantine", needed=("text",))
     assert len(found.parts) > 5
     read = [parts.read_table(part, found.schema, "quarantine") for part in found.parts]
