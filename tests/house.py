@@ -82,6 +82,15 @@ FRAGMENT = re.compile(
     r"#\s*(of|in|by|for|with|to|from|at|on|as|that|which|what|where|whose|than|so|behind|beside)\b",
     re.IGNORECASE,
 )
+# Rooms that run recipes and know none of them, the words that they must not have, and the largest
+# count of names of jobs in the modules that declare recipes.
+GENERIC = ("jobs", "mapping")
+RECIPE_WORDS = re.compile(
+    r"dedup|decontam|contaminat|(?<![Ss]core )bucket(?!=)|\bspans\b", re.IGNORECASE
+)
+RECIPES, MOST_NAMES_OF_JOBS = "corpus/*/job.py", 15
+# Folders of the package, and imports between them, at most.
+MOST_ROOMS, MOST_ARROWS = 18, 80
 # Largest shares of such docstrings and comments. They only fall: dask has 0.006 and 0.042.
 MAX_INDIRECT, MAX_FRAGMENTS = 0.05, 0.14
 # The lines that matter, in the order in which a partition crosses them.
@@ -165,7 +174,39 @@ def problems(root: Path) -> list[str]:
             found.append(f"{arrow.place}: {here} imports {arrow.name}, which is in a higher layer")
         elif there in FORBIDDEN.get(here, ()):
             found.append(f"{arrow.place}: {here} must not import {arrow.name}")
-    return found + _circles(arrows) + list(_unsure_answers(root)) + _unclear_prose(root)
+    found += _circles(arrows) + list(_unsure_answers(root)) + _unclear_prose(root)
+    return found + list(_known_recipes(root)) + _wide_recipes(root, arrows) + _drawn(arrows)
+
+
+def _known_recipes(root: Path) -> Iterator[str]:
+    """Yield a line for each word of a recipe in a room that runs any recipe."""
+    for room in GENERIC:
+        for path in sorted((root / room).rglob("*")):
+            # Object stores have buckets, and pages of HTML have spans.
+            if path.suffix not in (".py", ".j2") or "stores" in path.parts:
+                continue
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if (word := RECIPE_WORDS.search(line)) and "<span" not in line:
+                    place = f"{path.relative_to(root.parent)}:{number}"
+                    yield f"{place}: {room} knows a recipe by its name: {word[0]}"
+
+
+def _wide_recipes(root: Path, arrows: list[Arrow]) -> list[str]:
+    """Return a line if the modules of recipes import more names of jobs than they may."""
+    recipes = {_module_name(path, root) for path in root.glob(RECIPES)}
+    names = {a.name for a in arrows if a.source in recipes and a.target.startswith("jobs.")}
+    if len(names) <= MOST_NAMES_OF_JOBS:
+        return []
+    return [f"recipes import {len(names)} names of jobs, and {MOST_NAMES_OF_JOBS} may: {names}"]
+
+
+def _drawn(arrows: list[Arrow]) -> list[str]:
+    """Return a line for more rooms, or more imports between rooms, than are drawn."""
+    pairs = {(arrow.source.partition(".")[0], arrow.target.partition(".")[0]) for arrow in arrows}
+    pairs = {pair for pair in pairs if pair[0] != pair[1]}
+    rooms = {room for pair in pairs for room in pair}
+    counts = ((len(rooms), MOST_ROOMS, "rooms"), (len(pairs), MOST_ARROWS, "arrows"))
+    return [f"{count} {what}, and {most} are drawn" for count, most, what in counts if count > most]
 
 
 def _unclear_prose(root: Path) -> list[str]:

@@ -44,6 +44,16 @@ def test_an_arrow_to_a_higher_layer_is_told_wherever_it_stands(tmp_path, text):
         ({"hub__files": "Path('x').exists()"}, "a missing permission"),
         ({"hub__files": "class A:\n    '''Return what it is.'''"}, "1 of 1 docstrings"),
         ({"hub__files": "x = 1  # of a part, at least"}, "1 of 1 comments"),
+        ({"jobs__job": "x = 'decontamination'"}, "jobs knows a recipe by its name"),
+        (
+            {
+                "corpus__x__job": "\n".join(
+                    f"from gpuclassify.jobs.job import a{i}" for i in range(16)
+                ),
+                "jobs__job": "",
+            },
+            "recipes import 16 names",
+        ),
         ({"hub__a": "import gpuclassify.hub.b", "hub__b": "import gpuclassify.hub.a"}, "circle"),
     ],
 )

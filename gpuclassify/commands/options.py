@@ -87,8 +87,11 @@ class JobCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by group; those without a group come last."""
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for parameter in self.get_params(context):
+        parameters = self.get_params(context)
+        own = [getattr(option, "group", "Options") for option in parameters]
+        first = [group for group in own if group not in GROUPS]  # of a recipe that is not ours
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*first, *GROUPS)}
+        for parameter in parameters:
             record = parameter.get_help_record(context)
             if record and isinstance(parameter, click.Option):
                 group_name = parameter.group if isinstance(parameter, GroupedOption) else "Options"

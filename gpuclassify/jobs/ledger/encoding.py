@@ -333,7 +333,7 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
         if not any(is_kind(kind) for is_kind in _NAMES_FOLDERS):
             raise TypeError(
                 f"partition_by={name!r} holds {kind}: folders are named by text, whole numbers or "
-                "booleans, such as buckets of scores"
+                "booleans, such as labels"
             )
         if (folder := _folder(name, None)).startswith((".", "_")):
             raise ValueError(
