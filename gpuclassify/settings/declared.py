@@ -143,6 +143,8 @@ class Declared:
     def changed(self) -> dict[str, Any]:
         """Return the settings by name that are not the defaults, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        made = {f.name: f.default_factory for f in fields(self)}
+        known |= {name: make() for name, make in made.items() if make is not MISSING}
         defaults = self.normal(known)
         return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
 

@@ -92,7 +92,7 @@ def test_a_setting_is_in_the_signature_the_repr_the_help_and_the_settings_file(r
     assert "share" in inspect.signature(recipe.DropShortest).parameters
     stages = [JsonlReader("in.jsonl"), JsonlWriter(str(tmp_path / "out"))]
     assert "share=0.3" in repr(recipe.DropShortest(stages, share=0.3))
-    with pytest.raises(ValueError, match="share=3.0 is not from 0 to 1"):
+    with pytest.raises(ValueError, match=r"share=3\.0 is not from 0 to 1"):
         recipe.DropShortest(stages, share=3.0)
     main.add_command(recipe.drop_shortest)
     try:
