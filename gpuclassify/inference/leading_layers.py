@@ -33,7 +33,7 @@ from gpuclassify.workers.device_errors import (
     is_out_of_memory,
     with_memory_released,
 )
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class ModelsInStep:
             return model.reduce(model.forward(rows, side), self._keeps_all_scores)
 
         states = LayerStates({follower.shared.layers - 1 for follower in self._followers})
-        with during(current_states, states):
+        with set_variable(current_states, states):
             outputs = [run(self._first, batch)]
         going = np.arange(len(batch.rows))
         made, part = outputs[0], batch
@@ -134,7 +134,7 @@ class ModelsInStep:
                 output = states.captured[last]
                 if len(going) < len(batch.rows):
                     output = _select_rows(output, going, batch, self._first)
-                with during(current_states, LayerStates(injected=(last, output))):
+                with set_variable(current_states, LayerStates(injected=(last, output))):
                     made = run(follower.model, part)
                 if len(going) < len(batch.rows):
                     outputs[-1][to_device(going, made.device)] = made
@@ -212,7 +212,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
         output = states.captured[depth - 1]
         if len(rows) < len(lengths):
             output = _select_rows(output, rows, batch, first)
-        with during(current_states, LayerStates(injected=(depth - 1, output))):
+        with set_variable(current_states, LayerStates(injected=(depth - 1, output))):
             outputs = other.forward(batch.take(rows), "right")
         row_of = np.arange(len(lengths))
         if other.is_by_token:
@@ -321,7 +321,7 @@ class _Parts:
             for name, part in self.backbone.named_modules():
                 hook = part.register_forward_pre_hook(functools.partial(note, name))
                 stack.callback(hook.remove)
-            stack.enter_context(during(current_states, states))
+            stack.enter_context(set_variable(current_states, states))
             outputs = self._model.forward(batch, "right")
         self.late -= early
         self.called = states.calls

@@ -25,7 +25,7 @@ from gpuclassify.tokenizing.text_tokenizer import (
     first_windows,
     only_windows,
 )
-from gpuclassify.workers.run_context import RunStats, during
+from gpuclassify.workers.run_context import RunStats, set_variable
 
 # The first block is about one batch of a GPU, so that the model starts soon. Encodings of a block
 # are alive together, at over 100 bytes a token: the largest one bounds them.
@@ -72,7 +72,7 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
     """Share one `TokenStore` among the mappers that this thread runs in the block."""
-    return during(current_store, TokenStore())
+    return set_variable(current_store, TokenStore())
 
 
 class TokenSource:

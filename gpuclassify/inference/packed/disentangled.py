@@ -33,7 +33,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 from gpuclassify.inference.device import is_bfloat16_without_amx, to_device
 from gpuclassify.inference.layer_states import current_states
 from gpuclassify.inference.packed.layout import Layout, States, current_layout
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 # Bytes of scores computed at once. A core is fastest while these, and the products of a block of
 # tokens, stay in its caches.
@@ -47,7 +47,7 @@ _is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
     """Make this thread run transformers' own forward of DeBERTa during a ``with`` block."""
-    return during(_is_reference, True)
+    return set_variable(_is_reference, True)
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
@@ -275,7 +275,7 @@ class DisentangledEncoder(DebertaV2Encoder):
 
         The mask need not be looked at then.
         """
-        with during(
+        with set_variable(
             current_layout,
             Layout(lengths, width, device, width - lengths if side == "left" else None),
         ):

@@ -24,7 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from gpuclassify.inference.device import SharedContext, is_bfloat16_without_amx
 from gpuclassify.inference.packed.layout import Layout, States, TextGroup, current_layout
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -93,7 +93,7 @@ class PackedLayers:
         """Run one forward in the block packed, of texts padded on the right to `width`."""
         layout = Layout(lengths, width, device)
         layout.is_tried = self.is_tried
-        with self._changed_layers.held(), during(current_layout, layout):
+        with self._changed_layers.held(), set_variable(current_layout, layout):
             yield
             self.attention = layout.attention
 
