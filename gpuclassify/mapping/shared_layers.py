@@ -76,7 +76,7 @@ class _SharedOutputs:
             keeps_all = runner.options.keeps_all_scores
             in_step: Any = ModelsInStep(model, [*followers.values()], keeps_all)
             fewest = min(follower.shared.layers for follower in followers.values())
-            of = next(iter(followers.values())).shared.of
+            of = next(iter(followers.values())).shared.total
             stats.peak_sharing = [1 + len(followers), fewest, of]
             outputs = engine.run(in_step, (key, *followers), stream, runner.options, stats)
         for follower_key, follower in reversed(followers.items()):

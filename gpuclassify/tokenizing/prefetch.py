@@ -206,7 +206,7 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Number the windows, and return the rows of windows without an equal predecessor."""
+        """Assign numbers to distinct windows, and return the rows of new ones."""
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:

@@ -124,7 +124,7 @@ def test_models_in_step_wait_for_what_a_filter_decides_alone(
 ):
     model = on_host(name)
     common = shared_layers(model, model)
-    assert common.layers == common.of > 1
+    assert common.layers == common.total > 1
 
     def in_step(faked):
         followers = [Follower(faked, dataclasses.replace(common, layers=1), passing)]
