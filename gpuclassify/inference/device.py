@@ -131,7 +131,7 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 
 @contextlib.contextmanager
-def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Lock the device and configure it for inference in `dtype` during the block."""
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
@@ -163,9 +163,9 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """Lock the device as `alone` does; add times and torch's peak memory to `stats`."""
+    """Lock the device as `exclusive_device` does; add times and torch's peak memory to `stats`."""
     started = time.perf_counter()
-    with alone(device, dtype):
+    with exclusive_device(device, dtype):
         memory = CudaMemory(device) if device.type == "cuda" else None
         if memory is not None and not memory.is_counted:
             memory = None
@@ -194,7 +194,7 @@ class SharedContext:
         self._begun = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Keep the context open during the block."""
         with self._lock:
             if not self._users:
@@ -264,11 +264,11 @@ def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
-            stack.enter_context(_no_cudnn_attention.held())
-            stack.enter_context(_unread_masks.held())
-            stack.enter_context(_short_turns.held())
+            stack.enter_context(_no_cudnn_attention.active())
+            stack.enter_context(_unread_masks.active())
+            stack.enter_context(_short_turns.active())
             if dtype == torch.float32:
-                stack.enter_context(_exact_convolutions.held())
+                stack.enter_context(_exact_convolutions.active())
         yield
 
 
@@ -303,7 +303,7 @@ def run_in_streams(
             return run(item)
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuclassify-batch")
-    with _one_thread.held(), pool:
+    with _one_thread.active(), pool:
         running: deque[Future[Made]] = deque()
         for item in items:
             running.append(pool.submit(contextvars.copy_context().run, run_one, item))

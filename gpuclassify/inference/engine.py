@@ -21,7 +21,7 @@ from gpuclassify.inference.batching import (
 )
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device import (
-    alone,
+    exclusive_device,
     holding,
     note_bfloat16,
     run_in_streams,
@@ -112,7 +112,7 @@ def _split_by_text(
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
     """Compute the outputs of one text alone in a batch, float32 (outputs,) or (tokens, outputs)."""
-    with alone(model.device, model.dtype):
+    with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
         outputs = model.forward(batch, side)

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gpuclassify.inference.batching import PaddedBatch, pad
-from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.device import exclusive_device, to_device
 from gpuclassify.inference.layer_states import LayerStates, current_states
 from gpuclassify.inference.linear import share_arranged
 from gpuclassify.inference.loaded_model import LoadedModel
@@ -170,7 +170,9 @@ def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
         compare = functools.partial(_compare, first, other)
-        with alone(first.device, first.dtype):  # other threads must not run them meanwhile
+        with exclusive_device(
+            first.device, first.dtype
+        ):  # other threads must not run them meanwhile
             known[other.module] = with_memory_released(compare)
         if layers := known[other.module].layers:
             models = (first.identity, other.identity)

@@ -189,11 +189,11 @@ class ProbedModel(ABC):
     def _measure_padding(self, side: str) -> bool:
         tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
         numbers = np.arange(len(tokens))
-        together, *alone = (
+        together, *single = (
             self.forward(pad(tokens, rows, self.pad_id, side), side)
             for rows in (numbers, *numbers[:, None])
         )
-        return self.are_close(together, torch.cat(alone))
+        return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
         """Tell whether outputs, (texts, outputs), are equal up to rounding."""

@@ -113,7 +113,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "layers_to_transform": (f"at most {_MOST_LAYERS:,} numbers of layers", _are_numbers),
     "layer_replication": (
-        f"pairs of a first layer and the one behind the last, at most {_MOST_LAYERS:,} in all",
+        f"pairs of a first layer and the layer after the last, at most {_MOST_LAYERS:,} in all",
         _are_layers,
     ),
 }
@@ -138,9 +138,9 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
     start = settings.get("init_lora_weights", True)
     if str(start).lower() not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"the adapter {name} has init_lora_weights={start!r}, which changed the weights that "
-            "it was trained on, and is no adapter of those of the base model: save it anew where "
-            "it was trained, by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+            f"the adapter {name} has init_lora_weights={start!r}, which changed the base model's "
+            "weights before training, so it does not fit them: save it anew where it was trained, "
+            "by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         )
     for field, (allowed, fits) in _BOUNDS.items():
         value = settings.get(field)

@@ -319,7 +319,7 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
             most = max((size for shape in shapes.values() for size in shape), default=0)
         if count > most:
             raise CheckpointError(
-                f"config.json of {identity.name} states {name}={count:,}, and the weights are of "
+                f"config.json of {identity.name} states {name}={count:,}, and the weights have "
                 f"{most:,} at most: save the model again, or correct the file"
             )
 

@@ -128,8 +128,8 @@ def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> 
         found = backend.token_to_id(str(token))
         if not is_known.get(str(token), True) and found not in (None, number):
             raise CheckpointError(
-                f"the token {str(token)!r} is declared with id {number}, and behind those of "
-                f"{FILE} it gets {found}: save the tokenizer again with all its tokens"
+                f"the token {str(token)!r} is declared with id {number}, and gets {found} after "
+                f"the tokens of {FILE}: save the tokenizer again with all its tokens"
             )
 
 

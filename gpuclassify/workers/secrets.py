@@ -29,12 +29,12 @@ def remember(name: str, value: object) -> None:
     _secrets[name] = value
 
 
-def name_of_options(what: str, options: Mapping[str, Any]) -> str:
+def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
     """Return a name for storage options that is not secret and differs between users' options.
 
     Several clients may share a cluster, whose workers keep the secrets of all of them by name.
     """
-    return f"{what} {_digest(repr(options))}" if options else what
+    return f"{owner} {_digest(repr(options))}" if options else owner
 
 
 @functools.cache

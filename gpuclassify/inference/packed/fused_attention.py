@@ -20,7 +20,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 )
 
 from gpuclassify._version import installed_versions
-from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.device import exclusive_device, to_device
 from gpuclassify.inference.memory import CudaMemory, MeasurementFile, machine
 from gpuclassify.inference.packed.disentangled import (
     DisentangledAttention,
@@ -137,7 +137,7 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
     heads, size = attention.num_attention_heads, attention.attention_head_size
     terms = (projection is not None for projection in position_projections(attention))
     key = (weight.device, weight.dtype, heads, size, *terms)
-    with alone(weight.device, weight.dtype):  # timed with the settings of real runs
+    with exclusive_device(weight.device, weight.dtype):  # timed with the settings of real runs
         if key not in _kernels:
             _kernels[key] = _fastest_kernel(encoder, key)
     return DisentangledAttention if _kernels[key] is None else FusedAttention

@@ -37,7 +37,7 @@ class TextGroup:
     indices: torch.Tensor | None = None
     is_token: torch.Tensor | None = None  # False for padding, bool (texts, width)
     # Flat positions that hold tokens, int64 (tokens,). Computing them on a GPU would wait for it.
-    kept: torch.Tensor | None = None
+    token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
         """Return the texts' part of (1, heads, tokens, size) as (texts, heads, width, size)."""
@@ -49,7 +49,7 @@ class TextGroup:
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """Convert (texts, heads, width, size) to concatenated tokens, (tokens, heads, size)."""
         by_token = rows.transpose(1, 2).flatten(0, 1)
-        return by_token if self.kept is None else by_token[self.kept]
+        return by_token if self.token_indices is None else by_token[self.token_indices]
 
 
 class Layout:

@@ -102,7 +102,7 @@ class PackedLayers:
         """Pack one forward in the block, of texts padded on the right to `width`."""
         layout = Layout(lengths, width, device)
         layout.is_tried = self.is_tried
-        with self._changed_layers.held(), set_variable(current_layout, layout):
+        with self._changed_layers.active(), set_variable(current_layout, layout):
             yield
             self.attention = layout.attention
 
