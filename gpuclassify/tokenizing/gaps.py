@@ -85,7 +85,7 @@ def prefix_end(text: str, chars: int) -> int:
 
 
 def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
-    """Tell whether a ``tokenizers.Tokenizer`` surely tokenizes both sides of a gap independently.
+    """Tell whether a ``tokenizers.Tokenizer`` provably tokenizes both sides of a gap independently.
 
     Gaps here are single spaces between printable ASCII characters. A text's tokens then begin with
     the tokens of any prefix that ends at a gap.
@@ -273,7 +273,7 @@ class _Rules:
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether words surely have the same tokens alone and in their text."""
+        """Tell whether words provably have the same tokens alone and in their text."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -305,7 +305,7 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Tell whether the splitter's pattern surely splits runs of white space."""
+        """Tell whether the splitter's pattern provably splits runs of white space."""
         tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
         rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.later]
         is_other = self.drops or self.is_metaspace or self.has_prefix or self.local

@@ -133,7 +133,7 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs; `has_gpu` is set if the driver's device files exist."""
+    """Return a survey without GPUs; device files show whether there are unlisted GPUs."""
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
