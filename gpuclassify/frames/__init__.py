@@ -2,8 +2,8 @@
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
 `string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns`, `take_rows`,
-`without_views` and `with_views`; cudf's also has `text_minhashes`. What mappers add travels between
-them as Arrow arrays, one a column; the Arrow field says the kind of column on every backend:
+`without_views` and `with_views`; cudf's also has `text_minhashes`. Mappers' new columns travel
+between them as Arrow arrays; the Arrow field determines the column's dtype on each backend:
 
 ====================  ==============================  ==============================
 Arrow field           pandas                          cudf
@@ -20,7 +20,7 @@ bool                  boolean                         bool with a null mask
 bool, not nullable    bool                            bool
 ====================  ==============================  ==============================
 
-The array of a field may also be a DictionaryArray of its type: both backends look the values up.
+The array may also be a DictionaryArray of the field's type: both backends look the values up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Change = Callable[[pa.DataType], pa.DataType]
 
 
 class Frame(Protocol):
-    """Plain DataFrame of pandas or cudf, as far as both are alike."""
+    """Interface that plain DataFrames of pandas and cudf share."""
 
     @property
     def columns(self) -> Any:
@@ -64,7 +64,7 @@ class Frame(Protocol):
 
 
 class LazyFrame(Protocol):
-    """DataFrame of Dask over plain frames of either library."""
+    """Dask DataFrame whose partitions are plain frames of either library."""
 
     _meta: Frame
 
@@ -78,7 +78,7 @@ class LazyFrame(Protocol):
 
     @property
     def divisions(self) -> tuple[Any, ...]:
-        """Index labels at the partitions' edges, None where unknown."""
+        """Index labels at the partitions' bounds; None if unknown."""
 
     def __getitem__(self, key: object) -> Any: ...
 
@@ -87,33 +87,33 @@ class LazyFrame(Protocol):
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Return the first characters of a text, of a pair those of each of its texts."""
+    """Return the first `max_chars` characters of a text, or of both texts of a pair."""
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
 
 def char_count(text: Any) -> int:
-    """Count the characters of a text, or of both of a pair."""
+    """Count the characters of a text, or of both texts of a pair."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 class Texts(list[Any]):
-    """Texts of a partition: strings, or pairs of strings as tuples; None where a row has none."""
+    """Texts of a partition: strings, or pairs of strings as tuples; None for null rows."""
 
     def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
-        """Return distinct texts in order of appearance, and each row's index among them.
+        """Return the distinct texts in order of appearance, and each row's index into them.
 
-        Texts are cut to `max_chars` characters before they are compared. Null is not among them.
-        The indices are int64 (rows,), -1 for a null row.
+        Texts are cut to `max_chars` characters before they are compared. The indices are int64
+        (rows,), -1 for a null row.
         """
         cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
         distinct.pop(None, None)
-        places = {text: place for place, text in enumerate(distinct)} | {None: -1}
-        positions = np.fromiter(map(places.__getitem__, cut), dtype=np.int64, count=len(self))
-        return Texts(distinct), positions
+        index_of = {text: index for index, text in enumerate(distinct)} | {None: -1}
+        indices = np.fromiter(map(index_of.__getitem__, cut), dtype=np.int64, count=len(self))
+        return Texts(distinct), indices
 
     def take(self, indices: np.ndarray) -> Texts:
-        """Return the texts at these indices, in that order."""
+        """Return the texts at these indices, in the order of the indices."""
         return Texts(self[index] for index in indices)
 
     @property
@@ -137,21 +137,21 @@ def backend_of(frame: object) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """Return a pandas frame of a text or several, which are the values of each of `columns`."""
+    """Return a pandas frame with one text or several as the values of every column."""
     import pandas as pd
 
     values = [texts] if isinstance(texts, str) else list(texts)
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not (value is None or isinstance(value, str)):
             raise TypeError(
-                f"text {place} of the list is a {type(value).__name__}: pass texts (str, or None "
+                f"text {index} of the list is a {type(value).__name__}: pass texts (str, or None "
                 "for null), or a DataFrame"
             )
     return pd.DataFrame(dict.fromkeys(columns, pd.Series(values, dtype=object)))
 
 
 def import_cudf() -> Any:
-    """Import the cudf library; ModuleNotFoundError says how to install it."""
+    """Import cudf; without it, raise ModuleNotFoundError with the command that installs it."""
     try:
         return importlib.import_module("cudf")
     except ModuleNotFoundError as err:
@@ -164,15 +164,15 @@ def import_cudf() -> Any:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type of Arrow is one of strings."""
+    """Return whether an Arrow type is a string type."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(kind) for is_kind in kinds)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values without codes, views and extensions, at any depth.
+    """Return the type without dictionaries, views and extensions, at any nesting depth.
 
-    An extension type becomes its storage, JSON text.
+    An extension type becomes its storage type, for example JSON becomes text.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -182,14 +182,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.string() if is_text(kind) else pa.binary()
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, plain_type(field.type)) for field in kind.fields])
-    return inside(kind, plain_type)
+    return map_nested(kind, plain_type)
 
 
 def cast_views(values: Any, kind: pa.DataType) -> Any:
     """Cast an Arrow array to the same type with or without views and dictionaries.
 
-    Arrow 26 makes lists with invalid offsets of views of lists, and casts neither lists to views of
-    them nor dictionaries of views.
+    Arrow 26 gives invalid offsets when it casts a list view to a list, and cannot cast lists to
+    list views or dictionaries of views: these are rebuilt from Python values.
     """
     if "list_view" not in str(values.type):
         with contextlib.suppress(pa.ArrowNotImplementedError):
@@ -197,8 +197,8 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
     return pa.chunked_array([pa.array(values.to_pylist(), kind)])
 
 
-def inside(kind: pa.DataType, change: Change) -> pa.DataType:
-    """Return the type with what it consists of changed."""
+def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
+    """Apply `change` to the types nested directly in a list, map or struct type."""
     new = kind
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
         new = pa.list_(change(kind.value_type))
@@ -214,12 +214,13 @@ def inside(kind: pa.DataType, change: Change) -> pa.DataType:
 
 
 def to_pandas(frame: Frame) -> Any:
-    """Return the frame in pandas without views; copy one of cudf to the host, in nullable types."""
+    """Return the frame in pandas without views; a cudf frame is copied, with nullable dtypes."""
     if not hasattr(frame, "to_pandas"):
         return backend_of(frame).without_views(frame)
     try:
         return frame.to_pandas(nullable=True)
-    except NotImplementedError:  # for times, categories, lists and structs, which hold null anyway
+    # Times, categories, lists and structs have no nullable dtype, but can hold null anyway.
+    except NotImplementedError:
         if len(frame.columns) == 1:
             return frame.to_pandas()
         import pandas as pd
@@ -228,7 +229,7 @@ def to_pandas(frame: Frame) -> Any:
 
 
 def name_row(frame: Any, row: int) -> str:
-    """Name the row at position `row` of `frame` in messages."""
+    """Return a name for messages of the row at position `row`."""
     label = frame.index[row]
-    shown = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
-    return f"row {row} (index label {shown!r})"
+    value = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
+    return f"row {row} (index label {value!r})"

@@ -1,4 +1,4 @@
-"""The cudf backend. Importing this module imports cudf: `frames.backend_of` does so on demand."""
+"""Backend for cudf frames. It imports cudf, so `frames.backend_of` imports it on demand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pylibcudf
 
 from gpuclassify.frames.hashing import unpack_digests
 
-MOST_NUMBERS = 2**31 - 1  # in a column of lists, whose offsets have 32 bits
+MOST_NUMBERS = 2**31 - 1  # maximum numbers in a list column: offsets have 32 bits
 
 
 def check_text_column(frame: cudf.DataFrame, column: str) -> None:
-    """Raise TypeError unless `column` holds strings, categories that are strings, or nothing."""
+    """Raise TypeError unless `column` holds strings, categories of strings, or only nulls."""
     dtype = frame[column].dtype
     kind = dtype.categories.dtype if isinstance(dtype, cudf.CategoricalDtype) else dtype
     if cudf.api.types.is_string_dtype(kind):
@@ -30,7 +30,7 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Raise TypeError if a new column is of a type that libcudf lacks."""
+    """Raise TypeError if a new column has a type that libcudf lacks."""
     for field in schema:
         if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
             raise TypeError(
@@ -40,7 +40,7 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype of a new string column: that of `column`, or None, cudf's, for others."""
+    """Return the dtype for a new string column: `column`'s own, or None for cudf's default."""
     dtype = frame[column].dtype
     return dtype if isinstance(dtype, pd.StringDtype) else None
 
@@ -48,9 +48,9 @@ def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
 def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
     """Return the strings of `column`, cut to `max_chars` characters on the GPU; None where null.
 
-    They go through Arrow, which brings a column that cudf has spilled back first; libcudf's
-    ``Column.to_pylist`` reads freed memory then. Arrow's conversion costs little more than the
-    copies themselves: measured 0.23 microseconds for a text of 100 characters.
+    They go through Arrow, which first brings back a column that cudf has spilled to the host:
+    libcudf's ``Column.to_pylist`` would read freed memory. Arrow's conversion costs little more
+    than the copy: 0.23 microseconds were measured for a text of 100 characters.
     """
     series = text_series(frame, column, max_chars)
     return [None] * len(frame) if series is None else series.to_arrow().to_pylist()
@@ -59,7 +59,7 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
     """Return the strings of `column` on the GPU, cut to `max_chars` characters.
 
-    None for a partition without any string, whatever type it was read as.
+    Returns None for a partition without strings, whose column may have been read as any type.
     """
     series = frame[column]
     if isinstance(series.dtype, cudf.CategoricalDtype):
@@ -74,7 +74,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column` on the host, as an Arrow array; null where null."""
+    """Return the strings of `column` on the host, as an Arrow array."""
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -83,7 +83,7 @@ def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the MD5 of each text's UTF-8 bytes, made on the GPU; see `text_digests` of pandas."""
+    """Return each text's MD5, computed on the GPU; see `text_digests` of the pandas backend."""
     series = text_series(frame, column, None)
     if series is None:
         return np.zeros((len(frame), 2), np.int64), np.zeros(len(frame), bool)
@@ -95,23 +95,23 @@ def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 def text_minhashes(
     frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return MinHash signatures, made on the GPU, as `corpus/dedup/minhash.py` says.
+    """Compute MinHash signatures on the GPU; `corpus/dedup/minhash.py` describes the method.
 
-    Gives them as uint32 (rows, hashes), zeros for null and empty texts, and which rows have a text
-    that is not empty, bool (rows,). `a` and `b`, uint32 (hashes,), are the hash functions' factors
-    and terms, `seed` that of the windows' hash, and `width` the characters of a window. Of a frame
-    with 2**31 numbers or more (``rows * hashes``) libcudf raises OverflowError: slice it.
+    `a` and `b`, uint32 (hashes,), are the hash functions' factors and terms, `seed` seeds the hash
+    of windows, and `width` is a window's length in characters. Returns the signatures, uint32
+    (rows, hashes), zeros for null and empty texts, and a mask of rows with a non-empty text, bool
+    (rows,). libcudf raises OverflowError from 2**31 numbers (``rows * hashes``): slice the frame.
     """
     series = text_series(frame, column, None)
     if series is None or not len(series):
         return np.zeros((len(frame), len(a)), np.uint32), np.zeros(len(frame), bool)
-    series = series.fillna("")  # lists without null lie in one piece
+    series = series.fillna("")  # lists without nulls are contiguous
     lists = series.str.minhash(int(seed), a=cudf.Series(a), b=cudf.Series(b), width=width)
     return lists.list.leaves.to_numpy().reshape(-1, len(a)), (series.str.len() > 0).to_numpy()
 
 
 def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
-    """Return the values of `column` on the host as an Arrow array, of lists if it holds such."""
+    """Return the values of a column, usually lists, on the host as an Arrow array."""
     values = frame[column].to_arrow()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
@@ -122,13 +122,13 @@ def with_columns(
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
     Columns go through libcudf, because the Series constructor would turn NaN into null. They are
-    set by position: cudf compares the labels of an assigned Series with those of the frame, where
-    a NaN equals nothing and duplicates that do not match are refused.
+    assigned under a RangeIndex: cudf aligns an assigned Series by label, which loses NaN labels
+    and refuses duplicates.
     """
     result = frame.copy(deep=False)
     result.index = cudf.RangeIndex(len(frame))
     for name, array in columns.items():
-        if _has_fields(array.type):  # libcudf's columns do not know their fields' names
+        if _has_fields(array.type):  # libcudf's columns lack names of fields
             result[name] = cudf.Series.from_arrow(array)
         else:
             series = cudf.Series.from_pylibcudf(_device_column(array), {"name": name})
@@ -144,12 +144,12 @@ def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
 
 
 def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return the frame: cudf has no views."""
+    """Return `frame` itself: cudf has no views."""
     return frame
 
 
 def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return the frame without views: cudf has none."""
+    """Return `plain` itself: cudf has no views."""
     return plain
 
 
@@ -158,16 +158,13 @@ def _has_fields(kind: pa.DataType) -> bool:
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:
-    """Return the array on the GPU.
-
-    Of a DictionaryArray the codes are copied, and its values gathered.
-    """
+    """Copy the array to the GPU; a DictionaryArray's values are looked up there."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if not pa.types.is_dictionary(array.type):
         return pylibcudf.Column.from_arrow(array)
     values = pylibcudf.Table([pylibcudf.Column.from_arrow(array.dictionary)])
-    # No code may be null there. One beyond the values gives null, whereas -1 means the last one.
+    # Codes must not be null. A code beyond the values gives null; -1 would give the last value.
     codes = array.indices.cast(pa.int32()).fill_null(len(array.dictionary))
     return pylibcudf.copying.gather(
         values,

@@ -1,4 +1,4 @@
-"""Hashes of rows and texts that stay the same in every process, version and dataframe library."""
+"""Hashes of rows and texts that are equal in every process, version and dataframe library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuclassify.frames import Frame, to_pandas
 
 
 def mix64(values: Any) -> Any:
-    """Return the finalizer of SplitMix64 of uint64 numbers; numba can compile it.
+    """Apply SplitMix64's finalizer to uint64 numbers; numba can compile it.
 
     Source: Steele, Lea and Flood (2014), with the constants of Stafford's mix 13.
     """
@@ -29,7 +29,7 @@ def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
 
 
 def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
-    """Return a random number for each row by its id, uint64 (rows,)."""
+    """Return a random number for each row, derived from its id, uint64 (rows,)."""
     ids = to_pandas(frame[[id_field]])[id_field]
     if ids.isna().any():
         raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
@@ -41,7 +41,7 @@ def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:
-    """Return random numbers as float64 (rows,) between 0 and 1."""
+    """Convert random uint64 numbers to float64 (rows,) between 0 and 1."""
     return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
@@ -52,5 +52,5 @@ def md5_digests(values: Iterable[Any]) -> np.ndarray:
 
 
 def unpack_digests(digests: bytes) -> np.ndarray:
-    """Return digests of 16 bytes each as two big-endian numbers, int64 (digests, 2)."""
+    """Return concatenated 16-byte digests as big-endian numbers, int64 (digests, 2)."""
     return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Dask frames: made of plain frames or delayed partitions, and reduced as a tree."""
+"""Dask frames: built from plain frames or delayed partitions, and reduced as a tree."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
-    """Return a Dask frame with its partitions as they are, a plain one as a single partition."""
+    """Return a Dask frame with its partitions unchanged; a plain frame becomes one partition."""
     import dask.dataframe as dd
 
     if isinstance(frame, dd.DataFrame):
         backend_of(frame._meta)
-        # Once and for all: with fewer columns Dask may cut it elsewhere, and a filter may take away
-        # partitions, which are the user's.
+        # Simplified now, because selecting columns or filtering later could change the user's
+        # partitions.
         simple = frame.simplify()
         return simple if simple.npartitions == frame.npartitions else frame
     plain = backend_of(frame).without_views(frame)
@@ -31,18 +31,19 @@ def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
 def from_parts(
     parts: list[Delayed], meta: Frame, divisions: Sequence[object] | None = None
 ) -> dd.DataFrame:
-    """Build a lazy frame of delayed partitions, in the types that they have."""
+    """Build a Dask frame from delayed partitions, with their own dtypes."""
     import dask.dataframe as dd
 
-    with dask.config.set({"dataframe.convert-string": False}):  # would change columns of objects
+    with dask.config.set({"dataframe.convert-string": False}):  # it would change object columns
         return dd.from_delayed(parts, meta=meta, divisions=divisions, verify_meta=False)
 
 
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Return the delayed result of `join` on all parts, in lists of at most `fan_in` at a time."""
+    """Reduce delayed parts to one with `join`, which takes a list of at most `fan_in` parts."""
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:
-        parts = [call(list(parts[at : at + fan_in])) for at in range(0, len(parts), fan_in)]
+        starts = range(0, len(parts), fan_in)
+        parts = [call(list(parts[start : start + fan_in])) for start in starts]
     return parts[0]

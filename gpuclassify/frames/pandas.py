@@ -15,13 +15,13 @@ from pandas.api.types import is_object_dtype
 from gpuclassify.frames import cast_views, is_text, name_row, plain_type
 from gpuclassify.frames.hashing import md5_digests
 
-MOST_NUMBERS = None  # in a column of lists: chunks of an Arrow array together hold any number
-# Lone surrogates are no text that UTF-8 can carry; they occur in object columns only.
+MOST_NUMBERS = None  # no maximum for a list column: Arrow splits it into chunks
+# UTF-8 cannot encode lone surrogates, which occur in object columns only.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text_column(frame: pd.DataFrame, column: str) -> None:
-    """Raise TypeError unless the dtype of `column` can hold strings, or nothing is there."""
+    """Raise TypeError unless the dtype of `column` can hold strings or all values are null."""
     dtype = frame[column].dtype
     if not (_holds_text(dtype) or (len(frame) and frame[column].isna().all())):
         raise TypeError(
@@ -35,7 +35,7 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype of a new string column: that of `column`, or ``str`` for object."""
+    """Return the dtype for a new string column: `column`'s own, or ``str`` for object."""
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
 
@@ -43,21 +43,21 @@ def string_dtype(frame: pd.DataFrame, column: str) -> Any:
 def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
     """Return the strings of `column`, cut to `max_chars` characters; None where null.
 
-    TypeError names the row and type of a value that is neither a string nor null.
+    Raises TypeError, which names the row and type, if a value is neither a string nor null.
     """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return _object_texts(series, max_chars)
     values = pa.array(series.array, from_pandas=True)
     if pa.types.is_string_view(values.type):
-        values = values.cast(pa.large_string())  # views cannot be sliced
+        values = values.cast(pa.large_string())  # Arrow cannot slice views
     if max_chars is not None:
         values = pc.utf8_slice_codeunits(values, 0, max_chars)
     return values.to_pylist()
 
 
 def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column` as an Arrow array; values and errors are those of `texts`."""
+    """Return the strings of `column` as an Arrow array, with the values and errors of `texts`."""
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return pa.array(_object_texts(series, None), pa.large_string())
@@ -66,11 +66,11 @@ def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the MD5 of each text's UTF-8 bytes, and which rows have a text that is not empty.
+    """Return the MD5 of each text's UTF-8 bytes, and a mask of rows with a non-empty text.
 
-    The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. Lone
-    surrogates, which UTF-8 has no bytes for, count as "surrogatepass" encodes them, so that only
-    equal texts have equal digests.
+    The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. The mask is
+    bool (rows,). Lone surrogates are encoded with "surrogatepass", so that only equal texts have
+    equal digests.
     """
     if _is_arrow_text(frame[column].dtype):
         encoded = text_array(frame, column).cast(pa.large_binary())
@@ -86,12 +86,12 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
 
 
 def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
-    """Return the values of `column` as an Arrow array, of lists if it holds such; null for null."""
+    """Return the values of a column, usually lists, as an Arrow array."""
     series = frame[column]
     try:
         try:
             values = pa.array(series.array, from_pandas=True)
-        except OverflowError:  # integers that no type of 64 bits holds
+        except OverflowError:  # integers of more than 64 bits
             values = pa.array(series.array, pa.decimal128(38, 0), from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
         raise TypeError(
@@ -101,7 +101,7 @@ def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
         return values
     try:
         return values.combine_chunks()
-    except pa.ArrowInvalid:  # more numbers than offsets of 32 bits can tell
+    except pa.ArrowInvalid:  # more numbers than 32-bit offsets can address
         return values.cast(pa.large_list(values.type.value_field)).combine_chunks()
 
 
@@ -124,18 +124,18 @@ def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
 
 
 def without_views(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with plain types for views of Arrow, which few functions of pandas take."""
+    """Return the frame with plain types for Arrow's views, which most pandas functions refuse."""
     return _converted(frame, {name: _without_views(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of `without_views` with views as `frame` has them."""
+    """Undo `without_views`: cast columns of `plain` back to the views that `frame` has."""
     views = _views(frame)
     return _converted(plain, {name: views[name] for name in plain.columns if name in views})
 
 
 def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
-    """Return the types of the columns that hold views, at any nesting."""
+    """Return the types of the columns that hold views, at any nesting depth."""
     dtypes = frame.dtypes.items()
     kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
     return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}
@@ -146,7 +146,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def _converted(frame: pd.DataFrame, kinds: Mapping[Any, pa.DataType]) -> pd.DataFrame:
-    """Return the frame with columns of these Arrow types."""
+    """Return the frame with these columns cast to Arrow types."""
     columns = {name: _as_arrow(frame[name], kind) for name, kind in kinds.items()}
     return frame.assign(**columns) if columns else frame
 

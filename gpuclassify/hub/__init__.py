@@ -1,9 +1,9 @@
-"""Models and datasets of the Hub, and saved models, by pinned names; read `identity.py` first.
+"""Models and datasets of the Hub, and saved models, pinned to a version; read `identity.py` first.
 
-A model is named by its Hugging Face Hub name or by a directory; one that is a single file by that
-too. `resolve` and `resolve_file` turn it into an `Identity` once, and everything later
-(configuration, tensor shapes, weights) is read at exactly that identity. Pickled weights are never
-fetched. Tokens live in process memory alone; see `gpuclassify.workers.secrets`.
+A model is named by its Hugging Face Hub name or a directory, or by a path if it is a single file.
+`resolve` and `resolve_file` turn the name into an `Identity` once; configuration, tensor shapes and
+weights are then read at exactly that identity. Pickled weights are never fetched. Tokens are kept
+in process memory only; see `gpuclassify.workers.secrets`.
 """
 
 from gpuclassify.hub.calls import CheckpointError as CheckpointError

@@ -1,7 +1,7 @@
 """Calls to the Hugging Face Hub: retried while it is busy, errors explained without secrets.
 
-The client library's errors hold requests and their headers. What is raised in their place has them
-neither as its cause nor as its context.
+The client library's errors hold requests and their headers. The errors raised here hold them
+neither as cause nor as context.
 """
 
 import random
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 TRIES = 6
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 MOST_ASKED_SECONDS = 600.0  # longest wait that a server may request
-# Another try may get another answer: the Hub is busy, or another commit came between.
+# HTTP statuses worth a retry: the Hub is busy, or another commit came in between.
 BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
 
 
@@ -27,15 +27,15 @@ class CheckpointError(ValueError):
 
 
 class ModelNotFoundError(FileNotFoundError):
-    """Error of a model, revision, directory or file that does not exist."""
+    """Error raised when a model, revision, directory or file does not exist."""
 
 
 class ModelAccessError(PermissionError):
-    """Error of a gated or private model, without a token or with one that has no access."""
+    """Error raised when a model is gated or private and there is no token with access."""
 
 
 class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
-    """Error where the Hub does not tell whether a model is missing or hidden from this caller."""
+    """Error raised when a model is missing or hidden from the caller: the Hub does not say."""
 
 
 class ModelChangedError(RuntimeError):
@@ -43,25 +43,25 @@ class ModelChangedError(RuntimeError):
 
 
 class DatasetMissingError(FileNotFoundError):
-    """Error of a dataset repository without such a revision or file."""
+    """Error raised when a dataset repository lacks a revision or file."""
 
 
 class DatasetAccessError(PermissionError):
-    """Error of a missing or private dataset repository, or where the token may not do this."""
+    """Error raised when a dataset repository is missing or private, or the token lacks rights."""
 
     status: int | None = None  # HTTP status
 
 
 class HubRefusedError(RuntimeError):
-    """Error of a request that the Hub refuses, and would refuse again."""
+    """Error raised when the Hub refuses a request for good."""
 
 
 class HubUnreachableError(ConnectionError):
-    """Error of a Hub out of reach (or HF_HUB_OFFLINE=1), where the cache has no answer."""
+    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and the cache cannot help."""
 
 
 class HubBusyError(HubUnreachableError):
-    """Error of a Hub that does not answer or asks to come back later; another try may succeed."""
+    """Error raised when the Hub does not answer or asks to wait; a retry may succeed."""
 
     status: int | None = None  # HTTP status; None without an answer
     wait_seconds: float | None = None  # requested wait
@@ -72,8 +72,8 @@ def retried(
 ) -> Answer:
     """Call and return the result, retrying on errors that `may_pass` accepts.
 
-    The waits between are as long as the error's ``wait_seconds``, if it has some, or longer each
-    time; not all workers wait equally long. An error that asks for more than ten minutes is raised.
+    Waits last the error's ``wait_seconds`` if it has one, else they double. Jitter spreads the
+    retries of many workers. An error that asks for more than ten minutes is raised at once.
     """
     for attempt in range(1, tries):
         try:
@@ -86,27 +86,27 @@ def retried(
                 raise
         if seconds is None:
             seconds = min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), LONGEST_WAIT_SECONDS)
-        # Out here: the error holds what the request had.
+        # Outside of the handler, so that the error and its request are freed before the wait.
         time.sleep(seconds + random.uniform(0, FIRST_WAIT_SECONDS))
     return call()
 
 
 def is_busy(error: Exception) -> bool:
-    """Tell whether the Hub may answer the next time."""
+    """Tell whether the Hub may answer a retry."""
     return isinstance(error, HubBusyError)
 
 
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
-    """Return the answer to a call of the client library about the files of a repository.
+    """Make a client library call about a dataset repository, with retries, and return its result.
 
-    The call must do no harm when it is made again. Raises DatasetAccessError, DatasetMissingError,
-    HubRefusedError or HubUnreachableError at once, and HubBusyError after so many tries.
+    The call must be safe to repeat. Raises DatasetAccessError, DatasetMissingError,
+    HubRefusedError or HubUnreachableError at once, and HubBusyError after the last try.
     """
     return retried(lambda: _answer(call, lambda err: _explain(err, repo)), is_busy, tries=tries)
 
 
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
-    """Return the answer to a call about a model that is to be loaded, as `ask` does.
+    """Make a client library call about a model, with retries, and return its result.
 
     Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
     """
@@ -118,7 +118,7 @@ def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int =
         )
     except HubBusyError as err:
         text = str(err)
-    raise HubUnreachableError(text)  # the one name for all that the cache would have cured
+    raise HubUnreachableError(text)  # callers fall back on the cache for this one error
 
 
 def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Exception]) -> Answer:
@@ -129,15 +129,15 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
     try:
         return call()
     except (*causes, *not_cached) as err:
-        has_retried = isinstance(err, errors.LocalEntryNotFoundError)  # the client itself
+        client_has_retried = isinstance(err, errors.LocalEntryNotFoundError)
         failure = explain((isinstance(err, not_cached) and err.__cause__) or err)
-    if has_retried and isinstance(failure, HubBusyError) and failure.status is None:
+    if client_has_retried and isinstance(failure, HubBusyError) and failure.status is None:
         raise HubUnreachableError(str(failure))
     raise failure
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Return the error message for a model in neither the Hub nor the cache, with a cure."""
+    """Return the error message for an uncached model while the Hub is out of reach."""
     return (
         f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
         f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
@@ -149,7 +149,7 @@ def unreachable(name: str, revision: str, reason: str) -> str:
 def _explain(err: BaseException, repo: str) -> Exception:
     from huggingface_hub import errors
 
-    status, reason = _answer_of(err)
+    status, reason = _read_status(err)
     if status is None:
         return _no_answer(err, f"the Hub does not answer for {repo}: {reason}")
     text = f"the Hub answered {status} for {repo}: {reason}"
@@ -170,7 +170,7 @@ def _explain(err: BaseException, repo: str) -> Exception:
 def _explain_model(err: BaseException, name: str, revision: str) -> Exception:
     from huggingface_hub import errors, get_token
 
-    status, reason = _answer_of(err)
+    status, reason = _read_status(err)
     page = f"https://huggingface.co/{name}"
     if isinstance(err, errors.GatedRepoError):
         ways = (
@@ -199,8 +199,8 @@ def _explain_model(err: BaseException, name: str, revision: str) -> Exception:
     return _no_answer(err, unreachable(name, revision, reason))
 
 
-def _answer_of(err: BaseException) -> tuple[int | None, str]:
-    """Return the status of the Hub's answer, None without one, and its reason."""
+def _read_status(err: BaseException) -> tuple[int | None, str]:
+    """Return the HTTP status, None without an answer, and the reason of a failed call."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     response = getattr(err, "response", None)
@@ -214,7 +214,7 @@ def _answer_of(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """Return a `HubBusyError` if another try may get an answer, else its base class."""
+    """Return a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`."""
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -239,5 +239,5 @@ def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
 
 
 def _without_queries(text: str) -> str:
-    """Return the text without URLs' queries, which may be signatures."""
+    """Remove the query strings of URLs, which may be signatures."""
     return re.sub(r"\?\S*", "", text)

@@ -1,6 +1,6 @@
 """Files of a model: listed, read and downloaded at its pinned identity.
 
-Tensors' names and shapes are read from the headers of weights; a model may also be a single file.
+Tensor names and shapes are read from the headers of weight files. A model may be a single file.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from gpuclassify.settings.paths import exists, is_directory, is_file
 
 Result = TypeVar("Result")
 
-DEEPEST = 100  # levels of a JSON file; code that copies it would end at 1,000
+DEEPEST = 100  # maximum nesting of a JSON file; recursive copies fail at 1,000 levels
 MOST_TEXT_BYTES = 2**26  # largest text file; a tokenizer of 256,000 tokens has half of it
 INDEX = "model.safetensors.index.json"
-USUAL_NAME = "model.bin"  # under which the Hub expects a model of fastText
-_DIGESTED_BYTES = 65_536  # bytes of a file's beginning
+USUAL_NAME = "model.bin"  # the Hub's file name for fastText models
+_DIGESTED_BYTES = 65_536  # prefix of a file that is digested
 _BLOCK_BYTES = 2**20  # bytes per request of a file on the Hub
 _HOW_TO_CONVERT = """\
 import torch, safetensors.torch as st
@@ -56,10 +56,7 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
-    """List all files of a model, sorted, as names relative to it with ``/`` between folders.
-
-    Hidden files of a directory are left out.
-    """
+    """List all files of a model as sorted relative paths, without hidden files of a directory."""
     if identity.is_directory:
         return visible_files(Path(identity.name))
     known = _cached_listing(identity, cache_dir)
@@ -78,8 +75,8 @@ def read_text(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> str | None:
     """Read a text file of a model, with line ends as ``\\n``; None if it has no such file."""
-    path = _local_or_fetched(identity, filename, cache_dir)
-    return None if path is None else _text_of(path, f"{filename} of {identity.name}")
+    path = _find_or_fetch(identity, filename, cache_dir)
+    return None if path is None else _read_text(path, f"{filename} of {identity.name}")
 
 
 def read_json(
@@ -87,22 +84,22 @@ def read_json(
 ) -> dict[str, Any] | None:
     """Read a JSON object of a model, its keys in the file's order; None if it has no such file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
-    return None if text is None else _object_in(text, f"{filename} of {identity.name}")
+    return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """Read a JSON object in a model's directory, its keys in the file's order."""
-    return _object_in(_text_of(path, str(path)), str(path))
+    return _parse_object(_read_text(path, str(path)), str(path))
 
 
 def parse_json(text: str, owner: str) -> Any:
-    """Parse a JSON text of somebody else, whose file `owner` names.
+    """Parse untrusted JSON text; `owner` names its file in messages.
 
-    CheckpointError unless it is JSON of at most `DEEPEST` levels, and float64 holds its numbers.
-    NaN and Infinity are accepted, because transformers writes them.
+    Raises CheckpointError unless it is JSON of at most `DEEPEST` levels with numbers within
+    float64's range. NaN and Infinity are accepted, because transformers writes them.
     """
     try:
-        content = json.loads(text, parse_int=_whole, parse_float=_float)
+        content = json.loads(text, parse_int=_parse_int, parse_float=_parse_float)
         is_deep = _is_deep(content)
     except RecursionError:
         is_deep = True
@@ -113,15 +110,15 @@ def parse_json(text: str, owner: str) -> Any:
     return content
 
 
-def _object_in(text: str, owner: str) -> dict[str, Any]:
+def _parse_object(text: str, owner: str) -> dict[str, Any]:
     content = parse_json(text, owner)
     if not isinstance(content, dict):
         raise CheckpointError(f"{owner} holds a JSON {type(content).__name__}, not an object")
     return content
 
 
-def _text_of(path: Path, owner: str) -> str:
-    """Read a file; CheckpointError if it is too large, or no UTF-8 text."""
+def _read_text(path: Path, owner: str) -> str:
+    """Read a text file; raise CheckpointError if it is too large or not UTF-8."""
     if (size := path.stat().st_size) > MOST_TEXT_BYTES:
         raise CheckpointError(
             f"{owner} has {size:,} bytes, and at most {MOST_TEXT_BYTES:,} are read: take the file "
@@ -133,12 +130,12 @@ def _text_of(path: Path, owner: str) -> str:
         raise CheckpointError(f"{owner} is not UTF-8 text: {err}") from err
 
 
-def _whole(text: str) -> int:
-    _float(text)
+def _parse_int(text: str) -> int:
+    _parse_float(text)
     return int(text)
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     if math.isinf(value := float(text)):
         raise ValueError(f"the number {text[:20]}... is beyond those of float64")
     return value
@@ -162,14 +159,14 @@ def download(
     """Return the model's directory, or its Hub snapshot at the pinned commit, fetched if need be.
 
     Only configuration, tokenizer and safetensors files are fetched; a complete snapshot costs no
-    request. Raises ModelChangedError if a directory's files are others than were pinned.
+    request. Raises ModelChangedError if a directory's files changed after it was pinned.
     """
     name, revision = identity.name, identity.revision
     if identity.is_directory:
         if directory_digest(name) != revision:
             times = {}
             for file in visible_files(Path(name)):
-                with contextlib.suppress(FileNotFoundError):  # it is saved anew just now
+                with contextlib.suppress(FileNotFoundError):  # it is being replaced
                     times[file] = Path(name, file).stat().st_mtime
             newest = max(times, key=times.__getitem__, default="none")
             raise ModelChangedError(
@@ -193,28 +190,28 @@ def download(
         ignore_patterns=[*PICKLE_PATTERNS, *([] if has_weights else ["*.safetensors"])],
     )
     folder = Path(ask_model(name, revision, fetch))
-    # Refused by the Hub, the client library hands out whatever part of the model is in the cache.
+    # If the Hub refuses, the client library returns the cached files, which may be incomplete.
     if has_weights and _cached_listing(identity, cache_dir) is None and not _is_whole(folder):
-        list_files(identity, cache_dir=cache_dir)  # raises what the Hub said
+        list_files(identity, cache_dir=cache_dir)  # raises the Hub's error
         raise HubUnreachableError(unreachable(name, revision, "it just failed"))
     return _with_own_weights(folder, name)
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return the folder, unless its index names files outside of it, which a loader would read."""
+    """Return the folder; raise CheckpointError if its index names files outside of it."""
     if is_file(folder / INDEX):
-        _weight_map_of(read_json_file(folder / INDEX), name)
+        _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
 
 
 def weights_paths(folder: Path) -> dict[Path, bool]:
-    """Return the single file of a model's weights, else its shards; whether each never changes.
+    """Map each weight file, the single one or all shards, to whether it never changes.
 
-    The files that never change are those of the Hub's cache, which are named by their content.
+    Files in the Hub's cache never change, because they are named by their content.
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
-        names = set(_weight_map_of(read_json_file(folder / INDEX), str(folder)).values())
+        names = set(_read_weight_map(read_json_file(folder / INDEX), str(folder)).values())
     blobs = {folder / name: (folder / name).resolve() for name in sorted(names)}
     return {path: p.parent.name == "blobs" and p.name != path.name for path, p in blobs.items()}
 
@@ -225,13 +222,14 @@ def weights_paths(folder: Path) -> dict[Path, bool]:
 def read_tensor_shapes(
     identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Read the names and shapes of all tensors of a file, or of a sharded index's files instead.
+    """Read the names and shapes of all tensors of a file, or of all shards if it is missing.
 
-    Raises ModelNotFoundError without safetensors weights (pickles are refused) or a shard of them.
+    Raises ModelNotFoundError if there are no safetensors weights (pickles are refused), or if a
+    shard is missing.
     """
     files = list_files(identity, cache_dir=cache_dir)
     if filename in files:
-        return _shapes_of_file(identity, filename, cache_dir)
+        return _read_file_shapes(identity, filename, cache_dir)
     if INDEX not in files:
         pickles = [file for file in files if matches(file, PICKLE_PATTERNS)]
         if not pickles:
@@ -244,7 +242,7 @@ def read_tensor_shapes(
             f"{_HOW_TO_CONVERT}\n"
             "and pass the directory of the new file, with config.json and the tokenizer beside it"
         )
-    weight_map = _weight_map_of(
+    weight_map = _read_weight_map(
         read_json(identity, INDEX, cache_dir=cache_dir) or {}, identity.name
     )
     shards = sorted(set(weight_map.values()))
@@ -254,7 +252,7 @@ def read_tensor_shapes(
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for shard in shards:
-        shapes.update(_shapes_of_file(identity, shard, cache_dir))
+        shapes.update(_read_file_shapes(identity, shard, cache_dir))
     if lost := sorted(set(weight_map) - set(shapes)):
         raise CheckpointError(
             f"{INDEX} of {identity.name} names {len(lost)} tensors that its files lack: {lost[:5]}"
@@ -262,7 +260,7 @@ def read_tensor_shapes(
     return shapes
 
 
-def _shapes_of_file(
+def _read_file_shapes(
     identity: Identity, filename: str, cache_dir: Location | None
 ) -> dict[str, tuple[int, ...]]:
     if identity.is_directory:
@@ -300,7 +298,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
         except SafetensorsParsingError:
             return None
         except HfHubHTTPError as err:
-            if err.response.status_code != 416:  # the file ends before the range that was asked for
+            if err.response.status_code != 416:  # the file is shorter than the requested range
                 raise
             return None
 
@@ -313,11 +311,11 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
     return {tensor: tuple(entry.shape) for tensor, entry in header.tensors.items()}
 
 
-# Models that are a single file.
+# Models in a single file.
 
 
 class ModelFile(NamedTuple):
-    """Model in one file: of a commit, or of a directory with the digest of the file."""
+    """Model in a single file, pinned by the Hub commit or the file's digest."""
 
     identity: Identity
     filename: str
@@ -331,42 +329,42 @@ def resolve_file(
     revision: str | None = None,
     cache_dir: Location | None = None,
 ) -> ModelFile:
-    """Pin a model that is one file, named itself, or by its directory or Hub name.
+    """Pin a model in a single file, named by its path, its directory or its Hub name.
 
-    Without `filename` it is the only one that fits the shell's `patterns`, or of several
-    ``model.bin``; ModelNotFoundError if there is no such file.
+    Without `filename`, the only file that matches the shell `patterns` is taken, or ``model.bin``
+    if several match. Raises ModelNotFoundError if there is no such file.
     """
     path = absolute(name)
     if is_file(path) or is_directory_name(name):
         if revision is not None:
             raise ValueError(f"revision={revision!r} names a commit of a Hub model, not of {path}")
         folder = Identity(str(path.parent if is_file(path) else path), "", is_directory=True)
-        filename = path.name if is_file(path) else _choose(folder, filename, patterns, cache_dir)
+        filename = path.name if is_file(path) else _find_file(folder, filename, patterns, cache_dir)
         digest = _file_digest(Path(folder.name, filename))
         return ModelFile(Identity(folder.name, digest, is_directory=True), filename)
     identity = resolve(name, revision, cache_dir=cache_dir)
-    return ModelFile(identity, _choose(identity, filename, patterns, cache_dir))
+    return ModelFile(identity, _find_file(identity, filename, patterns, cache_dir))
 
 
-def _choose(
+def _find_file(
     identity: Identity,
     filename: str | None,
     patterns: Sequence[str],
     cache_dir: Location | None,
 ) -> str:
     files = list_files(identity, cache_dir=cache_dir)
-    fitting = [file for file in files if matches(file, patterns)]
-    chosen = filename or (fitting[0] if len(fitting) == 1 else USUAL_NAME)
-    if chosen in files:
-        return chosen
-    what = f"no file {filename!r}" if filename is not None else f"no one file of {patterns}"
+    matching = [file for file in files if matches(file, patterns)]
+    name = filename or (matching[0] if len(matching) == 1 else USUAL_NAME)
+    if name in files:
+        return name
+    missing = f"no file {filename!r}" if filename is not None else f"no one file of {patterns}"
     raise ModelNotFoundError(
-        f"{identity.name} has {what}; it has {fitting or files}: pass file= with one of them"
+        f"{identity.name} has {missing}; it has {matching or files}: pass file= with one of them"
     )
 
 
 def _file_digest(path: Path) -> str:
-    """Return a digest of a file's name, size, modification time and beginning."""
+    """Digest a file's name, size, modification time and first bytes."""
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -379,7 +377,7 @@ def read_file(
 ) -> Result:
     """Return ``read(file)`` for a model's file. From the Hub, only the ranges it reads are fetched.
 
-    `read` gets the file at its beginning, and may be called again if the Hub did not answer.
+    `read` gets the file at offset 0, and is called again if the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -391,20 +389,20 @@ def read_file(
     files = HfFileSystem(token=identity.token, skip_instance_cache=True)
 
     def read_ranges() -> Result:
-        place = f"{name}/{filename}"
-        with files.open(place, revision=revision, block_size=_BLOCK_BYTES) as file:
+        path = f"{name}/{filename}"
+        with files.open(path, revision=revision, block_size=_BLOCK_BYTES) as file:
             return read(file)
 
     return ask_model(name, revision, read_ranges)
 
 
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
-    """Return the path of a model's file on this machine, downloaded if it is not there yet.
+    """Return the local path of a model's file, downloaded if need be.
 
-    Raises ModelChangedError if it is not the file that the identity was made from.
+    Raises ModelChangedError if a local file changed after it was pinned.
     """
     identity, filename = model
-    path = _local_or_fetched(identity, filename, cache_dir)
+    path = _find_or_fetch(identity, filename, cache_dir)
     if path is None:
         raise ModelNotFoundError(f"{identity.name} has no file {filename}")
     if identity.is_directory and _file_digest(path) != identity.revision:
@@ -416,7 +414,7 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
     return path
 
 
-# The cache, and what is fetched of single files.
+# The Hub cache, and downloads of single files.
 
 
 def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
@@ -428,8 +426,8 @@ def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) 
     return Path(path) if isinstance(path, str) else None
 
 
-def _weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
-    """Return the file by tensor of a sharded checkpoint; no file name may leave the model."""
+def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
+    """Return the file of each tensor of a sharded checkpoint; refuse files outside of the model."""
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{INDEX} of {name} has no weight_map")
@@ -441,7 +439,7 @@ def _weight_map_of(index: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def check_inside(owner: str, filename: object) -> None:
-    """Raise CheckpointError if a file that a model's file names is outside of the model."""
+    """Raise CheckpointError if `filename`, as named in a model's files, is outside of the model."""
     path = PurePosixPath(str(filename))
     if path.is_absolute() or ".." in path.parts:
         raise CheckpointError(
@@ -450,8 +448,8 @@ def check_inside(owner: str, filename: object) -> None:
         )
 
 
-def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the path of one small file, fetched if need be; None if the model has no such file."""
+def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
+    """Return the path of one file, fetched if need be; None if the model has no such file."""
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -477,7 +475,7 @@ def _local_or_fetched(identity: Identity, filename: str, cache_dir: Location | N
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return all file names of a Hub model if an earlier download listed them, else None."""
+    """Return a Hub model's file names from the cache, or None if no download listed them."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -500,7 +498,7 @@ def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Pa
     timeout = constants.HF_HUB_ETAG_TIMEOUT
     probe = functools.partial(get_session().head, constants.ENDPOINT, timeout=timeout)
     try:
-        # Asked once: the client library's own calls would retry for most of a minute.
+        # A single try: the client library's own calls would retry for most of a minute.
         ask_model(identity.name, identity.revision, probe, tries=1)
     except HubUnreachableError:
         repo = repo_folder_name(repo_id=identity.name, repo_type="model")

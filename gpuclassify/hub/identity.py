@@ -29,12 +29,12 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """Model pinned to its present state."""
+    """Model pinned to a version."""
 
     name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
     is_directory: bool
-    # Name of the token in use, so that workers select the token of the right user.
+    # Name of the token in use, so that workers select the right user's token.
     token_name: str = field(default="", compare=False, repr=False)
 
     @property
@@ -52,8 +52,8 @@ def resolve(
     """Pin a model's Hub name or directory to a commit or a digest.
 
     `revision` is a branch, tag or commit of a Hub model; a full sha costs no request. Without a
-    network, the commit that the cache last knew for it is taken. Raises ModelNotFoundError,
-    ModelAccessError, or HubUnreachableError if neither Hub nor cache knows the revision.
+    network, the last cached commit of the revision is used. Raises ModelNotFoundError,
+    ModelAccessError, or HubUnreachableError if neither Hub nor cache has the revision.
     """
     name = os.fspath(name)
     if is_directory_name(name):
@@ -63,7 +63,7 @@ def resolve(
                 f"has by this name: if that is meant, pass './{name}', else leave model= out"
             )
         folder, digest = absolute(name), ""
-        while _settle(folder) or not digest:  # it may be saved anew meanwhile
+        while _settle(folder) or not digest:  # another process may save the model meanwhile
             digest = directory_digest(folder)
         if revision not in (None, digest):
             raise ValueError(
@@ -78,12 +78,12 @@ def resolve(
     if is_commit(revision.lower()):
         commit = revision.lower()
     else:
-        commit = _commit_of(name, revision, cache_dir)
+        commit = _find_commit(name, revision, cache_dir)
     return Identity(name, commit, is_directory=False, token_name=token_name(name))
 
 
 def _settle(folder: Path) -> bool:
-    """Finish an interrupted saving and tell whether there was one.
+    """Finish an interrupted save and return True if there was one.
 
     Raises ModelNotFoundError if it cannot be finished.
     """
@@ -101,8 +101,8 @@ def _settle(folder: Path) -> bool:
 def is_directory_name(name: Location) -> bool:
     """Tell whether a model name means a directory rather than a Hub model.
 
-    That is an existing directory, and any name spelt as a path: absolute, starting with ``~``,
-    ``./`` or ``../``, or with more than one slash; never a `HubName`, as a class's default is.
+    Directories are existing directories, and names spelt as a path: absolute, starting with ``~``,
+    ``./`` or ``../``, or with more than one slash. A `HubName`, as of a class's default, never is.
     """
     name = os.fspath(name)
     if isinstance(name, HubName):
@@ -125,18 +125,18 @@ def is_commit(revision: str | None) -> bool:
 def directory_digest(path: Location) -> str:
     """Digest a model directory without reading its weights: ``"sha256:"`` and 64 hex digits.
 
-    Of name, size and modification time of every file that a loader could read (configuration,
-    tokenizer, safetensors; at any depth), and of the raw safetensors headers. Hidden files, hidden
-    folders and ``__pycache__`` do not count.
+    Covers name, size and modification time of every file that a loader could read (configuration,
+    tokenizer, safetensors; at any depth), and the raw safetensors headers. Hidden files, hidden
+    folders and ``__pycache__`` are ignored.
     """
     folder = absolute(path)
     while True:
         names = visible_files(folder)
-        with contextlib.suppress(FileNotFoundError):  # one was replaced meanwhile
-            return _digest_of(folder, names)
+        with contextlib.suppress(FileNotFoundError):  # a file was replaced meanwhile
+            return _digest_files(folder, names)
 
 
-def _digest_of(folder: Path, names: list[str]) -> str:
+def _digest_files(folder: Path, names: list[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         if not matches(name, LOADABLE_PATTERNS) or matches(name, PICKLE_PATTERNS):
@@ -144,7 +144,7 @@ def _digest_of(folder: Path, names: list[str]) -> str:
         status = (folder / name).stat()
         digest.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
         if name.endswith(".safetensors"):
-            with (folder / name).open("rb") as file:  # the header as far as the file has it
+            with (folder / name).open("rb") as file:  # a truncated header is digested, too
                 length = file.read(8)
                 count = int.from_bytes(length, "little")
                 digest.update(length + (file.read(count) if count <= _MAX_HEADER_BYTES else b""))
@@ -164,8 +164,8 @@ def _check_repo_name(name: str) -> None:
         ) from err
 
 
-def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
-    """Return the commit that a branch or tag points at: asked of the Hub, else as last cached."""
+def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
+    """Return the commit of a branch or tag, from the Hub or else from the cache."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
@@ -178,13 +178,13 @@ def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
 
     def ask() -> str:
         url = hf_hub_url(name, "config.json", revision=revision)
-        # A file, unlike the model's public card, tells whether the token opens a gated model.
+        # The metadata of a file shows whether the token opens a gated model; the card is public.
         with contextlib.suppress(RemoteEntryNotFoundError):
             get_hf_file_metadata(url, token=token_for(name))
         return look_up().resolved
 
     try:
-        # The cache may know, and whoever has no network should not wait long to hear of it.
+        # Few tries, because without a network the cache may answer.
         return ask_model(name, revision, ask, tries=3)
     except HubUnreachableError as err:
         try:
@@ -197,12 +197,12 @@ def _commit_of(name: str, revision: str, cache_dir: Location | None) -> str:
 
 def absolute(path: Location) -> Path:
     """Return the absolute path, with ``~`` expanded."""
-    # Links are kept: the path that a shared file system shows may resolve differently per node.
+    # Links are kept, because they may resolve differently on each node of a shared file system.
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def existing_directory(folder: Path) -> Path:
-    """Return the folder itself; ModelNotFoundError if it is none."""
+    """Return the folder; raise ModelNotFoundError if it is not a directory."""
     if is_directory(folder):
         return folder
     kind = "a file, not a directory" if exists(folder) else "no such directory"
@@ -213,7 +213,7 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Return the relative names of the visible files below a folder, sorted."""
+    """Return the sorted relative paths of the visible files below a folder."""
     paths = []
     for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
@@ -222,21 +222,21 @@ def visible_files(folder: Path) -> list[str]:
 
 
 def _raise(err: OSError) -> None:
-    """Raise the error of a folder that cannot be listed, unless the folder is gone.
+    """Raise the error of a folder that cannot be listed, which `os.walk` would ignore.
 
-    `os.walk` alone ignores both.
+    A folder that was removed meanwhile is still ignored.
     """
     if not isinstance(err, FileNotFoundError):
         raise err
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a file name fits one of the shell patterns."""
+    """Tell whether a file name matches one of the shell patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def cache_folder(cache_dir: Location | None) -> Path:
-    """Return the Hub cache: `cache_dir`, or the client library's."""
+    """Return the Hub cache folder: `cache_dir`, or the client library's default."""
     from huggingface_hub import constants
 
     return absolute(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE)

@@ -1,12 +1,12 @@
-"""Directories of models saved whole: a process that is killed leaves the old or the new one.
+"""Atomic saving of model directories: a killed process leaves the old or the new model.
 
-New files are written into a hidden folder of the directory. The move of the old ``config.json``
-into that folder decides: until then the old files are there as they were, and from then on the new
-ones are complete. They take the places of the old ones, ``config.json`` last, so that a reader that
-knows nothing of this finds no model rather than half of each. If the process ends in between, its
-user finishes it by reading the directory next, or by saving there. A hidden folder that came with a
-copy of the directory, or is another user's, moves nothing: it has no file named by what the file
-system gave its lock. No link is followed.
+New files are written into a hidden folder of the directory. Moving the old ``config.json`` into
+that folder commits the save: before it the old files are unchanged, after it the new ones are
+complete. They then replace the old ones, ``config.json`` last, so that a reader unaware of this
+finds no model rather than a mixed one. If the process ends in between, the same user's next read or
+save of the directory finishes the move. A hidden folder that was copied along with the directory,
+or belongs to another user, moves nothing: it lacks a mark named after its lock file's owner, inode
+and time. No link is followed.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from gpuclassify.settings.paths import exists, is_file
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-# The file whose digest is kept. transformers drops this name where it saves the model anew, and
-# keeps the digest, which is not that of the new weights.
+# Keys of config.json. transformers drops the file's name but keeps the digest when it saves the
+# model again, so a digest without a name belongs to other weights.
 WEIGHTS_NAME = "transformers_weights"
 WEIGHTS_DIGEST = "weights_sha256"
-_HIDDEN = ".gpuclassify-"  # begins the names of folders whose files are not in their places yet
+_HIDDEN = ".gpuclassify-"  # prefix of the hidden folders of unfinished saves
 _DECIDED = ".replaced"  # file in such a folder: the old configuration, empty if there was none
 _LOCK = ".lock"
 
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """Make a hidden folder for unfinished files in a directory, which is made if need be."""
+    """Create a hidden folder for unfinished files in `directory`, which is created if need be."""
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
-    with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as locks:
         while True:
             folder = directory / f"{_HIDDEN}{uuid.uuid4().hex}"
             folder.mkdir()
             try:
-                kept.enter_context(_lock(folder, os.O_EXCL))
+                locks.enter_context(_lock(folder, os.O_EXCL))
             except (FileNotFoundError, FileExistsError, BlockingIOError):
-                continue  # another process took it for a killed one's
-            except OSError:  # a file system without locks, on which no folder is ever removed
+                continue  # another process is sweeping the folder
+            except OSError:  # a file system without locks, where `sweep` removes no folder
                 pass
             break
         try:
@@ -59,21 +59,21 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish interrupted replacements, and remove other hidden folders of killed processes."""
-    for left in directory.glob(f"{_HIDDEN}*"):
-        if left.is_symlink() or (exists(left / _DECIDED) and not _is_own(left)):
+    """Finish this user's interrupted saves, and remove other hidden folders of killed processes."""
+    for folder in directory.glob(f"{_HIDDEN}*"):
+        if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
             continue
-        if exists(left / _DECIDED):
-            _put_in_place(left)
-        with contextlib.suppress(OSError), _lock(left):
-            shutil.rmtree(left)
+        if exists(folder / _DECIDED):
+            _move_files(folder)
+        with contextlib.suppress(OSError), _lock(folder):
+            shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def saving(directory: Path) -> Iterator[Path]:
     """Create a folder whose files atomically replace files of `directory` if the block succeeds.
 
-    Files with other names stay. ``config.json`` gets the digest of the weights.
+    Files with other names stay. The digest of the weights is added to ``config.json``.
     """
     with workshop(directory) as folder:
         yield folder
@@ -85,17 +85,17 @@ def saving(directory: Path) -> Iterator[Path]:
             new = json.dumps(json.loads(text) | digests, indent=2, ensure_ascii=text.isascii())
             whole = new + text[len(text.rstrip()) :]
             (folder / CONFIG).write_text(whole, encoding="utf-8")
-        for path in _places(folder):
+        for path in _targets(folder):
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         _mark(folder).touch()
-        with _alone(directory):
-            _decide(directory, folder)
-            _put_in_place(folder)
+        with _directory_lock(directory):
+            _commit(directory, folder)
+            _move_files(folder)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a whole file, in place of an earlier one."""
+    """Write a file atomically, replacing an earlier one."""
     with workshop(path.parent) as folder:
         with (folder / path.name).open("wb") as file:
             file.write(content)
@@ -105,15 +105,15 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_saving(directory: Path) -> bool:
-    """Finish this user's interrupted saving here, and tell whether there was one."""
-    interrupted = list(filter(_is_own, _decided(directory)))
+    """Finish this user's interrupted saves in `directory`; return True if there was one."""
+    interrupted = list(filter(_is_own, _committed(directory)))
     for folder in interrupted:
-        _put_in_place(folder)
+        _move_files(folder)
     return bool(interrupted)
 
 
 def config_text(directory: Path) -> str | None:
-    """Return a directory's configuration, also while it is saved anew; None if it has none."""
+    """Return a directory's configuration, even while a save replaces it; None if it has none."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return (directory / CONFIG).read_text(encoding="utf-8")
@@ -122,14 +122,14 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if a model's saving is not finished, which `finish_saving` may not."""
-    for folder in _decided(directory):
+    """Raise PermissionError if a save is unfinished and `finish_saving` may not finish it."""
+    for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
             raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")
 
 
-def _decided(directory: Path) -> list[Path]:
-    """Return hidden folders that replace a directory whose configuration is already moved."""
+def _committed(directory: Path) -> list[Path]:
+    """Return the hidden folders of committed saves whose files are not all moved yet."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
@@ -142,13 +142,13 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock and return the file that is open while the process that writes this folder lives.
+    """Lock a hidden folder and return its open lock file, which the writing process keeps open.
 
     Raises BlockingIOError if another process holds the lock, and FileNotFoundError if the folder is
     gone.
     """
     path = folder / _LOCK
-    flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # the file may be a pipe
+    flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
     file = os.fdopen(os.open(path, flags, 0o666), "wb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,8 +160,8 @@ def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Wait until no other process puts a model in place there, if the file system can tell."""
+def _directory_lock(directory: Path) -> Iterator[None]:
+    """Lock a directory against other saves, if the file system has locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -172,13 +172,16 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _mark(folder: Path) -> Path:
-    """Return the path of the mark that shows where a folder was begun, and by whom."""
+    """Return the path of a folder's mark, named after its lock file's owner, inode and time.
+
+    A copy of the folder has another lock file, so the mark no longer fits.
+    """
     lock = (folder / _LOCK).lstat()
     return folder / f".by-{lock.st_uid}-{lock.st_ino}-{lock.st_ctime_ns}"
 
 
 def _is_own(folder: Path) -> bool:
-    """Tell whether this user has begun to save in this very folder."""
+    """Tell whether this user created this folder; copies of it do not count."""
     try:
         lock, mark = (folder / _LOCK).lstat(), _mark(folder)
     except OSError:
@@ -186,7 +189,7 @@ def _is_own(folder: Path) -> bool:
     return lock.st_uid == os.geteuid() and exists(mark) and not folder.is_symlink()
 
 
-def _decide(directory: Path, folder: Path) -> None:
+def _commit(directory: Path, folder: Path) -> None:
     """Commit the replacement of a directory's files by the files in `folder`."""
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -197,28 +200,29 @@ def _decide(directory: Path, folder: Path) -> None:
             return
 
 
-def _put_in_place(folder: Path) -> None:
-    """Move files to where they belong, which several processes may do at once."""
+def _move_files(folder: Path) -> None:
+    """Move a hidden folder's files into the directory; several processes may do so at once."""
     try:
-        places = _places(folder)
-    except FileNotFoundError:  # another process, which had moved all, removes the folder
+        targets = _targets(folder)
+    except FileNotFoundError:  # another process has moved all files and removes the folder
         return
-    for path in sorted(places, key=lambda path: path == folder / CONFIG):
-        target = places[path]
+    for path in sorted(targets, key=lambda path: path == folder / CONFIG):
+        target = targets[path]
         target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             path.replace(target)
-    (folder / _DECIDED).unlink(missing_ok=True)  # first: with it, only this user's is removed
+    # Removed first: while it exists, the `sweep` of other users leaves the folder alone.
+    (folder / _DECIDED).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _places(folder: Path) -> dict[Path, Path]:
-    """Return where each file of a hidden folder belongs; OSError if a link leads there."""
-    places = {}
+def _targets(folder: Path) -> dict[Path, Path]:
+    """Map each file of a hidden folder to its target; raise OSError if a link leads there."""
+    targets = {}
     for path in folder.rglob("*"):
         if path.name[0] != "." and is_file(path) and not path.is_symlink():
-            places[path] = folder.parent / path.relative_to(folder)
-            parent = places[path].parent
+            targets[path] = folder.parent / path.relative_to(folder)
+            parent = targets[path].parent
             if parent.resolve() != folder.parent.resolve() / parent.relative_to(folder.parent):
                 raise NotADirectoryError(f"{parent} is a link: remove it, and save again")
-    return places
+    return targets

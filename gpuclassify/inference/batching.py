@@ -1,4 +1,4 @@
-"""Cut batches by a token budget, longest text first, and copy them to the device.
+"""Batches within a token budget, longest text first, and their copies to the device.
 
 A batch is a rectangle, padded to its longest row. Packed layers run on its tokens concatenated into
 one row instead: see `packed/layout.py`.
@@ -57,7 +57,7 @@ class PaddedBatch:
     # be a real token.
     mask: torch.Tensor
     type_ids: torch.Tensor | None = None  # int64 (rows, width)
-    is_packed: bool = False  # the model's layers run on its tokens alone, without the padding
+    is_packed: bool = False  # layers run on the tokens without padding
 
     @property
     def width(self) -> int:
@@ -74,13 +74,13 @@ class PaddedBatch:
         """Tokens that layers run: all of the rectangle, unless it is packed."""
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
-    def token_places(self, side: str) -> np.ndarray:
+    def token_indices(self, side: str) -> np.ndarray:
         """Return the flat index of every token within the padded rectangle, int64 (tokens,)."""
         first = np.arange(len(self.lengths)) * self.width
         if side == "left":
             first = first + self.width - self.lengths
-        before = np.cumsum(self.lengths) - self.lengths
-        return np.repeat(first - before, self.lengths) + np.arange(self.lengths.sum())
+        starts = np.cumsum(self.lengths) - self.lengths
+        return np.repeat(first - starts, self.lengths) + np.arange(self.lengths.sum())
 
     def part(self, start: int, stop: int) -> PaddedBatch:
         """Return the rows from start to stop, at the same width unless packed."""
@@ -92,7 +92,7 @@ class PaddedBatch:
         return self._take(rows, to_device(rows, self.ids.device))
 
     def _take(self, rows: slice | np.ndarray, on_device: slice | torch.Tensor) -> PaddedBatch:
-        # Packed states of as many tokens as the rectangle is wide would be taken for padded ones.
+        # Packed states would be mistaken for padded ones if their number equalled the width.
         width = int(self.lengths[rows].max(initial=0)) if self.is_packed else self.width
         types = None if self.type_ids is None else self.type_ids[on_device, :width]
         return replace(
@@ -108,7 +108,7 @@ class PaddedBatch:
 def longest_first(lengths: np.ndarray) -> np.ndarray:
     """Return the order of texts from longest to shortest, int64 (n,); the sort is stable.
 
-    Longest first, so that an out-of-memory shows in the first batch.
+    With the longest first, the first batch shows whether memory suffices.
     """
     return np.argsort(-lengths, kind="stable")
 
@@ -118,12 +118,13 @@ def cut_batches(
 ) -> Iterator[tuple[int, int]]:
     """Yield consecutive (start, stop) ranges of `lengths` whose sizes stay within the limits.
 
-    The limits are asked before each batch, so that those lowered by an out-of-memory hold at once.
+    `current_limits` is called before each batch, so that limits lowered by an out-of-memory error
+    apply at once.
     """
     start = 0
     while start < len(lengths):
         limits = current_limits()
-        find_stop = _stop_of_packed_batch if limits.is_packed else _stop_of_batch
+        find_stop = _find_packed_stop if limits.is_packed else _find_padded_stop
         stop = find_stop(lengths, start, limits)
         yield start, stop
         start = stop
@@ -138,11 +139,11 @@ def pad(
     width = int(lengths.max())
     bounds = to_device(np.stack([tokens.offsets[rows], lengths]), device)
     starts, counts = bounds[:, :, None]
-    places = torch.arange(width, device=device)
+    columns = torch.arange(width, device=device)
     if side == "left":
-        places = places - (width - counts)
-    is_token = (places >= 0) & (places < counts)
-    source = torch.where(is_token, starts + places, 0)
+        columns = columns - (width - counts)
+    is_token = (columns >= 0) & (columns < counts)
+    source = torch.where(is_token, starts + columns, 0)
 
     def fill(values: torch.Tensor, padding: int) -> torch.Tensor:
         return torch.where(is_token, values[source].long(), padding)
@@ -151,7 +152,7 @@ def pad(
     return PaddedBatch(rows, lengths, fill(tokens.ids, pad_id), is_token.long(), types)
 
 
-def _stop_of_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
+def _find_padded_stop(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
     width = int(lengths[start])
     stop = start + 1
     while stop < len(lengths):
@@ -168,7 +169,7 @@ def _stop_of_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
     return stop
 
 
-def _stop_of_packed_batch(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
+def _find_packed_stop(lengths: np.ndarray, start: int, limits: BatchLimits) -> int:
     rectangle = replace(limits, max_tokens=limits.max_tokens * MOST_RECTANGLE)
     tokens = width = 0
     for stop in range(start, len(lengths)):

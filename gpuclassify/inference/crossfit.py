@@ -120,7 +120,7 @@ def import_loader() -> ModuleType:
             "crossfit.op.tokenize": SimpleNamespace(clip_tokens=lambda token_o, **_: token_o),
             "crossfit.backend.torch.model": SimpleNamespace(Model=object),
         }
-        missing = {name: one for name, one in stand_ins.items() if name not in sys.modules}
+        missing = {name: part for name, part in stand_ins.items() if name not in sys.modules}
         sys.modules.update(missing)
         try:
             with _quiet_root_logger(folder):

@@ -1,4 +1,4 @@
-"""Choose, lock, configure and monitor the device that models run on."""
+"""Choice, locks, settings and monitoring of the device that models run on."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gpuclassify.workers.run_context import RunStats
 
 # The driver updates a GPU's utilization every 1/6 to 1 second.
 SAMPLE_SECONDS = 0.2
-# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
-# of matrix products that is reported.
+# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest reported
+# speed-up.
 HINT_SECONDS, HINT_TIMES = 5.0, 1.3
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _seconds_to_hint = HINT_SECONDS
 def pick_device(name: str) -> torch.device:
     """Return the device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
 
-    ValueError if this process has no such device.
+    Raises ValueError if this process has no such device.
     """
     if name == "auto":
         name = "cpu"
@@ -62,7 +62,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f'device={name!r}, but there is no MPS device here: pass device="auto"')
     if device.type == "cuda" and device.index is None:
-        # "cuda" and "cuda:0" are one device, and a model is loaded once a device.
+        # "cuda" and "cuda:0" are one device, and a model is loaded once per device.
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
@@ -131,14 +131,14 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 
 @contextlib.contextmanager
-def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Lock the device and configure it for inference in `dtype` during the block."""
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
             stack.enter_context(context)
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-            stack.enter_context(_stream_of_models(device))
+            stack.enter_context(_use_model_stream(device))
             # cuBLAS creates a handle per thread. Inside a forward, a lack of memory for it raises
             # the same error as a broken device, so create the handle here.
             with_memory_released(torch.cuda.current_blas_handle)
@@ -146,7 +146,7 @@ def alone(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stream_of_models(device: torch.device) -> Iterator[None]:
+def _use_model_stream(device: torch.device) -> Iterator[None]:
     """Queue the block's work on a separate stream, so that cuDF does not wait for it.
 
     With an allocator other than torch's the default stream is used, because that allocator would
@@ -156,16 +156,16 @@ def _stream_of_models(device: torch.device) -> Iterator[None]:
         yield
         return
     stream = _model_stream(device)
-    stream.wait_stream(torch.cuda.default_stream(device))  # it copies the weights
+    stream.wait_stream(torch.cuda.default_stream(device))  # weights are copied on that stream
     with torch.cuda.stream(stream):
         yield
 
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """Lock the device as `alone` does; add times and torch's peak memory to `stats`."""
+    """Lock the device as `exclusive_device` does; add times and torch's peak memory to `stats`."""
     started = time.perf_counter()
-    with alone(device, dtype):
+    with exclusive_device(device, dtype):
         memory = CudaMemory(device) if device.type == "cuda" else None
         if memory is not None and not memory.is_counted:
             memory = None
@@ -194,7 +194,7 @@ class SharedContext:
         self._begun = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Keep the context open during the block."""
         with self._lock:
             if not self._users:
@@ -235,7 +235,7 @@ def process_setting(
 _no_cudnn_attention = process_setting(
     torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False
 )
-# By default cuDNN rounds the inputs of float32 convolutions to TF32, which has ten bits.
+# cuDNN rounds the inputs of float32 convolutions to TF32 by default, which has ten bits.
 _convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 _exact_convolutions = process_setting(
     functools.partial(getattr, _convolutions, "fp32_precision"),
@@ -245,8 +245,8 @@ _exact_convolutions = process_setting(
 # Each operation releases the GIL when it is launched. Getting it back from the tokenizing thread
 # takes up to the switch interval, 5 ms by default.
 _short_turns = process_setting(sys.getswitchinterval, sys.setswitchinterval, 2e-4)
-# transformers reads each mask to drop it where nothing is padded, which waits for all queued work.
-# It does not do so while it is traced.
+# transformers reads each mask to drop it if nothing is padded, which waits for all queued work. It
+# does not while it is traced.
 _unread_masks = process_setting(
     lambda: getattr(masking_utils, "is_tracing", None),
     lambda wanted: setattr(masking_utils, "is_tracing", wanted),
@@ -264,11 +264,11 @@ def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
-            stack.enter_context(_no_cudnn_attention.held())
-            stack.enter_context(_unread_masks.held())
-            stack.enter_context(_short_turns.held())
+            stack.enter_context(_no_cudnn_attention.active())
+            stack.enter_context(_unread_masks.active())
+            stack.enter_context(_short_turns.active())
             if dtype == torch.float32:
-                stack.enter_context(_exact_convolutions.held())
+                stack.enter_context(_exact_convolutions.active())
         yield
 
 
@@ -303,7 +303,7 @@ def run_in_streams(
             return run(item)
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="gpuclassify-batch")
-    with _one_thread.held(), pool:
+    with _one_thread.active(), pool:
         running: deque[Future[Made]] = deque()
         for item in items:
             running.append(pool.submit(contextvars.copy_context().run, run_one, item))

@@ -21,7 +21,7 @@ from gpuclassify.inference.batching import (
 )
 from gpuclassify.inference.crossfit import crossfit_batches
 from gpuclassify.inference.device import (
-    alone,
+    exclusive_device,
     holding,
     note_bfloat16,
     run_in_streams,
@@ -68,14 +68,16 @@ def run(
     with watched(model.device, stats):
         for tokens in filter(len, blocks):
             with _device_for(model, settings, stats):
-                for together in _groups(model, tokens):
-                    part = tokens if len(together) == len(tokens) else tokens.take(together)
+                for group in _groups(model, tokens):
+                    part = tokens if len(group) == len(tokens) else tokens.take(group)
                     for rows, values in _run_batches(model, key, part, settings, stats):
                         outputs.append(values)
-                        positions.append(together[rows] + texts)
+                        positions.append(group[rows] + texts)
                         advance(len(rows))
                 if model.is_by_token:
-                    by_text.append(_by_text(_fetch(outputs), positions, tokens.lengths, texts))
+                    by_text.append(
+                        _split_by_text(_fetch(outputs), positions, tokens.lengths, texts)
+                    )
                     outputs, positions = [], []
             texts += len(tokens)
             stats.tokens += int(tokens.offsets[-1])
@@ -97,7 +99,7 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
     return torch.cat(outputs).cpu().numpy()
 
 
-def _by_text(
+def _split_by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
     """Split token outputs, concatenated in the order of `positions`, into an array per text."""
@@ -109,8 +111,8 @@ def _by_text(
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of one text alone in a batch, float32 (outputs,), or by token."""
-    with alone(model.device, model.dtype):
+    """Compute the outputs of one text alone in a batch, float32 (outputs,) or (tokens, outputs)."""
+    with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
         outputs = model.forward(batch, side)
@@ -126,7 +128,7 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Group rows that may share a batch: all, unless batches need equal counts of a token."""
+    """Group rows that may share a batch: all, or rows with equal counts of `counted_id`."""
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])
@@ -208,8 +210,8 @@ def _batches(
         for start, stop in cut_batches(lengths[order], current_limits):
             yield pad(staged, order[start:stop], model.pad_id, side, model.type_pad_id)
     if side == "left":
-        # A decoder reads a row's last token that is not the padding id. In a row of that id alone
-        # it takes the first column, which is padding beside longer rows: such rows run again alone.
+        # A decoder reads a row's last token that is not the padding id. If a row has no other id,
+        # it reads the first column, which is padding if other rows are longer: run it again alone.
         has_other = np.logical_or.reduceat(tokens.ids != model.pad_id, tokens.offsets[:-1])
         for row in np.flatnonzero(~has_other):
             yield pad(staged, np.array([row]), model.pad_id, side, model.type_pad_id)
@@ -234,7 +236,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run one batch of very unequal lengths, so that padding and masks are measured too."""
+        """Run one batch of very unequal lengths, so that padding and masks are measured, too."""
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

@@ -13,17 +13,17 @@ from typing import Any
 class LayerStates:
     """Outputs of some layers, captured for other models' forward passes or injected from them.
 
-    `captured` has the outputs of the layers of these numbers, as soon as they have run. Layers up
-    to the number of `injected` are not run: each gives the output beside it.
+    `captured` maps layer numbers to outputs, once these layers have run. `injected` is a layer
+    number and an output: layers up to that number do not run, and return that output instead.
     """
 
     def __init__(self, captured: Iterable[int] = (), injected: tuple[int, Any] = (-1, None)):
         self.captured: dict[int, Any] = dict.fromkeys(captured)
-        self.calls: list[int] = []  # layers that are done
+        self.calls: list[int] = []  # numbers of finished layers
         self.injected = injected
 
     def output_of(self, number: int, run: Callable[[], Any]) -> Any:
-        """Return the output of the layer of this number; run it unless its output is injected."""
+        """Return the output of layer `number`; run it unless its output is injected."""
         last, output = self.injected
         if number > last:
             output = run()
@@ -33,7 +33,7 @@ class LayerStates:
         return output
 
     def skips(self, number: int) -> bool:
-        """Tell whether the output of a later layer is injected, so that nobody needs this one."""
+        """Tell whether layer `number` is not needed, because a later layer's output is injected."""
         return number < self.injected[0]
 
 

@@ -1,8 +1,8 @@
 """Leading layers that models share, run once for all of them.
 
-Checkpoints that were trained on a frozen trunk are equal in their first layers, to the bit: of the
-28 layers of FinePDFs' English classifiers 24 are. Such models run batch by batch in step. The
-others take what the first one's layers give, and run only the rest.
+Checkpoints trained on a frozen trunk have bit-equal leading layers, such as 24 of 28 layers of
+FinePDFs' English classifiers. Such models run batch by batch in step: the first model's states
+after these layers are passed to the others, which run only their remaining layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gpuclassify.inference.batching import PaddedBatch, pad
-from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.device import exclusive_device, to_device
 from gpuclassify.inference.layer_states import LayerStates, current_states
 from gpuclassify.inference.linear import share_arranged
 from gpuclassify.inference.loaded_model import LoadedModel
@@ -33,7 +33,7 @@ from gpuclassify.workers.device_errors import (
     is_out_of_memory,
     with_memory_released,
 )
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Shared:
     """Layers that a model shares with the model that runs before it."""
 
     layers: int  # number of leading layers with bit-equal weights
-    of: int  # number of all layers
+    total: int  # number of all layers
     outputs: int  # outputs per text
 
 
@@ -118,33 +118,33 @@ class ModelsInStep:
             return model.reduce(model.forward(rows, side), self._keeps_all_scores)
 
         states = LayerStates({follower.shared.layers - 1 for follower in self._followers})
-        with during(current_states, states):
+        with set_variable(current_states, states):
             outputs = [run(self._first, batch)]
-        going = np.arange(len(batch.rows))
-        made, part = outputs[0], batch
+        rows = np.arange(len(batch.rows))
+        values, part = outputs[0], batch
         for follower in self._followers:
-            if follower.passing is not None and len(going):
-                going = going[follower.passing(made.cpu().numpy())]  # waits for the device
-                part = batch.take(going)
-            if len(going) < len(batch.rows):
+            if follower.passing is not None and len(rows):
+                rows = rows[follower.passing(values.cpu().numpy())]  # waits for the device
+                part = batch.take(rows)
+            if len(rows) < len(batch.rows):
                 shape = len(batch.rows), follower.shared.outputs
                 outputs.append(outputs[0].new_full(shape, torch.nan))
-            if len(going):
+            if len(rows):
                 last = follower.shared.layers - 1
                 output = states.captured[last]
-                if len(going) < len(batch.rows):
-                    output = _select_rows(output, going, batch, self._first)
-                with during(current_states, LayerStates(injected=(last, output))):
-                    made = run(follower.model, part)
-                if len(going) < len(batch.rows):
-                    outputs[-1][to_device(going, made.device)] = made
+                if len(rows) < len(batch.rows):
+                    output = _select_rows(output, rows, batch, self._first)
+                with set_variable(current_states, LayerStates(injected=(last, output))):
+                    values = run(follower.model, part)
+                if len(rows) < len(batch.rows):
+                    outputs[-1][to_device(rows, values.device)] = values
                 else:
-                    outputs.append(made)
+                    outputs.append(values)
         return torch.cat(outputs, dim=1)
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Return the part of a layer's output that belongs to some rows, in rising order."""
+    """Select the part of a layer's output that belongs to `rows`, which ascend."""
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
@@ -163,18 +163,21 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """Find the layers that the second model shares with the first one; measured once.
+    """Find the leading layers that the second model shares with the first; measured once.
 
-    From then on it holds the tensors that are equal instead of a copy.
+    The second model then uses the first one's tensors instead of its equal copies.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
         compare = functools.partial(_compare, first, other)
-        with alone(first.device, first.dtype):  # no other thread runs them meanwhile
+        with exclusive_device(
+            first.device, first.dtype
+        ):  # other threads must not run them meanwhile
             known[other.module] = with_memory_released(compare)
         if layers := known[other.module].layers:
             models = (first.identity, other.identity)
-            logger.info("%d of %d layers run once for %s", layers, known[other.module].of, models)
+            total = known[other.module].total
+            logger.info("%d of %d layers run once for %s", layers, total, models)
     return known[other.module]
 
 
@@ -185,7 +188,7 @@ def _compare(first: LoadedModel, other: LoadedModel) -> Shared:
         if not _are_alike(first, other, ours, theirs):
             return NOTHING
         return _run_both(first, other, ours, theirs)
-    except FAILURES as err:  # there is no list of layers, or they cannot be left out
+    except FAILURES as err:  # there is no list of layers, or layers cannot be skipped
         if is_out_of_memory(err) or is_broken_device(err):
             raise
         return NOTHING
@@ -197,7 +200,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
     are_equal = (_are_equal(one.state_dict(), another.state_dict()) for one, another in pairs)
     depth = sum(itertools.takewhile(bool, are_equal))
     if _is_first_enough(first) != _is_first_enough(other):
-        depth = min(depth, count - 1)  # the last one gives the states of other tokens
+        depth = min(depth, count - 1)  # their last layers return states of different tokens
     if not depth:
         return NOTHING
     lengths = [min(length, first.max_tokens) for length in _PROBE_TOKENS]
@@ -212,7 +215,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
         output = states.captured[depth - 1]
         if len(rows) < len(lengths):
             output = _select_rows(output, rows, batch, first)
-        with during(current_states, LayerStates(injected=(depth - 1, output))):
+        with set_variable(current_states, LayerStates(injected=(depth - 1, output))):
             outputs = other.forward(batch.take(rows), "right")
         row_of = np.arange(len(lengths))
         if other.is_by_token:
@@ -228,7 +231,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether both compute the same with equal weights, as far as settings tell."""
+    """Tell whether the models' settings would give equal outputs with equal weights."""
     settings = [
         {
             name: value
@@ -263,22 +266,22 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 
 
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether all that runs before the end of the last layer, besides layers, is equal."""
-    if any(each.called != list(range(len(each.layers))) for each in (ours, theirs)):
+    """Tell whether modules other than layers that run before the last layer's end are equal."""
+    if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
     first, other = (
         {
             name: tensor
-            for name, tensor in each.tensors.items()
-            if each.layer_of(name) is None and name.rpartition(".")[0] not in each.late
+            for name, tensor in parts.tensors.items()
+            if parts.layer_of(name) is None and name.rpartition(".")[0] not in parts.late
         }
-        for each in (ours, theirs)
+        for parts in (ours, theirs)
     )
     return _are_equal(first, other)
 
 
 class _Parts:
-    """A model's layers, and its backbone's tensors; NotPackableError without a list of layers."""
+    """Layers and backbone tensors of a model; raises NotPackableError without a list of layers."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -286,10 +289,10 @@ class _Parts:
         parts = (part for part in model.module.modules() if isinstance(part, PreTrainedModel))
         self.backbone: Any = next(parts).base_model
         names = (name for name, part in self.backbone.named_modules() if part is self.layers)
-        self._place = next(names, "")
-        self.late: set[str] = set()  # modules that run after the last layer alone
-        self.called: list[int] = []  # numbers of layers, in their order
-        if fast_encoder(model.module) is None:  # a `DisentangledEncoder` does so itself
+        self._layers_name = next(names, "")
+        self.late: set[str] = set()  # modules that run only after the last layer
+        self.called: list[int] = []  # numbers of layers in the order of calls
+        if fast_encoder(model.module) is None:  # a `DisentangledEncoder` reads `current_states`
             for number, layer in enumerate(self.layers):
                 if getattr(layer.forward, "func", None) is not _run_layer:
                     layer.forward = functools.partial(_run_layer, number, layer.forward)
@@ -305,12 +308,12 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the number of the layer that a tensor belongs to; None if to none."""
-        inside = name.removeprefix(f"{self._place}.")
-        return None if inside == name else int(inside.partition(".")[0])
+        """Return the number of the layer that a tensor belongs to, or None."""
+        rest = name.removeprefix(f"{self._layers_name}.")
+        return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Compute the outputs of a batch, and note which modules run when."""
+        """Compute the outputs of a batch, and record the order of modules and layers."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:
@@ -321,7 +324,7 @@ class _Parts:
             for name, part in self.backbone.named_modules():
                 hook = part.register_forward_pre_hook(functools.partial(note, name))
                 stack.callback(hook.remove)
-            stack.enter_context(during(current_states, states))
+            stack.enter_context(set_variable(current_states, states))
             outputs = self._model.forward(batch, "right")
         self.late -= early
         self.called = states.calls

@@ -1,7 +1,7 @@
-"""Linear layers on CPUs, by oneDNN on weights that it has arranged before.
+"""Linear layers on CPUs that use oneDNN with prepacked weights.
 
-Torch's layer arranges a weight again in every call, or multiplies without: for BERT-base's
-weights that takes 1.1 times as long in float32 (`linear` and `prepacked` of the peaks that
+Torch's own layer packs a weight again in every call, or multiplies an unpacked one. For BERT-base's
+weights in float32 that takes 1.1 times as long (`linear` and `prepacked` among the peaks that
 ``python -m benchmarks.throughput`` measures).
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# The arranged copies of a model's weights, beside the weights themselves. Large encoders stay below
-# it in float32; decoders of billions of weights are not to take twice their memory.
+# Maximum size of the packed copies of a model's weights. Large encoders in float32 need less, but
+# decoders with billions of weights must not take twice their memory.
 MOST_ARRANGED_BYTES = 3 << 29
 _DTYPES = (torch.float32, torch.bfloat16)
-# Those of torch.compile, which are not documented.
+# Undocumented operators of torch.compile.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 
 
 class ArrangedWeight:
-    """A weight as oneDNN reads it; shared by copies of the layer."""
+    """Weight in oneDNN's packed layout, shared by copies of its layer."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -29,7 +29,7 @@ class ArrangedWeight:
 
 
 class ArrangedLinear(nn.Linear):
-    """A linear layer that multiplies with an arranged copy of its weight, which does not change."""
+    """Linear layer that multiplies with a packed copy of its weight, which must not change."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
@@ -38,7 +38,7 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute the layer's output, equal up to rounding."""
+        """Compute the output, equal to `torch.nn.Linear` up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
@@ -49,10 +49,10 @@ class ArrangedLinear(nn.Linear):
 
 @torch.inference_mode()
 def arrange_weights(module: nn.Module) -> None:
-    """Let oneDNN run the linear layers of a module on a CPU, where that is faster.
+    """Replace the linear layers of a module on a CPU by `ArrangedLinear`, if that is faster.
 
-    That is known of CPUs with AVX-512; with less, MKL is ahead in float32. Subclasses of
-    `torch.nn.Linear` stay, and so do all layers where the copies take `MOST_ARRANGED_BYTES`.
+    It is faster on CPUs with AVX-512; on others, MKL is ahead in float32. Subclasses of
+    `torch.nn.Linear` stay. If the copies would exceed `MOST_ARRANGED_BYTES`, all layers stay.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]
@@ -72,8 +72,8 @@ def arrange_weights(module: nn.Module) -> None:
         module.set_submodule(name, ArrangedLinear(layer))
 
 
-def share_arranged(layers: nn.ModuleList, of: nn.ModuleList) -> None:
-    """Let layers multiply with the arranged copies of other layers, whose weights are equal."""
-    for layer, other in zip(layers.modules(), of.modules(), strict=True):
+def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
+    """Let layers use the packed weights of other layers, whose weights are equal."""
+    for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

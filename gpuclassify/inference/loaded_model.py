@@ -60,8 +60,8 @@ class LoadedModel(ProbedModel):
     is_by_token: bool = False  # outputs are per token, not per text
     accepts_types: bool = True  # takes segment ids, which separate the texts of a pair
     unpacks: bool = True  # the module takes tensors as keyword arguments, rather than in one dict
-    # Weights stay float32 and torch casts what each operation reads: your own module may mix
-    # precisions.
+    # Weights stay float32, and torch casts the inputs of each operation, because your own module
+    # may mix precisions.
     is_autocast: bool = False
     width: int | None = None  # hidden size, if the checkpoint states it
     identity: str | None = None  # key of saved measurements; None: they are not saved
@@ -83,7 +83,7 @@ class LoadedModel(ProbedModel):
             return self._tokenizers[key]
 
     def padding_side(self, wanted: str | None) -> str:
-        """Return the side to pad: what the user wants, else the tokenizer's."""
+        """Return the side to pad: the user's setting, else the tokenizer's."""
         return wanted or self.tokenizer.padding_side
 
     @property
@@ -111,7 +111,7 @@ class LoadedModel(ProbedModel):
             outputs = self.outputs(module, inputs)
         if not self.is_by_token:
             return outputs
-        return outputs.flatten(0, 1)[to_device(batch.token_places(side), outputs.device)]
+        return outputs.flatten(0, 1)[to_device(batch.token_indices(side), outputs.device)]
 
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
         """Reduce a batch's outputs to the values that are copied to the host, float32.
@@ -131,7 +131,7 @@ class LoadedModel(ProbedModel):
         """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
-        if self.is_by_token:  # only transformers' own classes are
+        if self.is_by_token:  # these are transformers' own classes
             return outputs.logits.float()
         rows = len(inputs["input_ids"])
         return refuse_wrong_outputs(module, outputs, rows, self.output_size).float()
@@ -151,12 +151,11 @@ def load_model(
     """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
 
     The tokenizer is in `directory` unless there is a `tokenizer_directory`, and an adapter in
-    `adapter_directory` is merged into the weights. Your own module
-    `unpacks` tensors as keyword arguments, or takes them in one dict.
+    `adapter_directory` is merged into the weights. Your own module takes tensors as keyword
+    arguments if it `unpacks` them, else in one dict.
 
-    CheckpointError if tensors are missing, unknown or of another shape, or there is no tokenizer;
-    PrecisionError if the model does not run in this precision, which your own modules are not
-    tried for.
+    Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer,
+    and PrecisionError if the model does not run in this precision. Your own modules are not tried.
     """
     new_tokenizer = None if own_module is None else own_module.new_tokenizer
     if new_tokenizer is None:
@@ -176,7 +175,7 @@ def load_model(
     is_fast = fast_encoder(module) is not None and not is_autocast
     backbone = backbone_of(module)
     config: Any = getattr(backbone, "config", None)
-    # The id that the model itself takes for padding, where it has one.
+    # The model's own padding id comes first.
     pad_ids = (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, 0)
     has_last_token = checkpoint.layout == SEQUENCE_CLASSIFICATION
     is_counted = has_last_token and config.is_encoder_decoder
@@ -191,13 +190,13 @@ def load_model(
         max_tokens=longest_input(checkpoint, tokenizer, config, module),
         accepts_positions=_accepts_positions(module, backbone),
         accepts_types=getattr(config, "type_vocab_size", None)
-        != 1  # a single segment id says nothing
+        != 1  # a single segment id carries no information
         and (not unpacks or _accepts(module, backbone, "token_type_ids")),
         score_rule=None if is_fast else _score_rule(config, dtype),
         output_size=checkpoint.output_count,
         # Decoders find a row's last token by the padding id.
         needs_single_rows=has_last_token and pad_ids[0] is None,
-        # Heads of encoders with a decoder read the last of these, and refuse unequal counts.
+        # Heads of encoder-decoders read the last end token, and refuse unequal counts of it.
         counted_id=end_id if is_counted and isinstance(end_id, int) else None,
         unpacks=unpacks,
         is_by_token=checkpoint.layout == TOKEN_CLASSIFICATION,
@@ -211,14 +210,14 @@ def load_model(
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
-    """Return whether positions may be passed, which models that derive them refuse."""
+    """Return whether the model takes positions; models that derive them do not."""
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         return False
     return _accepts(module, backbone, "position_ids")
 
 
 def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
-    """Return whether the model has an input of that name, and the module passes it on."""
+    """Return whether the model has an input called `name`, and the module passes it on."""
     if name not in inspect.signature(backbone.forward).parameters:
         return False
     taken = inspect.signature(module.forward).parameters.values()
@@ -226,9 +225,9 @@ def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
 
 
 def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
-    """Return the size of the scores that DeBERTa's relative attention materialises, else None.
+    """Return the rule for scores that DeBERTa's relative attention materializes, else None.
 
-    Fused attention does not materialise scores.
+    Fused attention does not materialize scores.
     """
     if not getattr(config, "relative_attention", False):
         return None

@@ -1,4 +1,4 @@
-"""Plan batch sizes from free memory, and recover from out-of-memory errors.
+"""Batch sizes planned from free memory, and recovery from out-of-memory errors.
 
 On a CPU the limits are constants. On a GPU, the memory of a few small batches is measured, larger
 batches are planned for the free memory, and the measurement is saved in the user's cache.
@@ -43,7 +43,7 @@ GPU_SHARE = 0.8  # planned share of free memory; the rest is for fragmentation a
 # Limits where torch's memory is not counted, as with RMM as its allocator.
 GPU_UNMEASURED_TOKENS = 16_384
 GPU_UNMEASURED_SCORE_BYTES = 2**29
-# Large enough that the allocator's rounding, about a megabyte a tensor, is a small part.
+# Tokens of a probe batch: enough to make the allocator's rounding, about 1 MB per tensor, small.
 PROBE_TOKENS = 8_192
 PROBE_RATIO = 4  # size of the larger probe batch, relative to the smaller
 # Largest correction of a measurement. Further out-of-memory errors have other causes.
@@ -51,7 +51,7 @@ MOST_SAFETY_PERCENT = 800
 PEAK_ATTEMPTS = 3
 LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax exist at once
 # Hidden states that exist at once in a layer: input, residual, three projections, result.
-STATES_A_LAYER = 6
+LAYER_STATES = 6
 # Names that configurations use for the width of the feed-forward network.
 INNER_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim")
 
@@ -170,7 +170,7 @@ def largest_batch_bytes(
     width = state_width(sizes)
     if width is None:
         return None
-    numbers = STATES_A_LAYER * width + 2 * (first_size(sizes, INNER_WIDTHS) or 4 * width)
+    numbers = LAYER_STATES * width + 2 * (first_size(sizes, INNER_WIDTHS) or 4 * width)
     is_gpu = device.type == "cuda"
     tokens = GPU_MAX_TOKENS if is_gpu else cpu_limits(width).max_tokens
     scores = GPU_SCORE_BYTES if is_gpu else CPU_SCORE_BYTES
@@ -199,8 +199,8 @@ class BatchMemory:
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
-    def after_failure(self, tokens: int, free_bytes: int) -> BatchMemory:
-        """Return the estimate after a batch of `tokens` tokens ran out of memory.
+    def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
+        """Return the corrected estimate after a batch of `tokens` tokens ran out of memory.
 
         If the batch's planned size exceeds `free_bytes` after its memory was released, something
         else took memory in the meantime, and the estimate stays. Otherwise it is raised, so that
@@ -311,7 +311,7 @@ class Budget:
             if isinstance(self.known, BatchLimits):
                 return
             free_bytes = self._memory.free_bytes()
-            corrected = self.known.after_failure(rows * width, free_bytes)
+            corrected = self.known.corrected(rows * width, free_bytes)
             if corrected == self.known:
                 return
             self.known = corrected
@@ -428,7 +428,7 @@ class CudaMemory:
         """
         free, total = torch.cuda.mem_get_info(self.device)
         if not self.is_counted:
-            kept, left = _free_of_rmm(self.device.index)
+            kept, left = _rmm_free_bytes(self.device.index)
             return free + kept if left is None else max(0, min(free + kept, left))
         used = torch.cuda.memory_allocated(self.device)
         kept = torch.cuda.memory_reserved(self.device) - used
@@ -456,8 +456,8 @@ class CudaMemory:
         return peak
 
 
-def _free_of_rmm(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes of a device's RMM pool, and the bytes up to its limit (None without).
+def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
+    """Return the unused bytes of a device's RMM pool, and the bytes up to its limit, or None.
 
     RMM reports the size of a pool, but only adaptors around a pool report its use. Without an
     adaptor, as on a cluster that `get_client` did not start, the pool counts as full.
@@ -615,7 +615,7 @@ class BudgetFile(MeasurementFile):
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Save the memory of batches; where a saved number is larger, keep that one."""
+        """Save the memory of batches; keep saved numbers that are larger."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

@@ -1,4 +1,4 @@
-"""Probing of a model in memory: measured once, by running random texts, is how it can be run."""
+"""Probing of loaded models: runs on random texts that show how a model can be run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpuclassify.workers.device_errors import (
 
 logger = logging.getLogger(__name__)
 
-# Parts of names of settings that state the reach of attention or of a convolution.
+# Parts of names of settings for the reach of local attention or convolutions.
 _REACHES = ("window", "chunk", "block_size", "local_attention", "stride")
 _WITHOUT_REACH = 16
 _BEYOND_REACH = (23, 7)
@@ -50,7 +50,7 @@ class PrecisionError(CheckpointError):
 
 
 class ProbedModel(ABC):
-    """Base class of a model in memory: its probes, and whether it can run packed or padded."""
+    """Base class of a loaded model, with probes for packed and padded runs."""
 
     module: nn.Module
     device: torch.device
@@ -74,7 +74,7 @@ class ProbedModel(ABC):
 
     @torch.inference_mode()
     def check_precision(self) -> None:
-        """Raise PrecisionError if it fails on a short text, as some do in half precision."""
+        """Raise PrecisionError if the model fails on a short text, as some do in half precision."""
         batch = pad(self.probe([8]), np.zeros(1, dtype=np.int64), self.pad_id)
         try:
             with_memory_released(lambda: self.forward(batch, "right"))
@@ -88,12 +88,11 @@ class ProbedModel(ABC):
 
     @functools.cached_property
     def adapts_to_length(self) -> bool:
-        """Whether a batch's length changes how the module runs; measured once.
+        """Whether a batch's length changes the module; measured once.
 
-        BigBird reads all of a text in full after it has met a short one, and some rotary positions
-        stretch with the longest row. Of such a module each batch runs another copy, and has
-        texts of equal length only, so that every text is the first that the module reads. It is a
-        CheckpointError if the module gives the same text other outputs each time.
+        BigBird switches to full attention for good after a short text, and some rotary positions
+        stretch with the longest row. Such a module is copied for each batch, which has texts of
+        equal length only. Raises CheckpointError if the module is not deterministic.
         """
         is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
@@ -101,7 +100,7 @@ class ProbedModel(ABC):
         return with_memory_released(self._measure_adapting)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Tell whether padding leaves this model's outputs as they are; measured once a side.
+        """Tell whether padding leaves this model's outputs unchanged; measured once per side.
 
         Some architectures let padding leak into real tokens (through convolutions, or positions
         counted from the row's end). Their texts are then batched by equal length only.
@@ -116,10 +115,7 @@ class ProbedModel(ABC):
         return self._padding_safety[side]
 
     def packed_layers(self) -> PackedLayers | DisentangledEncoder:
-        """Return the module's layers, or raise NotPackableError with why they need padding.
-
-        Measured once.
-        """
+        """Return the module's layers, measured once, or raise NotPackableError."""
         if self._packed_layers is None:
             try:
                 layers = self._packed_layers = with_memory_released(self._measure_packing)
@@ -135,7 +131,7 @@ class ProbedModel(ABC):
 
     @property
     def is_packable(self) -> bool:
-        """Whether layers can be run without padding and outputs stay as they are."""
+        """Whether layers can run without padding, with equal outputs."""
         with contextlib.suppress(NotPackableError):
             return self.packed_layers() is not None
         return False
@@ -158,7 +154,7 @@ class ProbedModel(ABC):
         return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
-        """Make texts of about these lengths, of random tokens between special ones."""
+        """Make texts of random tokens and special tokens, of about these lengths."""
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
         draw = np.random.default_rng(0).choice
@@ -171,7 +167,7 @@ class ProbedModel(ABC):
     def _measure_adapting(self) -> bool:
         config = _config_of(self.module)
         positions = [value for name, value in _settings(config) if name in ("rope_type", "type")]
-        if not _SCALED_BY_LENGTH.isdisjoint(positions):  # they change with the longest row
+        if not _SCALED_BY_LENGTH.isdisjoint(positions):
             return True
         tokens = self.probe(_probe_lengths(config, self.max_tokens))
         first, other = fresh_copy(self.module), fresh_copy(self.module)
@@ -193,14 +189,14 @@ class ProbedModel(ABC):
     def _measure_padding(self, side: str) -> bool:
         tokens = self.probe(_probe_lengths(_config_of(self.module), self.max_tokens))
         numbers = np.arange(len(tokens))
-        together, *alone = (
+        together, *single = (
             self.forward(pad(tokens, rows, self.pad_id, side), side)
             for rows in (numbers, *numbers[:, None])
         )
-        return self.are_close(together, torch.cat(alone))
+        return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether outputs, (texts, outputs), differ by no more than rounding makes them."""
+        """Tell whether outputs, (texts, outputs), are equal up to rounding."""
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
@@ -217,10 +213,7 @@ def _config_of(module: nn.Module) -> Any:
 
 
 def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
-    """Choose lengths of texts beyond every local reach that a text of `most` tokens exceeds.
-
-    Two long ones and a short one.
-    """
+    """Return two lengths beyond every local reach, if `most` tokens allow it, and a short one."""
     reaches = [
         value
         for name, value in _settings(config)
@@ -231,7 +224,7 @@ def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
 
 
 def fresh_copy(module: nn.Module) -> Any:
-    """Copy the module, to be changed by running it; weights and buffers are shared."""
+    """Copy a module that changes itself when run; weights and buffers are shared."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
@@ -242,7 +235,7 @@ def _makeup_of(module: nn.Module) -> Any:
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of every setting, nested ones too."""
+    """Yield name and value of every setting, including nested ones."""
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

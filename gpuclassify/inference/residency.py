@@ -1,6 +1,6 @@
-"""Models stay loaded in a worker process, and are leased while in use.
+"""Models that stay loaded in a worker process, and are leased while in use.
 
-This module is imported, never shipped by value: a cache that lives in ``__main__`` would be lost
+Workers import this module. A cache in ``__main__``, which is pickled by value, would be lost
 between tasks.
 """
 
@@ -28,10 +28,10 @@ class _Resident(Generic[Model]):
 
 
 class Residency(Generic[Model]):
-    """Loaded models by key, with leases. Safe for threads.
+    """Thread-safe cache of loaded models by key, with leases.
 
-    A key is loaded once however many threads ask for it. A model that nobody leases is evicted,
-    least recently used first, when another does not fit; a leased one never is.
+    A model is loaded once, even if several threads ask for it. If a new model does not fit, models
+    without a lease are evicted, least recently used first.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class Residency(Generic[Model]):
     ) -> Iterator[Model]:
         """Yield the model of `key` (identity, device, precision) for a ``with`` block.
 
-        Only when it is not resident, it is asked what the model will take and the device has left,
-        and the model is loaded.
+        If it is not resident, it is loaded by ``load()``, after evictions if ``needed_bytes()``
+        exceeds ``free_bytes()``.
         """
         resident = self._acquire(key)
         if resident is None:
@@ -83,9 +83,9 @@ class Residency(Generic[Model]):
     def evict(
         self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop unleased models whose key `is_wanted`, oldest first; return their count."""
+        """Drop models without a lease whose key `is_wanted`, oldest first; return their count."""
         with self._lock:
-            idle = [k for k, held in self._residents.items() if not held.leases and is_wanted(k)]
+            idle = [k for k, r in self._residents.items() if not r.leases and is_wanted(k)]
             for key in idle[:most]:
                 logger.info("evicting %s", key)
                 del self._residents[key]

@@ -61,7 +61,7 @@ from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.select import RowFilter
 from gpuclassify.mapping.stage_counts import StageCounts, add_examples, count_labels, label_fields
-from gpuclassify.workers.retire import PanicError, as_errors, on_sound_device
+from gpuclassify.workers.retire import PanicError, as_errors, retire_on_broken_device
 from gpuclassify.workers.run_context import PartProgress, add_counts, add_up, run_context
 from gpuclassify.workers.secrets import recall
 
@@ -167,7 +167,7 @@ class PartRead:
     seconds: float = 0.0  # of reading
 
 
-@on_sound_device
+@retire_on_broken_device
 def run_part(
     part: Part, number: int, name: str, packed: bytes, files: Sequence[InputFile | None] = ()
 ) -> Record:
@@ -214,7 +214,7 @@ def _read(
     )
 
 
-@on_sound_device
+@retire_on_broken_device
 def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     spec = TaskSpec.unpack(packed)

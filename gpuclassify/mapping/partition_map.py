@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, LazyFrame, backend_of, frame_of_texts
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.signatures import Public
-from gpuclassify.workers.retire import message_first, on_sound_device
+from gpuclassify.workers.retire import message_first, retire_on_broken_device
 
 Item = TypeVar("Item")
 
@@ -204,7 +204,7 @@ class PartitionMap(Public):
 
 
 @message_first
-@on_sound_device
+@retire_on_broken_device
 def map_partition(
     frame: Frame, mapper: PartitionMap, meta_dtypes: object, columns: list[str] | None = None
 ) -> Any:

@@ -19,7 +19,7 @@ from gpuclassify.mapping.runners import (
     current_run_windows,
     run_windows,
 )
-from gpuclassify.workers.run_context import RunStats, during
+from gpuclassify.workers.run_context import RunStats, set_variable
 
 if TYPE_CHECKING:
     from gpuclassify.inference.leading_layers import Follower, Shared
@@ -38,7 +38,7 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
     """Run leading layers that models share once for all mappers, within a ``with`` block."""
-    return during(current_run_windows, _SharedOutputs(mappers).run_windows)
+    return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
@@ -76,7 +76,7 @@ class _SharedOutputs:
             keeps_all = runner.options.keeps_all_scores
             in_step: Any = ModelsInStep(model, [*followers.values()], keeps_all)
             fewest = min(follower.shared.layers for follower in followers.values())
-            of = next(iter(followers.values())).shared.of
+            of = next(iter(followers.values())).shared.total
             stats.peak_sharing = [1 + len(followers), fewest, of]
             outputs = engine.run(in_step, (key, *followers), stream, runner.options, stats)
         for follower_key, follower in reversed(followers.items()):

@@ -1,4 +1,4 @@
-"""Functions of a network's outputs: float32 in, float32 out."""
+"""Activation functions on float32 numpy arrays."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of each row, float32, from float32 (texts, classes)."""
+    """Convert each row's logits, float32 (texts, classes), to probabilities."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return independent probabilities, float32; in a form that overflows on neither side."""
+    """Convert logits to independent probabilities, float32, without overflow."""
     small = np.exp(-np.abs(logits))
     return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
 
 
 def relu(values: np.ndarray) -> np.ndarray:
-    """Return each number, or 0 if it is negative."""
+    """Replace negative numbers by 0."""
     return np.maximum(values, 0)

@@ -1,7 +1,8 @@
-"""LoRA adapters by their ``adapter_config.json``: what is applied, within which bounds. No torch.
+"""Validation of a LoRA adapter's ``adapter_config.json``, without torch.
 
-peft matches some settings as regular expressions, and builds what others state. A stranger's
-expression can take hours there, so that expressions become the names that they match before.
+peft allocates whatever sizes the settings state, so these are bounded. It also matches some
+settings as regular expressions, which can take hours if they come from a stranger, so these are
+replaced by the names that they match.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from gpuclassify.hub import CheckpointError
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# The fields of peft's LoraConfig that do nothing to an adapter that is trained,
+# Fields of peft's LoraConfig without effect on a trained adapter.
 LORA_WITHOUT_EFFECT = {
     *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
     *("revision", "inference_mode", "lora_dropout", "megatron_core", "qalora_group_size"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
     "runtime_config",
 }
-# those that peft applies to what it loads,
+# Fields that peft applies to a loaded adapter.
 LORA_APPLIED = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "lora_bias"),
     *("target_modules", "exclude_modules", "target_parameters", "layers_to_transform", "bias"),
     *("layers_pattern", "layer_replication", "modules_to_save", "trainable_token_indices"),
     *("fan_in_fan_out", "ensure_weight_tying", "use_bdlora", "kasa_config", "init_lora_weights"),
 }
-# and those that are refused, each with its reason and cure.
+# Fields that are refused, with reason and cure.
 _PLAIN = "train a plain LoRA adapter, or take the plain one if its publisher has both"
 _MERGED = "merge it by peft's merge_and_unload, and pass the saved model"
 LORA_REFUSED = {
@@ -39,16 +40,16 @@ LORA_REFUSED = {
     "monteclora_config": f"it has tensors of its training: {_MERGED}",
     "use_qalora": f"it is for weights that GPTQ quantised: {_PLAIN}",
 }
-# How an adapter may have started with the base model's weights as they are.
+# Values of init_lora_weights that leave the base model's weights unchanged.
 _PLAIN_STARTS = {"true", "false", "gaussian", "eva", "orthogonal", "mica"}
-# The last layer of transformers' heads for texts; peft saves it whole, under the head's name.
+# Last layer of transformers' heads for texts; peft saves it whole, under the head's name.
 LAST_LAYER = re.compile(
     r"(^|\.)(score|classifier|classification_head|logits_proj|sequence_summary\.summary|final_layer)"
     r"(\.(out_proj|linear_out))?\.weight$"
 )
 _MOST_NAMES, _MOST_PARTS, _MOST_LAYERS = 5_000, 100, 1_000
 _MOST_RANK, _MOST_ALPHA = 65_536, 1_000_000
-_MOST_VALUES = 200  # different ranks; peft looks for a module's one after another
+_MOST_VALUES = 200  # distinct ranks; peft tries them one after another for every module
 _NAME = re.compile(r"[\w.-]+")
 _LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
@@ -89,7 +90,7 @@ def _are_layers(value: Any) -> bool:
 
 
 _NAMES = f"at most {_MOST_PARTS} plain names"
-# What settings must be, in words, and a test of that.
+# Allowed values of a setting, in words and as a check.
 _BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "r": (f"a whole number from 1 to {_MOST_RANK:,}", _is_rank),
     "lora_alpha": (f"a number up to {_MOST_ALPHA:,}", _is_alpha),
@@ -112,14 +113,14 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "layers_to_transform": (f"at most {_MOST_LAYERS:,} numbers of layers", _are_numbers),
     "layer_replication": (
-        f"pairs of a first layer and the one behind the last, at most {_MOST_LAYERS:,} in all",
+        f"pairs of a first layer and the layer after the last, at most {_MOST_LAYERS:,} in all",
         _are_layers,
     ),
 }
 
 
 def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless it configures a low-rank adapter that is applied whole."""
+    """Raise CheckpointError unless the settings are of a LoRA adapter that is fully supported."""
     peft_type = settings.get("peft_type")
     if peft_type != "LORA":
         raise CheckpointError(
@@ -137,9 +138,9 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
     start = settings.get("init_lora_weights", True)
     if str(start).lower() not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"the adapter {name} has init_lora_weights={start!r}, which changed the weights that "
-            "it was trained on, and is no adapter of those of the base model: save it anew where "
-            "it was trained, by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+            f"the adapter {name} has init_lora_weights={start!r}, which changed the base model's "
+            "weights before training, so it does not fit them: save it anew where it was trained, "
+            "by save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         )
     for field, (allowed, fits) in _BOUNDS.items():
         value = settings.get(field)
@@ -155,16 +156,16 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 
 
 def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return an adapter's settings with the names that its regular expressions match.
+    """Replace the regular expressions in an adapter's settings by the names that they match.
 
-    `names` are those of a network's modules and parameters. CheckpointError for an expression that
-    takes more than linear time.
+    `names` lists a network's modules and parameters. Raises CheckpointError for an expression that
+    cannot be matched in linear time.
     """
     replicated = sum(end - start for start, end in settings.get("layer_replication") or ())
     known = {*names}
     for template in {_LAYER_NUMBER.sub(".{}", name, count=1) for name in known if replicated}:
         known |= {template.replace("{}", str(layer), 1) for layer in range(replicated)}
-    import pyarrow as pa  # not at the top: commands that read no adapter start without it
+    import pyarrow as pa  # imported here, so that commands without adapters start faster
     import pyarrow.compute as pc
 
     texts, plain = pa.array(sorted(known), pa.string()), dict(settings)
@@ -184,12 +185,12 @@ def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> di
             plain[field] = matches(rf"^(?:{value})$", field)
     for field in ("rank_pattern", "alpha_pattern"):
         by_name: dict[str, Any] = {}
-        for key, value in (settings.get(field) or {}).items():  # the first that matches counts
+        for key, value in (settings.get(field) or {}).items():  # the first match wins
             for name in matches(rf"^(.*\.)?({key})$", field):
                 by_name.setdefault(name, value)
         by_value: dict[Any, list[str]] = {}
         for name, value in by_name.items():
             by_value.setdefault(value, []).append(re.escape(name))
-        # peft puts any prefix that ends with a dot before a key.
-        plain[field] = {rf"(?<!\.)(?:{'|'.join(of)})": value for value, of in by_value.items()}
+        # peft allows any prefix that ends with a dot before a key.
+        plain[field] = {rf"(?<!\.)(?:{'|'.join(keys)})": v for v, keys in by_value.items()}
     return plain

@@ -1,6 +1,6 @@
-"""Declarations of a checkpoint: layout, labels, kind of problem, sizes. Reads no weights.
+"""Descriptions of checkpoints: layout, labels, problem type and sizes, without reading weights.
 
-Nothing here imports torch, so that a client reads a checkpoint in milliseconds.
+Nothing here imports torch, so that a client reads a description in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import nn
 
+# Layouts of checkpoints.
 LINEAR_HEAD = "linear_head"  # a backbone ``model.`` and a linear layer ``fc`` on the first token
-POOLED_HEADS = "pooled_heads"  # ``backbone.`` and several such layers on the mean of all tokens
-SEQUENCE_CLASSIFICATION = "sequence_classification"  # transformers' own classes
-TOKEN_CLASSIFICATION = "token_classification"  # transformers' own, with a label for each token
-OWN_MODULE = "own_module"  # one that the mapper builds
-EMBEDDING = "embedding"  # a backbone alone, whose tokens are pooled
-STATIC = "static"  # a vector for each token, of which those of a text are averaged
-FIRST_TOKEN_LEVELS = "first_token_levels"  # ``deberta.`` and several ``heads.`` that tell levels
+POOLED_HEADS = "pooled_heads"  # ``backbone.`` and several linear layers on the mean of all tokens
+SEQUENCE_CLASSIFICATION = "sequence_classification"  # transformers' classes for texts
+TOKEN_CLASSIFICATION = "token_classification"  # transformers' classes for tokens
+OWN_MODULE = "own_module"  # a module that the mapper builds
+EMBEDDING = "embedding"  # a backbone alone, whose token states are pooled
+STATIC = "static"  # one vector per token, averaged over a text
+FIRST_TOKEN_LEVELS = "first_token_levels"  # ``deberta.`` and several ``heads.``, a level from each
 CELADON, CELADON_AXES = (
     "MultiHeadDebertaForSequenceClassification",  # a class in the repository
     ("race_origin", "gender_sex", "religion", "ability", "violence"),
@@ -47,7 +48,7 @@ _OFFSET_POSITIONS = {
     *("markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
     "xmod",
 }
-# Architectures without positions: recurrent layers tell tokens in their order.
+# Architectures without positions: their recurrent layers encode the order of tokens.
 _WITHOUT_POSITIONS = {"jamba", "zamba"}
 TOKENIZER_FILES = {
     "spm.model",
@@ -57,18 +58,18 @@ TOKENIZER_FILES = {
     "vocab.json",
     "vocab.txt",
 }
-# How architectures are called whose heads label something else than texts.
+# Names of architectures whose heads do not label whole texts.
 _OTHER_HEADS = re.compile(
     r"((Token|Image|Audio|AudioFrame|Video)Classification|MultipleChoice|QuestionAnswering|LM|LMHeadModel"
     r"|PreTraining|Prediction|Generation)$"
 )
 _TOKEN_HEAD = re.compile("ForTokenClassification$")
 _COUNTS_OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
-_USUAL_COUNT = 1_000  # of layers or labels that need no look at the weights
+_USUAL_COUNT = 1_000  # layers or labels that are accepted without reading the weights' headers
 _ROTARY_KEYS = ("rope_theta", "rope_parameters", "global_rope_theta", "rope_scaling")
 
-# What the configuration class that GTE was published with takes for what a file leaves out;
-# transformers' `GteConfig` differs.
+# Defaults of the configuration class that GTE was published with; transformers' `GteConfig` has
+# others.
 _GTE_DEFAULTS: dict[str, Any] = {
     "vocab_size": 30528,
     "hidden_size": 768,
@@ -79,18 +80,18 @@ _GTE_DEFAULTS: dict[str, Any] = {
     "type_vocab_size": 1,
     "rope_theta": 10_000.0,
 }
-# What the published code can do and `GteModel` cannot, with the value that each must have.
+# Settings of the published code that `GteModel` supports with these values only.
 _GTE_PLAIN = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",
     "logn_attention_scale": False,
     "pack_qkv": True,
 }
-# For the published code alone.
+# Settings that only the published code reads.
 _GTE_DROPPED = {"auto_map", "rope_scaling", "rope_theta", *_GTE_PLAIN}
 
-# Published classifiers name a base model and carry no sizes: these are the ones that the base
-# models' repositories state. Another base model is read from the Hub or from a directory.
+# Sizes of base models, because published classifiers name a base model and carry no sizes. Sizes of
+# other base models are read from the Hub or from a directory.
 _DEBERTA_V3_BASE: dict[str, Any] = {
     "model_type": "deberta-v2",
     "attention_probs_dropout_prob": 0.1,
@@ -124,9 +125,9 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def checking_values(owner: object) -> Iterator[None]:
-    """Raise CheckpointError within a ``with`` block that meets values of other types and ranges.
+    """Convert errors of values with a wrong type or range in the block to CheckpointError.
 
-    The files of a model can hold any JSON value in any place; each is named where it matters.
+    A model's files can hold any JSON value anywhere; only those that matter are checked by name.
     """
     try:
         yield
@@ -139,22 +140,21 @@ def checking_values(owner: object) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """Settings by which token states become a text's embedding."""
+    """Settings that turn token states into a text's embedding."""
 
     pooling: str = "mean"  # or "cls", or "last"
     is_normalized: bool = False  # embeddings have length 1
-    max_tokens: int | None = None  # that the model's authors want; None: the tokenizer says
-    prompts: tuple[tuple[str, str], ...] = ()  # name and text of each
-    default_prompt: str | None = None  # name of what is put before a text unless another is asked
+    max_tokens: int | None = None  # the authors' limit; None: the tokenizer's
+    prompts: tuple[tuple[str, str], ...] = ()  # name and text of each prompt
+    default_prompt: str | None = None  # name of the prompt that is used unless another is given
     pools_prompt: bool = True  # the prompt's tokens are part of the mean
-    # Of a static model: the folder of its files, and whether they are model2vec's, which cuts texts
-    # by their characters, too, and leaves unknown tokens out.
-    folder: str = ""
+    folder: str = ""  # folder of a static model's files
+    # A static model2vec model also cuts texts by characters, and leaves unknown tokens out.
     is_model2vec: bool = False
-    dense: tuple[str, ...] = ()  # folders of the layers that follow
-    width: int | None = None  # numbers that the last of these gives
-    truncate_dim: int | None = None  # numbers of an embedding that are kept, after normalisation
-    normalizes_cut: bool = False  # and after the rest is cut
+    dense: tuple[str, ...] = ()  # folders of the dense layers
+    width: int | None = None  # outputs of the last dense layer
+    truncate_dim: int | None = None  # numbers of an embedding that are kept, after normalization
+    normalizes_cut: bool = False  # truncated embeddings are normalized again
 
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt called `name`, or the default one; empty if there is none."""
@@ -173,33 +173,33 @@ class SentenceModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint pinned and described; small, immutable and equal for equal models."""
+    """Pinned and described checkpoint; small, immutable and equal for equal models."""
 
     identity: Identity
-    layout: str  # one of those above
-    # In id order; of the first head if there are several. None for a custom module whose
+    layout: str  # one of the layouts above
+    # Labels in id order, of the first head if there are several. Empty for a custom module whose
     # configuration names none.
     labels: tuple[str, ...]
-    problem_type: str  # of `ProblemType`, or "embedding"
+    problem_type: str  # a `ProblemType`, or "embedding"
     config_json: str  # the model's ``config.json``
-    backbone_json: str | None = None  # for layouts whose own configuration has no sizes
-    heads: tuple[tuple[str, int], ...] = ()  # name and outputs of each, for `POOLED_HEADS`
-    tokenizer: Identity | None = None  # where it is, if not beside the weights
-    sentence: SentenceModel | None = None  # for the layout `EMBEDDING`
-    base: Identity | None = None  # of which the model itself is a LoRA adapter
-    adapter_json: str = ""  # its configuration
-    is_probability: bool = False  # the only output, once a sigmoid is taken of it
-    prompt: str = ""  # put before the first text of a pair
-    max_tokens: int | None = None  # of a pair; None: the tokenizer says
+    backbone_json: str | None = None  # the backbone's, if the model's own has no sizes
+    heads: tuple[tuple[str, int], ...] = ()  # name and outputs of each head, for `POOLED_HEADS`
+    tokenizer: Identity | None = None  # the tokenizer's model; None: this model
+    sentence: SentenceModel | None = None  # layouts `EMBEDDING` and `STATIC` only
+    base: Identity | None = None  # the base model, if this model is a LoRA adapter
+    adapter_json: str = ""  # the adapter's configuration
+    is_probability: bool = False  # the only output becomes a probability by a sigmoid
+    prompt: str = ""  # prefix of the first text of a pair
+    max_tokens: int | None = None  # maximum tokens of a pair; None: the tokenizer's
 
     @property
     def output_count(self) -> int:
-        """Outputs of the network for one text; 0 if it has to be run to know."""
+        """Outputs of the network for one text; 0 if only a run can tell."""
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
     def embedding_width(self) -> int | None:
-        """Numbers of an embedding; None if the sizes do not tell."""
+        """Length of an embedding; None if the sizes do not tell."""
         sentence = self.sentence or SentenceModel()
         width = sentence.width or state_width(self.sizes)
         return width and min(width, sentence.truncate_dim or width)
@@ -211,9 +211,9 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The configuration that holds the network's sizes, as transformers takes it.
+        """The configuration with the network's sizes, in transformers' format.
 
-        CheckpointError if it asks for what transformers' classes of the architecture do not do.
+        Raises CheckpointError if transformers' classes do not support a setting.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
         return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
@@ -223,12 +223,12 @@ class Checkpoint:
 class OwnModule:
     """A torch module that a mapper builds itself."""
 
-    # Makes the module, with random weights, from the parsed ``config.json``.
+    # Builds the module, with random weights, from the parsed ``config.json``.
     build: Callable[[dict[str, Any]], nn.Module]
-    # What tells it from other modules: its code, and all that `build` may look at.
+    # Identifies the module: its code, and everything that `build` may read.
     definition: Callable[[], tuple[Any, ...]] = tuple
-    has_weights: bool = False  # `build` loads them as well: no file of them is read or checked
-    new_tokenizer: Callable[[], Any] | None = None  # in place of the checkpoint's
+    has_weights: bool = False  # `build` loads the weights, too: no weight file is read or checked
+    new_tokenizer: Callable[[], Any] | None = None  # replaces the checkpoint's tokenizer
 
 
 def read_checkpoint(
@@ -241,9 +241,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Describe the checkpoint at `identity` by its ``config.json``.
 
-    `base_model` gives the backbone's sizes in place of the one that the checkpoint names, and
-    `problem_type` stands over what it says. The configuration of a network that `has_own_module`
-    builds may hold anything.
+    `base_model` and `problem_type` override the checkpoint's own. With `has_own_module`, the
+    configuration may hold anything, because a custom module reads it.
     """
     if has_own_module:
         config = hub.read_json(identity, "config.json", cache_dir=cache_dir) or {}
@@ -251,7 +250,7 @@ def read_checkpoint(
         labels = labels_in_order(config, identity.name) if has_labels else ()
         kind = problem_type or config.get("problem_type") or SINGLE_LABEL
         if kind == REGRESSION and not labels:
-            labels = ("LABEL_0",)  # as transformers calls the one output of such a model
+            labels = ("LABEL_0",)  # transformers' name for the only output
         return Checkpoint(identity, OWN_MODULE, labels, kind, json.dumps(config))
     if hub.read_json(identity, "config.json", cache_dir=cache_dir) is None:
         adapter = hub.read_json(identity, ADAPTER_CONFIG, cache_dir=cache_dir)
@@ -274,7 +273,10 @@ def read_checkpoint(
 def read_required_json(
     identity: Identity, filename: str, otherwise: str, cache_dir: str | None
 ) -> dict[str, Any]:
-    """Read a JSON file that the model must have; CheckpointError says what it is otherwise."""
+    """Read a JSON file that the model must have.
+
+    `otherwise` completes the error message if it is missing, as in "is no saved model".
+    """
     content = hub.read_json(identity, filename, cache_dir=cache_dir)
     is_static = content is not None and is_model2vec(content)
     if content is None:
@@ -297,15 +299,15 @@ def read_required_json(
 
 
 def is_model2vec(config: Mapping[str, Any]) -> bool:
-    """Tell whether a ``config.json`` is one that model2vec saved."""
+    """Tell whether model2vec saved a ``config.json``."""
     return config.get("model_type") == "model2vec" or "embedding_dtype" in config
 
 
 def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | None) -> None:
-    """Raise CheckpointError for more layers or labels than the weights have tensors or rows for.
+    """Raise CheckpointError for more layers or labels than the weights can have.
 
-    What a configuration states is built before it is compared with the weights, and a wrong number
-    would take all memory. Headers of the weights are read for unusual numbers alone.
+    The network is built before it is compared with the weights, and a wrong number could take all
+    memory. The weights' headers are read only if a number is unusually large.
     """
     stated = {name: sizes.get(name) for name in (*_COUNTS_OF_LAYERS, "num_labels")}
     for name, count in stated.items():
@@ -317,15 +319,15 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
             most = max((size for shape in shapes.values() for size in shape), default=0)
         if count > most:
             raise CheckpointError(
-                f"config.json of {identity.name} states {name}={count:,}, and the weights are of "
+                f"config.json of {identity.name} states {name}={count:,}, and the weights have "
                 f"{most:,} at most: save the model again, or correct the file"
             )
 
 
 def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the labels by id from ``id2label`` or ``label2id``, if ids are 0 to n - 1.
+    """Return the labels in id order from ``id2label`` or ``label2id``; ids must be 0 to n - 1.
 
-    As in transformers, they need be no texts, which they become, and may be equal.
+    As in transformers, labels are converted to strings and may be equal.
     """
     by_label, by_number = config.get("label2id"), config.get("id2label")
     if not by_number and not by_label:
@@ -346,13 +348,13 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Return the most tokens that the network has positions for, and whether more are impossible.
+    """Return the maximum number of tokens by the network's positions, and whether it is strict.
 
-    Relative positions, without a table, have no limit; learned ones end there, and rotary ones only
-    lose quality beyond.
+    Relative positions without a table have no limit. A table of learned positions is a strict
+    limit; beyond that of rotary positions, the model only loses quality.
     """
     kind = sizes.get("model_type")
-    if kind == "mpt":  # its biases of attention are a table, and another length has no meaning
+    if kind == "mpt":  # its attention biases are a table of fixed length
         return int(sizes.get("max_seq_len", 2_048)), True
     names = ("max_position_embeddings", "n_positions")
     limit = first_size(sizes, names if "relative_attention_num_buckets" not in sizes else names[:1])
@@ -363,7 +365,7 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     if kind in _OFFSET_POSITIONS:
         limit -= sizes.get("pad_token_id", 1) + 1
     if kind == "big_bird" and sizes.get("attention_type", "block_sparse") == "block_sparse":
-        # It pads texts to whole blocks, which need positions too, unless they have few blocks.
+        # Long texts are padded to whole blocks, and padding needs positions, too.
         block = sizes.get("block_size", 64)
         unpadded = (5 + 2 * sizes.get("num_random_blocks", 3)) * block
         limit = max(limit // block * block, min(limit, unpadded))
@@ -371,7 +373,7 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
-    """Raise CheckpointError if a ``tokenizers.Tokenizer`` has ids beyond the model's embedding."""
+    """Raise CheckpointError if a tokenizer has ids beyond the rows of the model's embedding."""
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
     ids = backend.get_vocab()
     token = max(ids, key=ids.__getitem__, default="")
@@ -408,10 +410,11 @@ def _sequence_classifier(
 
 
 def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
-    """Describe a network that transformers saved with a head for every token."""
+    """Describe a checkpoint with transformers' token classification head."""
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     architectures = [str(name) for name in config.get("architectures") or ()]
-    labels_texts = not {"target_sizes", "fc_dropout"}.isdisjoint(config)  # by heads of their own
+    # The layouts `POOLED_HEADS` and `LINEAR_HEAD` label whole texts.
+    labels_texts = not {"target_sizes", "fc_dropout"}.isdisjoint(config)
     if (
         labels_texts
         or "model_type" not in config
@@ -429,7 +432,7 @@ def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -
 
 
 def _labels_or_default(config: dict[str, Any], name: str) -> tuple[str, ...]:
-    """Return the labels by id; transformers leaves its default of two out of the file."""
+    """Return the labels in id order; transformers does not save its default of two labels."""
     if config.get("id2label") or config.get("label2id"):
         return labels_in_order(config, name)
     return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
@@ -442,10 +445,10 @@ def _adapted_classifier(
     problem_type: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a LoRA adapter with a head for texts, on `base_model` or the one that it names."""
+    """Describe a LoRA adapter with a text classification head; `base_model` overrides its base."""
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
-    outputs = {of[0] for name, of in shapes.items() if len(of) == 2 and LAST_LAYER.search(name)}
+    outputs = {s[0] for name, s in shapes.items() if len(s) == 2 and LAST_LAYER.search(name)}
     if adapter.get("task_type") != "SEQ_CLS" or len(outputs) != 1:
         raise CheckpointError(
             f"the adapter {identity.name} has task_type {adapter.get('task_type')!r} and "
@@ -467,9 +470,9 @@ def _adapted_classifier(
 def find_tokenizer(
     checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Return the checkpoint with its base model as `tokenizer`, if none lies beside the weights.
+    """Set the checkpoint's `tokenizer` to its base model if its own files have no tokenizer.
 
-    Saving a torch module saves no tokenizer, so one is looked for where that may have been done.
+    Only layouts saved as plain torch modules or adapters may lack one.
     """
     if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE) and checkpoint.base is None:
         return checkpoint
@@ -480,7 +483,7 @@ def find_tokenizer(
     if checkpoint.base is not None:
         return replace(checkpoint, tokenizer=checkpoint.base)
     base = base_model or checkpoint.config.get("base_model") or ""
-    if "/" not in base:  # none, or just a folder within the checkpoint
+    if "/" not in base:  # no base model, or a folder of the checkpoint
         raise CheckpointError(
             f"{identity.name} has no tokenizer among its files {some_of(files)}, and names no base "
             "model to take one from: save it beside the model with tokenizer.save_pretrained, or "
@@ -496,8 +499,8 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a checkpoint with the sizes of `base_model`, or of the one that it names itself."""
-    # The order of the heads is the order of the keys in the file.
+    """Describe a checkpoint whose sizes come from `base_model`, or else from its own base model."""
+    # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
     by_id = {"id2label": config.get("task_type_map")} if layout == POOLED_HEADS else config
     labels = labels_in_order(by_id, identity.name)
@@ -506,8 +509,8 @@ def _with_base_model(
             f"task_type_map of {identity.name} has {len(labels)} labels, and its first head "
             f"{first} outputs: they must be as many"
         )
-    inside = identity if base_model is None else None
-    backbone = read_backbone(base_model or config["base_model"], inside, cache_dir)
+    home = identity if base_model is None else None
+    backbone = read_backbone(base_model or config["base_model"], home, cache_dir)
     check_sizes(backbone, identity, cache_dir)
     contents, heads = (json.dumps(config), json.dumps(backbone)), tuple(sizes.items())
     return Checkpoint(identity, layout, labels, SINGLE_LABEL, *contents, heads)
@@ -521,12 +524,13 @@ def read_backbone(
 ) -> dict[str, Any]:
     """Read sizes from a folder of the checkpoint, the known backbones, a directory or the Hub.
 
-    Never a default: a wrong size would go unnoticed where shapes do not tell, as with heads.
+    There is no default, because shapes do not reveal every wrong size, such as the number of
+    attention heads.
     """
     if identity is not None and "/" not in base_model:
-        inside = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
-        if inside is not None:
-            return inside
+        own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
+        if own is not None:
+            return own
     known = KNOWN_BACKBONES.get(base_model.lower())
     if known is not None and not hub.is_directory_name(base_model):
         return dict(known)
@@ -540,20 +544,21 @@ def read_backbone(
         )
         raise
     if backbone is None:
-        of = "" if identity is None else f" of {identity.name}"
+        owner = "" if identity is None else f" of {identity.name}"
         raise CheckpointError(
-            f"the base model {base_model}{of} has no config.json, so the backbone's sizes are "
+            f"the base model {base_model}{owner} has no config.json, so the backbone's sizes are "
             "unknown: pass base_model= with a directory or Hub name that has one"
         )
     return backbone
 
 
 def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the ``config.json`` of the network `name` as transformers takes and runs it anywhere.
+    """Convert the ``config.json`` of the network `name` to the form that transformers loads.
 
-    CheckpointError if it asks for what transformers' classes of the architecture do not do.
+    Settings that tie it to some hardware are dropped. Raises CheckpointError if transformers'
+    classes do not support a setting.
     """
-    dropped = ("attn_implementation", "quantization_config")  # the latter is null, or refused
+    dropped = ("attn_implementation", "quantization_config")  # the latter is null here
     sizes = {key: value for key, value in config.items() if not key.endswith(dropped)}
     quantized = config.get("quantization_config") or config.get("compression_config")
     position, is_gte, wrong = sizes.get("position_embedding_type"), is_published_gte(sizes), ""
@@ -578,19 +583,18 @@ def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return gte_sizes(sizes) if is_gte else sizes
 
 
-# GTE, whose encoders (``model_type`` "new", in Snowflake's copy "gte") came with modelling code in
-# their repositories, `Alibaba-NLP/new-impl`. transformers has since got `GteModel`, which renames
-# their tensors while loading; their configurations it does not read. Written from the published
-# modelling code, and not tried on the published weights.
+# GTE encoders (``model_type`` "new", in Snowflake's copy "gte") were published with modelling code,
+# `Alibaba-NLP/new-impl`. transformers' `GteModel` renames their tensors while loading, but does not
+# read their configurations. Written from the published code, not tested on the published weights.
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration is of the published code, not of transformers' `GteConfig`."""
+    """Tell whether a configuration is in the published code's format, not in `GteConfig`'s."""
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 
 def _gte_problems(config: Mapping[str, Any]) -> list[str]:
-    """List settings of a published configuration that transformers' classes cannot follow."""
+    """List settings of a published configuration that transformers does not support."""
     problems = [
         f"{name}={config[name]!r}"
         for name, value in _GTE_PLAIN.items()
@@ -603,10 +607,10 @@ def _gte_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a published configuration to the form of transformers' `GteConfig`.
+    """Convert a published configuration to the format of transformers' `GteConfig`.
 
-    The published NTK scaling by f multiplies the base of the frequencies by f, and divides all of
-    them by f^(2 / d), d numbers being a head's width: a linear scaling of another base.
+    The published NTK scaling by f multiplies the base of the frequencies by f, and divides the
+    frequencies by f^(2 / d) for a head of width d. That equals linear scaling with another base.
     """
     whole = _GTE_DEFAULTS | dict(config)
     factor = float((whole.get("rope_scaling") or {}).get("factor", 1.0))
@@ -620,20 +624,20 @@ def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"model_type": "gte", "rope_parameters": rope}
 
 
-# Words and sizes.
+# Helpers.
 
 
 def state_width(sizes: Mapping[str, Any]) -> int | None:
-    """Return the numbers of a token's state by a network's configuration; None for other names."""
+    """Return the width of a token's state in a network's configuration; None if not found."""
     return first_size(sizes, ("hidden_size", "dim", "n_embd"))
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first of these sizes that a configuration has."""
+    """Return the first size among `names` that a configuration has, or None."""
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
-    """List the first of the names in words, and how many more there are."""
+    """Join the first names for a message, followed by the number of the others."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

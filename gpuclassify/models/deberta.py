@@ -1,4 +1,4 @@
-"""Deberta: a backbone with one linear layer, as the published category classifiers have it."""
+"""Deberta: a backbone with one linear layer, in the layout of published category classifiers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpuclassify.models.loading import load_module, random_backbone
 from gpuclassify.models.networks import FirstTokenHead
 
 _CARD = "README.md"
-INSIDE = "backbone"  # folder of a checkpoint that carries its backbone's configuration itself
+INSIDE = "backbone"  # folder for a private backbone's configuration in a checkpoint
 
 
 class Deberta(FirstTokenHead, PyTorchModelHubMixin):
@@ -36,8 +36,8 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
 
     The layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
     ``nvidia/quality-classifier-deberta`` and ``nvidia/content-type-classifier-deberta``: tensors
-    ``model.*``, ``fc.weight`` and ``fc.bias``, without pooler or activation. What
-    ``save_pretrained`` writes is such a checkpoint, and every classifier of this package reads it.
+    ``model.*``, ``fc.weight`` and ``fc.bias``, without pooler or activation. ``save_pretrained``
+    writes a checkpoint that every classifier of this package reads.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         }
 
     def save_pretrained(self, save_directory: str | Path, **settings: Any) -> str | None:
-        """Save as `huggingface_hub.PyTorchModelHubMixin` does, all files at once."""
+        """Save as `huggingface_hub.PyTorchModelHubMixin` does, replacing all files atomically."""
         directory = Path(save_directory)
         settings.setdefault("repo_id", directory.name)
         with saving(directory) as folder:
             with contextlib.suppress(FileNotFoundError):
-                shutil.copy2(directory / _CARD, folder)  # which stays as it is
+                shutil.copy2(directory / _CARD, folder)  # the mixin keeps an existing card
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -92,7 +92,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         config = dict(self.config)
         base_model = config["base_model"]
         is_elsewhere = "/" in base_model and not hub.is_directory_name(base_model)
-        if not is_elsewhere and base_model.lower() not in KNOWN_BACKBONES:  # nobody else finds it
+        if not is_elsewhere and base_model.lower() not in KNOWN_BACKBONES:
             config["base_model"] = INSIDE
             self.model.config.save_pretrained(save_directory / INSIDE)  # type: ignore[union-attr, operator]
         text = json.dumps(config, indent=2, sort_keys=True)
@@ -108,7 +108,7 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load from safetensors alone, and every tensor must fit: the mixin's own way is laxer."""
+        """Load from safetensors only; every tensor must fit, unlike in the mixin's own loading."""
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)
@@ -125,4 +125,4 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return cls(config, random_backbone(checkpoint.sizes, model_id))
 
         module: Any = load_module(checkpoint, directory, torch.float32, OwnModule(build))
-        return module.requires_grad_(True)  # to be trained further
+        return module.requires_grad_(True)  # the user may train it further

@@ -1,6 +1,6 @@
-"""Heads on embeddings out of other projects' files, once and by explicit command.
+"""Conversion of other projects' heads on embeddings to this package's format.
 
-Pickles are read by ``torch.load(weights_only=True)``, which runs no code of theirs.
+Pickles are read by ``torch.load(weights_only=True)``, which runs none of their code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 WEIGHT_NAMES, BIAS_NAMES = ("weight", "coef_", "coef"), ("bias", "intercept_", "intercept")
-WHERE_TENSORS_ARE = ("state_dict", "model_state_dict", "model")
+STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 Layer = tuple[np.ndarray, np.ndarray]
 
 
 class PublishedLayout(NamedTuple):
-    """Published layout, by the names of its layers, with what no file says of it."""
+    """Published head: names of its layers, and settings that its file does not contain."""
 
     name: str
     layers: tuple[str, ...]
@@ -41,7 +41,7 @@ class PublishedLayout(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Tell whether layers have the names and the widths of this layout."""
+        """Tell whether layers have the names and widths of this layout."""
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -49,7 +49,7 @@ class PublishedLayout(NamedTuple):
 
 PUBLISHED = (
     # JQL-AI/JQL-Annotation-Pipeline, src/utils/regression_head.py and embedder.py: a
-    # LightningModule of two linear layers with a ReLU, on the first token's state, normalised.
+    # LightningModule of two linear layers with a ReLU, on the normalized state of the first token.
     PublishedLayout(
         "JQL",
         ("layer1", "layer2"),
@@ -57,8 +57,8 @@ PUBLISHED = (
         None,
         Backbone("Snowflake/snowflake-arctic-embed-m-v2.0", None, "cls", True, "", 8192),
     ),
-    # epfml/fineweb2-hq, src/fineweb2_hq/mlp.py and xlmr_embeddings.py: 768-256-1 with a ReLU and a
-    # dropout, and a sigmoid at the end, on the mean of the first 512 tokens.
+    # epfml/fineweb2-hq, src/fineweb2_hq/mlp.py and xlmr_embeddings.py: 768-256-1 with ReLU, dropout
+    # and a final sigmoid, on the mean of the first 512 tokens.
     PublishedLayout(
         "FineWeb2-HQ",
         ("classifier.0", "classifier.3"),
@@ -79,11 +79,11 @@ def convert_head(
     output_activation: str | None = None,
     backbone: Mapping[str, Any] | None = None,
 ) -> tuple[HeadNetwork, str | None]:
-    """Write the head in a file as a directory that `HeadClassifier` reads.
+    """Convert a file with a head to a directory that `HeadClassifier` reads.
 
-    Returns the head, and the published layout that the file has, if it has one: what is not passed
-    is that layout's. Two labels may name one output that tells two classes apart. Of the output,
-    "none" is no activation.
+    Returns the head, and the name of the published layout that the file has, or None. Settings that
+    are not passed come from that layout. Two labels may name the single output of a binary
+    classifier. ``output_activation="none"`` means no activation.
     """
     path = Path(os.fspath(source)).expanduser()
     layers = _find_layers(path, _read_tensors(path))
@@ -101,7 +101,7 @@ def convert_head(
     kind = problem_type or (SINGLE_LABEL if len(labels) > 1 else REGRESSION)
     if kind == SINGLE_LABEL and len(labels) == 2:
         last, (weight, bias) = list(layers.items())[-1]
-        if len(weight) == 1:  # the output of the first of two classes is always 0
+        if len(weight) == 1:  # the first class gets a constant logit of 0
             layers[last] = np.vstack([np.zeros_like(weight), weight]), np.append(0, bias)
     settings = dict(backbone or {})
     if published is not None:
@@ -124,7 +124,7 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read tensors by name, in the order of the layers as far as the file keeps one."""
+    """Read tensors by name, in the order of the file, or sorted if it keeps none."""
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -137,7 +137,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         return _READERS[kind](path)
     except OSError:
         raise
-    except Exception as err:  # readers raise different errors for what is not in its format
+    except Exception as err:  # readers raise various errors for other formats
         raise CheckpointError(f"{path} is no {kind} file of numbers: {err}") from err
 
 
@@ -147,7 +147,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     by_name = load_file(path)
 
     def natural(name: str) -> list[Any]:
-        """Return a sort key that puts 10 after 9."""
+        """Return a sort key that orders numbers by value."""
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
     return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=natural)}
@@ -162,19 +162,18 @@ _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
 
 
 class _Omitted:
-    """Empty dictionary in place of what a pickle would make with a function that is not known."""
+    """Stand-in for unknown functions and classes of a pickle; calls give an empty dictionary."""
 
     def __new__(cls, *_: object) -> Any:
         return OrderedDict()
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a pickle with torch, without running code of others.
+    """Read the tensors of a pickle with torch, without running its code.
 
-    They are at the top, or where Lightning and others keep them.
-
-    Lightning's checkpoints hold hyper-parameters and states of callbacks of any class. Nothing of
-    them is needed, so that an empty dictionary stands for each.
+    They are at the top level, or under a key such as Lightning's "state_dict". Lightning's
+    checkpoints also hold hyper-parameters and callback states of any class; these are not needed,
+    and become empty dictionaries.
     """
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -187,18 +186,18 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as err:  # torch's reader raises whatever the bytes of another format lead to
+    except Exception as err:  # torch raises various errors for other formats
         holds = f"holds objects of {some_of(names)}, and " if names else ""
         raise CheckpointError(
             f"{path} {holds}cannot be read as tensors alone. If it is a checkpoint of torch that "
             'you trust, save its tensors: torch.save(torch.load(FILE, weights_only=False)["state_'
             'dict"], "head.pt")'
         ) from err
-    places = [loaded]
+    candidates = [loaded]
     if isinstance(loaded, dict):
-        places += [loaded.get(name) for name in WHERE_TENSORS_ARE]
-    for place in places:
-        tensors = place.items() if isinstance(place, dict) else ()
+        candidates += [loaded.get(key) for key in STATE_KEYS]
+    for candidate in candidates:
+        tensors = candidate.items() if isinstance(candidate, dict) else ()
         arrays = {str(k): _as_numpy(v) for k, v in tensors if isinstance(v, torch.Tensor)}
         if arrays:
             return arrays
@@ -206,7 +205,7 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Find weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
+    """Pair the weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

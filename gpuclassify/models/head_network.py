@@ -1,11 +1,11 @@
-"""A head on embeddings: a few dense layers, stored as config.json and safetensors, run by numpy.
+"""Head on embeddings: a few dense layers, stored as config.json and safetensors, run by numpy.
 
 The directory or Hub repository of a head holds
 
 ``config.json``
     ``model_type`` "embedding_head", ``problem_type``, ``id2label``, ``hidden_activation``,
-    ``output_activation``, and ``backbone``: the model that embeds and how, or null. Beside what
-    the head is, ``weights_sha256`` of the file that ``transformers_weights`` names, if it is known.
+    ``output_activation``, and ``backbone``, the embedding model and its settings, or null. Also
+    ``weights_sha256``, the digest of the file that ``transformers_weights`` names, if known.
 ``model.safetensors``
     ``layers.0.weight`` float32 (outputs, inputs), ``layers.0.bias`` (outputs,), ``layers.1.weight``
     and so on.
@@ -45,43 +45,43 @@ CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of su
 
 @dataclass(frozen=True)
 class Backbone:
-    """Model whose embeddings a head was trained on, and how it embedded.
+    """Embedding model that a head was trained on, with its settings.
 
-    From `pooling` on, None is as the model's own files have it.
+    For `pooling` and later fields, None means the setting in the model's own files.
     """
 
     model: str  # Hub name or directory
     revision: str | None = None  # commit on the Hub
     pooling: str | None = None  # "mean", "cls" or "last"
     normalize: bool | None = None  # embeddings have length 1
-    prompt: str | None = None  # stands before every text
+    prompt: str | None = None  # prefix of every text
     max_seq_length: int | None = None  # tokens of a text that are read
     truncate_dim: int | None = None  # numbers of an embedding that are kept
 
 
 @dataclass(frozen=True)
 class HeadCheckpoint(Checkpoint):
-    """A head pinned and described, without its weights."""
+    """Pinned and described head, without its weights."""
 
-    widths: tuple[int, ...] = ()  # numbers of an embedding, of each hidden layer, and outputs
+    widths: tuple[int, ...] = ()  # widths of embeddings, hidden layers and output
 
     @property
     def backbone(self) -> Backbone | None:
-        """Backbone that the head was trained on, if its configuration says so."""
+        """Backbone that the head was trained on, if its configuration names one."""
         described = self.config.get("backbone")
         return None if described is None else Backbone(**described)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadNetwork:
-    """A head in memory, of layers, labels and activations that fit each other."""
+    """Head in memory, with layers, labels and activations that are checked to fit each other."""
 
     # Weights (outputs, inputs) and biases (outputs,) of each dense layer; kept as float32.
     layers: tuple[tuple[np.ndarray, np.ndarray], ...]
     problem_type: ProblemType
     labels: tuple[str, ...]  # a name for each output
     hidden_activation: str | None = None  # "relu" or "tanh", between two layers
-    # "sigmoid" of a regression whose score is a probability; outputs of other heads are logits.
+    # "sigmoid" for a regression whose score is a probability; outputs of other heads are logits.
     output_activation: str | None = None
     backbone: Backbone | None = None
 
@@ -99,18 +99,18 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute outputs, float32 (texts, outputs), of embeddings, float32 (texts, numbers)."""
+        """Compute outputs, float32 (texts, outputs), from embeddings, float32 (texts, width)."""
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
-        for place, (weight, bias) in enumerate(self.layers):
-            values = (activate(values) if place else values) @ weight.T + bias
+        for number, (weight, bias) in enumerate(self.layers):
+            values = (activate(values) if number else values) @ weight.T + bias
         return OUTPUT_ACTIVATIONS[self.output_activation](values)
 
     def config(self) -> dict[str, Any]:
-        """Return the head's content of ``config.json``."""
+        """Return the content of ``config.json``."""
         return {
             "model_type": EMBEDDING_HEAD,
             "problem_type": self.problem_type,
-            "id2label": {str(place): label for place, label in enumerate(self.labels)},
+            "id2label": {str(number): label for number, label in enumerate(self.labels)},
             "hidden_activation": self.hidden_activation,
             "output_activation": self.output_activation,
             "backbone": None if self.backbone is None else asdict(self.backbone),
@@ -119,21 +119,21 @@ class HeadNetwork:
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the content of ``model.safetensors``."""
         return {
-            f"layers.{place}.{kind}": tensor
-            for place, layer in enumerate(self.layers)
+            f"layers.{number}.{kind}": tensor
+            for number, layer in enumerate(self.layers)
             for kind, tensor in zip(("weight", "bias"), layer, strict=True)
         }
 
     def save(self, directory: StrPath) -> Path:
-        """Put the two files into a directory, at once, in place of those of another head."""
+        """Save the head in a directory, atomically replacing another head there."""
         folder = Path(os.fspath(directory)).expanduser()
         refuse_other_model(folder)
-        with saving(folder) as beside:
-            self.write(beside)
+        with saving(folder) as unfinished:
+            self.write(unfinished)
         return folder
 
     def write(self, folder: Path) -> None:
-        """Write the two files into a folder that is there."""
+        """Write ``config.json`` and ``model.safetensors`` into an existing folder."""
         from safetensors.numpy import save_file
 
         config = json.dumps(self.config(), indent=2, ensure_ascii=False)
@@ -166,7 +166,7 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
 
 
 def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> HeadNetwork:
-    """Load the head, with the weights at its pinned identity, if they are those saved."""
+    """Load the head at its pinned identity; check the digest of its weights."""
     from safetensors.numpy import load_file
 
     config = checkpoint.config
@@ -174,11 +174,11 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> He
     check_digest(checkpoint, directory)
     tensors = load_file(directory / WEIGHTS)
     if checkpoint.identity.is_directory:
-        hub.download(checkpoint.identity)  # unchanged while it was read
+        hub.download(checkpoint.identity)  # raises if the directory changed meanwhile
     return HeadNetwork(
         layers=tuple(
-            (tensors[f"layers.{place}.weight"], tensors[f"layers.{place}.bias"])
-            for place in range(len(checkpoint.widths) - 1)
+            (tensors[f"layers.{number}.weight"], tensors[f"layers.{number}.bias"])
+            for number in range(len(checkpoint.widths) - 1)
         ),
         problem_type=config["problem_type"],
         labels=checkpoint.labels,
@@ -189,7 +189,7 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> He
 
 
 def _check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless this is the configuration of a head."""
+    """Raise CheckpointError unless `config` is a head's configuration."""
     if config.get("model_type") != EMBEDDING_HEAD:
         raise CheckpointError(
             f"{name} is no head on embeddings: its model_type is {config.get('model_type')!r}, and "
@@ -224,10 +224,10 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Return each layer's inputs and the last one's outputs, if each layer fits the next."""
+    """Return the inputs of each layer and the outputs of the last, if the layers fit together."""
     count = max(len(shapes) // 2, 1)
-    weights = [shapes.get(f"layers.{place}.weight", ()) for place in range(count)]
-    biases = [shapes.get(f"layers.{place}.bias", ()) for place in range(count)]
+    weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]
+    biases = [shapes.get(f"layers.{number}.bias", ()) for number in range(count)]
     described = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(shapes.items()))
     if len(shapes) != 2 * count or not all(len(shape) == 2 for shape in weights):
         raise CheckpointError(
@@ -246,7 +246,7 @@ def _check_widths(
 
 
 def refuse_other_model(folder: Path) -> None:
-    """Raise FileExistsError if a directory holds a model that is no head on embeddings."""
+    """Raise FileExistsError if a directory holds a model other than a head on embeddings."""
     if (text := config_text(folder)) is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""From a described checkpoint and its directory to a model that is ready to run."""
+"""Loading of models: from a described checkpoint and its directory to a module ready to run."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
-_DEFAULT_TOKENS = 512  # of a custom module that states no length
+_DEFAULT_TOKENS = 512  # maximum tokens of a custom module that states no length
 NO_LIMIT = 2**31 - 1
 _POSITION_TABLES = {"position_embeddings", "embed_positions", "positions_embed", "wpe"}
-_NOT_OF_TEXTS = {"entity_embeddings", "vision_model", "vision_tower", "visual"}
+_OTHER_INPUTS = {"entity_embeddings", "vision_model", "vision_tower", "visual"}
 
-# transformers' loading and building switch process-wide state (default dtype, progress bars).
+# transformers switches process-wide state (default dtype, progress bars) while it loads and builds.
 building_lock = threading.Lock()
 
 
@@ -90,7 +90,7 @@ def load_module(
 ) -> nn.Module:
     """Return the checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
 
-    CheckpointError if tensors are missing, unknown, of another shape, or not those that were saved.
+    Raises CheckpointError if tensors are missing, unknown, misshaped or changed since saving.
     """
     has_weights = custom is not None and custom.has_weights
     if not has_weights:
@@ -117,11 +117,11 @@ def longest_input(
     config: PretrainedConfig | None = None,
     module: nn.Module | None = None,
 ) -> int:
-    """Return the most tokens of a text, special ones included, unless the user sets another length.
+    """Return the default maximum of tokens in a text, special tokens included.
 
-    `config` is that of a custom module, whose sizes the checkpoint may lack. Tables
-    of positions in a `module` count, whatever sizes are called. Where nothing is a limit, it is the
-    length that a configuration was written for, or none.
+    It is the smallest limit that the sizes, the tokenizer and `module`'s tables of positions have.
+    Without such a limit it is `max_position_embeddings`, or else a default. `config` is a custom
+    module's configuration, whose sizes the checkpoint may lack.
     """
     sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
     if is_own:
@@ -135,12 +135,12 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return how many tokens the smallest table of positions has rows for."""
+    """Return the number of tokens that fit the module's smallest table of positions, or None."""
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
         table = getattr(part, "weight", None)
-        if last in _POSITION_TABLES and table is not None and _NOT_OF_TEXTS.isdisjoint(path):
+        if last in _POSITION_TABLES and table is not None and _OTHER_INPUTS.isdisjoint(path):
             padding = getattr(part, "padding_idx", None)
             first = getattr(part, "offset", 0) if padding is None else padding + 1
             limits.append(len(table) - first)
@@ -150,22 +150,22 @@ def _table_limit(module: nn.Module) -> int | None:
 def check_tensors(
     checkpoint: Checkpoint, cache_dir: str | None = None, custom: OwnModule | None = None
 ) -> None:
-    """Compare the safetensors headers with what the architecture needs, before any work starts.
+    """Compare the safetensors headers with the architecture's tensors, before any work starts.
 
-    CheckpointError names the tensors that are missing, unknown or of another shape.
+    Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     module = build_without_memory(checkpoint, custom)
     check_headers(checkpoint, shapes_of(module.state_dict()), cache_dir, _tied_names(module))
 
 
 def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
-    """Build the checkpoint's module with shapes alone."""
+    """Build the checkpoint's module on the meta device, with shapes but no data."""
     with building_lock, torch.device("meta"):
         return _build(checkpoint, custom)
 
 
 def _tied_names(module: nn.Module) -> list[list[str]]:
-    """List all names of each tensor; safetensors keeps a tensor once, under one of its names."""
+    """List all names of each tensor; safetensors stores a shared tensor under one name only."""
     names = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
@@ -173,9 +173,10 @@ def _tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
-    """Run a custom module on a device without memory, before any work starts.
+    """Run a custom module on the meta device, before any work starts.
 
-    CheckpointError if its forward takes other arguments, or gives other outputs than labels.
+    Raises CheckpointError if its forward takes other arguments, or its outputs do not match the
+    labels.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
         module = custom.build(checkpoint.config).eval()
@@ -183,7 +184,7 @@ def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         try:
             outputs = module(**inputs) if unpacks else module(inputs)
-        except (NotImplementedError, RuntimeError):  # what it does needs values, not just shapes
+        except (NotImplementedError, RuntimeError):  # its forward needs values, not just shapes
             return
         except TypeError as err:
             taken = "one dict" if not unpacks else "input_ids and attention_mask"
@@ -207,11 +208,11 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
             return FirstTokenLevels(backbone, checkpoint.output_count)
         return FirstTokenHead(backbone, checkpoint.output_count)
     config = network_config(checkpoint.sizes, checkpoint.identity.name)
-    return new_network(_loader_of(checkpoint), config, checkpoint.identity.name)
+    return new_network(_auto_class(checkpoint), config, checkpoint.identity.name)
 
 
-def _loader_of(checkpoint: Checkpoint) -> Any:
-    """Return the class of transformers that builds and loads such a checkpoint."""
+def _auto_class(checkpoint: Checkpoint) -> Any:
+    """Return the transformers class that builds and loads a checkpoint."""
     import transformers
 
     if checkpoint.sentence is not None:
@@ -222,17 +223,16 @@ def _loader_of(checkpoint: Checkpoint) -> Any:
 
 
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
-    """Build a transformers encoder of these sizes, of `owner`, with random float32 weights."""
+    """Build a transformers encoder with random float32 weights; messages name it `owner`."""
     from transformers import AutoModel
 
     return new_network(AutoModel, network_config(sizes, owner), owner)
 
 
 def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
-    """Build the network of a configuration, of `owner`, by a class of transformers.
+    """Build a network with random float32 weights by a transformers class; `owner` names it.
 
-    Its weights are random and float32. CheckpointError if the class knows no such network, or a
-    size has a wrong value.
+    Raises CheckpointError if the class has no such network, or a size has a wrong value.
     """
     if type(config) not in loader._model_mapping:
         kind = loader.__name__.removeprefix("AutoModel").removeprefix("For") or "encoder"
@@ -241,7 +241,7 @@ def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
         )
     try:
         return loader.from_config(config, dtype=torch.float32)
-    except Exception as err:  # whatever transformers and torch raise for such sizes
+    except Exception as err:  # transformers and torch raise various errors for wrong sizes
         raise CheckpointError(
             f"transformers builds no network by config.json of {owner} "
             f"({type(err).__name__}: {err}): take the file from whoever made the model"
@@ -249,7 +249,7 @@ def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
 
 
 def network_config(sizes: dict[str, Any], owner: str) -> Any:
-    """Return the transformers configuration with these sizes, which are of `owner`."""
+    """Return the transformers configuration with these sizes; messages name its model `owner`."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -261,7 +261,7 @@ def network_config(sizes: dict[str, Any], owner: str) -> Any:
         ) from err
     try:
         return config_type.from_dict(sizes)
-    except Exception as err:  # whatever its checks of types raise
+    except Exception as err:  # its type checks raise various errors
         raise CheckpointError(
             f"config.json of {owner} is none of a {sizes['model_type']} model ({err}): take the "
             "file from whoever made the model"
@@ -275,8 +275,8 @@ def _load_strictly(
     slices = read_weights(directory)
     tensors = {name: slices[name][...].to(dtype) for name in slices.keys() - LEGACY_BUFFERS}
     for names in _tied_names(module):
-        held = next((tensors[name] for name in names if name in tensors), None)
-        tensors |= {} if held is None else dict.fromkeys(set(names) - tensors.keys(), held)
+        stored = next((tensors[name] for name in names if name in tensors), None)
+        tensors |= {} if stored is None else dict.fromkeys(set(names) - tensors.keys(), stored)
     expected = shapes_of(module.state_dict())
     compare_shapes(checkpoint.identity.name, shapes_of(tensors), expected)
     module.load_state_dict(tensors, assign=True)
@@ -284,10 +284,10 @@ def _load_strictly(
 
 
 def read_weights(directory: Path) -> dict[str, Any]:
-    """Return all tensors of a model by name; ``[...]`` of one reads it, and is it alone.
+    """Return lazy slices of all tensors of a model by name; indexing with ``[...]`` reads one.
 
-    Files are mapped where they cannot change, so that processes share them. A model must not follow
-    what is written into other ones, nor die where one ends early.
+    Files that cannot change are memory-mapped, so that processes share them. Other files are read,
+    because a mapped file that is overwritten changes the model, and one cut short ends the process.
     """
     slices: dict[str, Any] = {}
     for path, is_fixed in hub.weights_paths(directory).items():
@@ -323,7 +323,7 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
 
 
 def _load_dense(folder: Path) -> nn.Module:
-    """Load a dense layer of sentence-transformers with its activation, float32."""
+    """Load a sentence-transformers dense layer with its activation, in float32."""
     tensors = {name: part[...].float() for name, part in read_weights(folder).items()}
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
     layer = nn.Linear(weight.shape[1], len(weight), bias is not None)
@@ -339,14 +339,14 @@ def _load_by_transformers(
     checkpoint: Checkpoint, directory: Path, dtype: torch.dtype, adapter: Path | None
 ) -> nn.Module:
     name, sentence = checkpoint.identity.name, checkpoint.sentence
-    loader = _loader_of(checkpoint)
+    loader = _auto_class(checkpoint)
     needed = functools.partial(needed_tensors, checkpoint)
     config = network_config(checkpoint.sizes, name)
     loaded_as = dtype if checkpoint.base is None else torch.float32
     module = pretrained(loader, name, directory, loaded_as, config, needed)
     if checkpoint.base is not None and adapter is not None:
-        module = _with_adapter(module, checkpoint, adapter).to(dtype)
-    module.config.use_cache = False  # which decoders fill to generate text
+        module = _merge_adapter(module, checkpoint, adapter).to(dtype)
+    module.config.use_cache = False  # the cache serves text generation only
     return module if sentence is None else PooledEmbedding(module, sentence.pooling)
 
 
@@ -358,9 +358,9 @@ def pretrained(
     config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
 ) -> Any:
-    """Load the model `owner` by transformers, if all tensors are there that are `needed`.
+    """Load the model `owner` by transformers.
 
-    CheckpointError if there are tensors that it does not use.
+    Raises CheckpointError if `needed` tensors are missing or misshaped, or tensors are left over.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -374,10 +374,10 @@ def pretrained(
         config=network.config,
         state_dict=read_weights(directory),
         dtype=dtype,
-        ignore_mismatched_sizes=True,  # reported below with all their names, instead of the first
+        ignore_mismatched_sizes=True,  # all are reported below, instead of the first only
         output_loading_info=True,
     )
-    is_whole = network.base_model is not network  # else what stands on it does not matter
+    is_whole = network.base_model is not network  # a backbone alone ignores tensors of heads
     parts = None if is_whole else {network.base_model_prefix, *dict(network.named_children())}
     shapes = {name: f"{tuple(a)} instead of {tuple(b)}" for name, a, b in report["mismatched_keys"]}
     refuse_wrong_tensors(
@@ -389,18 +389,18 @@ def pretrained(
     return module
 
 
-def _with_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
+def _merge_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
     """Return the network with the adapter in `directory` merged into its weights."""
     with torch.device("meta"):
         shell = _build(checkpoint, None)
     config, tensors = load_adapter(directory, shell, network.device)
     adapted = import_peft().PeftModel(network, config, autocast_adapter_dtype=False)
     import_peft().set_peft_model_state_dict(adapted, tensors)
-    if config.layer_replication:  # of layers that share the tensors that merging would write into
+    if config.layer_replication:  # replicated layers share tensors, which merging would write to
         for part in adapted.modules():
             if isinstance(part, import_peft().tuners.tuners_utils.BaseTunerLayer):
-                below = part.get_base_layer()
-                below.weight = nn.Parameter(below.weight.detach().clone(), requires_grad=False)
+                layer = part.get_base_layer()
+                layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
     return adapted.merge_and_unload()
 
 
@@ -410,9 +410,9 @@ def check_adapter(
     network: PreTrainedModel,
     cache_dir: str | None = None,
 ) -> None:
-    """Compare the headers of an adapter with what it needs on a network without memory.
+    """Compare an adapter's headers with the tensors it needs on a network on the meta device.
 
-    CheckpointError names the tensors that are missing, unknown or of another shape.
+    Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
@@ -422,25 +422,25 @@ def check_adapter(
 def adapter_shapes(
     settings: Mapping[str, Any], network: PreTrainedModel, owner: str = ""
 ) -> Shapes:
-    """Return names and shapes of an adapter's tensors; the network without memory is changed."""
+    """Return names and shapes of an adapter's tensors; the meta device `network` is changed."""
     peft = import_peft()
     try:
         config = _lora_config(settings, network)
         with torch.device("meta"):
             adapted = peft.PeftModel(network, config)
-    except Exception as err:  # whatever peft and torch raise for settings that fit no network
+    except Exception as err:  # peft and torch raise various errors for settings that do not fit
         raise CheckpointError(f"the adapter {owner} does not fit the model: {err}") from err
-    # The embeddings that peft adds to a saved adapter of the last layer are the model's own.
+    # peft would add the model's own embeddings to an adapter of the last layer.
     return shapes_of(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
 
 
 def load_adapter(
     directory: Path, network: PreTrainedModel, device: torch.device
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Load configuration and tensors of the adapter in `directory` for a network without memory.
+    """Load an adapter's configuration and tensors for a network on the meta device.
 
-    Tensors have the names that peft saves them under, and their saved precision. The base model
-    that the adapter names is never looked for: it can be a path of whoever trained it.
+    Tensors keep their saved names and precision. The base model that the adapter names is not
+    looked up, because it may be a path on the machine where the adapter was trained.
     """
     missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
     if missing:
@@ -458,7 +458,7 @@ def load_adapter(
 
 
 def import_peft() -> ModuleType:
-    """Import the peft library; ModuleNotFoundError says how to install it."""
+    """Import peft; without it, raise ModuleNotFoundError with the command that installs it."""
     try:
         import peft
     except ModuleNotFoundError as err:
@@ -470,10 +470,10 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Return peft's configuration for a network that has no adapter yet."""
+    """Build peft's configuration for a network without adapters."""
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
-    # Some ways to initialise an adapter would change the weights below it.
+    # Some initializations of an adapter would change the base weights.
     fixed = {"inference_mode": True, "init_lora_weights": False}
     peft = import_peft()
     config = peft.LoraConfig.from_peft_type(**{**settings, **fixed})
@@ -483,16 +483,13 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 
 
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the adapter's own tensors: with an adapted last layer, peft saves the base's too."""
+    """Drop the base model's tensors, which peft saves, too, if the last layer is adapted."""
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off progress bars, load reports and libraries' notes to each other.
-
-    No worker's log is a place for them.
-    """
+    """Turn off progress bars, load reports and FutureWarnings, which would fill workers' logs."""
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()

@@ -1,6 +1,6 @@
-"""Torch modules with the published checkpoints' state-dict names: a backbone and what follows it.
+"""Torch modules with the published checkpoints' state-dict names: a backbone and its heads.
 
-Each reads a text's tokens and nothing of its padding, whichever side is padded.
+Outputs do not depend on padding, on either side.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from gpuclassify.models.checkpoint import CheckpointError
 
 
 def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Average each row's tokens, special ones included, float32 (rows, width of a state).
+    """Average each row's tokens, special tokens included, float32 (rows, width).
 
-    Of `states` (rows, tokens, width of a state) in any precision, summed in float32; the mask,
-    int64 (rows, tokens), has 1 for a token and 0 for padding.
+    `states` (rows, tokens, width) have any precision and are summed in float32. The mask, int64
+    (rows, tokens), has 1 for a token and 0 for padding.
     """
     mask = attention_mask.unsqueeze(-1).float()
     return (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the state of each row's first token, float32; arguments as in `mean_of_tokens`."""
+    """Return the state of each row's first token, float32; see `mean_of_tokens` for arguments."""
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the state of each row's last token, float32; arguments as in `mean_of_tokens`."""
+    """Return the state of each row's last token, float32; see `mean_of_tokens` for arguments."""
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()
 
@@ -77,11 +77,10 @@ class PooledHeads(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute the logits of all heads side by side, (rows, sum of sizes), from ids and mask.
+        """Compute the concatenated logits of all heads, (rows, sum of sizes).
 
-        Ids and mask are (rows, width).
-
-        Special tokens count in the mean; it is taken in float32 whatever the weights are.
+        Ids and mask are (rows, width). Special tokens are part of the mean, which is computed in
+        float32 for any dtype of the weights.
         """
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         states = hidden.last_hidden_state
@@ -91,10 +90,10 @@ class PooledHeads(nn.Module):
 
 
 class FirstTokenLevels(nn.Module):
-    """A backbone with several linear layers on its first token, each of which tells a level.
+    """A backbone with several linear layers on its first token, which give levels.
 
     The layout of ``PleIAs/celadon``: tensors ``deberta.*`` and ``heads.0.*`` onwards, without
-    dropout. `count` layers tell 0 to 3, the most probable one.
+    dropout. Each of `count` layers gives the most probable level, by default 0 to 3.
     """
 
     def __init__(self, backbone: nn.Module, count: int, levels: int = 4) -> None:
@@ -117,26 +116,26 @@ _POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}
 
 
 class PooledEmbedding(nn.Module):
-    """A backbone whose token states are pooled to one vector a text: by "mean", "cls" or "last"."""
+    """A backbone whose token states are pooled to a vector per text, by "mean", "cls" or "last"."""
 
     def __init__(self, backbone: nn.Module, pooling: str) -> None:
         super().__init__()
         self.backbone = backbone
         self._pool = _POOL[pooling]
-        self.dense: nn.Module = nn.Identity()  # float32, as what is pooled
+        self.dense: nn.Module = nn.Identity()  # float32, like pooled states
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute vectors, float32 (rows, width of a state), from ids and mask (rows, tokens)."""
+        """Compute vectors, float32 (rows, width), from ids and mask (rows, tokens)."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         return self.dense(self._pool(hidden.last_hidden_state, attention_mask))
 
 
 class TokenAverage(nn.Module):
-    """The mean of the vectors of a text's tokens, but for the `unknown` one; zeros without any.
+    """Mean of a text's token vectors, ignoring the `unknown` token; zeros for no tokens.
 
-    model2vec reads no more of a text than `token_chars` for each token, if that is set.
+    If `token_chars` is set, model2vec reads at most that many characters of a text per token.
     """
 
     def __init__(
@@ -150,17 +149,17 @@ class TokenAverage(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute vectors (rows, numbers) from ids and mask (rows, tokens)."""
+        """Compute vectors (rows, width) from ids and mask (rows, tokens)."""
         lengths = attention_mask.sum(1)
         return self.average(input_ids[attention_mask.bool()], lengths.cumsum(0) - lengths)
 
     def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Compute vectors (texts, numbers), float32, from the ids of texts end to end."""
+        """Compute vectors, float32 (texts, width), from the concatenated ids of texts."""
         return self.dense(self.vectors(ids, starts).float())
 
 
 class GuardLayers(nn.Module):
-    """Four linear layers on a normalised state of a decoder, `input_dim` numbers.
+    """Four linear layers on a decoder's normalized state of width `input_dim`.
 
     The layout of ``nvidia/instruction-data-guard``, whose inner sizes are fixed.
     """
@@ -181,9 +180,10 @@ class GuardLayers(nn.Module):
 
 
 def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: int) -> torch.Tensor:
-    """Return the outputs as (rows, outputs), also of one number a row or of logits in an object.
+    """Return the outputs of a module as a tensor (rows, outputs).
 
-    CheckpointError for any other shape than texts that went in by `count` outputs, 0 for any.
+    Accepts a tensor, also of shape (rows,), or an object with `logits`. Raises CheckpointError for
+    another number of rows, or of outputs than `count`, unless that is 0.
     """
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, torch.Tensor):

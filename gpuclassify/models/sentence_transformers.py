@@ -1,8 +1,8 @@
-"""Descriptions of models by the files of sentence-transformers and model2vec. No torch.
+"""Descriptions of models from files of sentence-transformers and model2vec, without torch.
 
-They are ``modules.json`` (what runs after what), ``config.json`` in the pooling module's folder,
-``sentence_bert_config.json`` (how texts are tokenized) and ``config_sentence_transformers.json``
-(prompts). What this package would run differently is refused by name.
+The files are ``modules.json`` (order of modules), ``config.json`` in the pooling module's folder,
+``sentence_bert_config.json`` (tokenizing) and ``config_sentence_transformers.json`` (prompts).
+Settings that this package would run differently are refused by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpuclassify.models.checkpoint import (
 from gpuclassify.settings.options import REGRESSION
 
 _POOLING_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-# How older releases spell them: one flag a mode.
+# Flags of older releases, one per mode.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -40,7 +40,7 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _SENTENCE, _PAIRS = "SentenceTransformer", "CrossEncoder"  # types of models
-# The modules that may follow each module, by type of model; None stands for the beginning.
+# Modules that may follow each module, by type of model; None is the start.
 _FOLLOWS: dict[str, dict[str | None, set[str]]] = {
     _PAIRS: {None: {"Transformer"}, "Transformer": set()},
     _SENTENCE: {
@@ -55,21 +55,21 @@ _RUNS = {
     _SENTENCE: "Transformer, then Pooling, or StaticEmbedding, then Dense, then Normalize",
 }
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
-_TOKENS_READ = 512  # by model2vec, unless the model says otherwise
+_TOKENS_READ = 512  # model2vec's default maximum of tokens
 _MODULES = "modules.json"
 _SETTINGS = "config_sentence_transformers.json"
-# The first that is there counts; newer releases write the first name whatever the architecture.
+# The first existing file counts; newer releases write the first name for every architecture.
 _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Settings of the Transformer module that are read here, or change no embedding of `encode`: some
-# speed the module up, some apply to `encode_query` and `encode_document` only.
+# Settings of the Transformer module that are read here, or do not change embeddings of `encode`:
+# they affect speed, or `encode_query` and `encode_document` only.
 _HARMLESS = {"max_seq_length", "do_lower_case", "unpad_inputs"}
 _HARMLESS |= {"query_length", "document_length", "query_expansion"}
 _HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
 _HARMLESS_ARGUMENTS |= {"trust_remote_code"}
-# Other settings by type of model, and the value that each must have if it is there.
+# Other settings and their only allowed value, by type of model.
 _PLAIN = {
     model_type: {
         "transformer_task": task,
@@ -92,17 +92,17 @@ def read_embedding_checkpoint(
     truncate_dim: int | None = None,
     cache_dir: str | None = None,
 ) -> Checkpoint:
-    """Describe the model at `identity` as one that embeds texts.
+    """Describe the model at `identity` as a text embedder.
 
-    `pooling`, `normalize` and `truncate_dim` stand over what the model's files say. Without
-    sentence-transformers files, a model pools as that library does then: the last token of a causal
-    language model, the mean of any other, not normalised. CheckpointError names modules and
-    settings that would give other embeddings here than there.
+    `pooling`, `normalize` and `truncate_dim` override the model's files. Without files of
+    sentence-transformers, that library's defaults hold: the last token of a causal language model,
+    the mean of any other, not normalized. Raises CheckpointError, which names modules and settings
+    that would give other embeddings here than there.
     """
     files = _Files(identity, cache_dir)
     modules = files.modules()
     folders = dict(modules)
-    if "StaticEmbedding" in folders or (not folders and files.are_of_model2vec):
+    if "StaticEmbedding" in folders or (not folders and files.are_from_model2vec):
         layout, (config, sentence) = STATIC, files.table(folders.get("StaticEmbedding", ""))
         if pooling not in (None, "mean"):
             raise CheckpointError(f"{identity.name} averages vectors: leave pooling= out")
@@ -134,16 +134,16 @@ def read_embedding_checkpoint(
 def as_cross_encoder(
     checkpoint: Checkpoint, has_activation: bool = True, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Return a classifier of pairs with the settings that ``CrossEncoder.predict`` applies.
+    """Add the settings of ``CrossEncoder.predict`` to a classifier of pairs.
 
-    They are the default prompt, the length, and, if it `has_activation`, the sigmoid of an only
-    output. As in sentence-transformers, a model without ``modules.json`` has plain transformers'
-    files, in which ``config.json`` may name the activation. CheckpointError names what would give
-    other scores here than there.
+    These are the default prompt, the length, and, with `has_activation`, the sigmoid of a single
+    output. As in sentence-transformers, a model without ``modules.json`` has transformers' files
+    only, and ``config.json`` may name the activation. Raises CheckpointError, which names settings
+    that would give other scores here than there.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
     saved: dict[str, Any] = {}
-    if checkpoint.layout == SEQUENCE_CLASSIFICATION and files.are_of_type:
+    if checkpoint.layout == SEQUENCE_CLASSIFICATION and files.have_type:
         files.modules()
         saved, (prompts, default_prompt, _) = files.settings(), files.prompts()
         checkpoint = replace(
@@ -158,14 +158,14 @@ def as_cross_encoder(
 
 
 def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
-    """Tell whether CrossEncoder takes the sigmoid of an only output.
+    """Tell whether CrossEncoder applies a sigmoid to a single output.
 
-    The activation that the files name decides, else it is the sigmoid unless they name a
+    The activation in the files decides. Without one, it is a sigmoid unless the files have a
     `ProblemType`.
     """
     config = checkpoint.config
-    places = (saved, config.get("sentence_transformers") or {})
-    named = [module["activation_fn"] for module in places if module.get("activation_fn")]
+    settings = (saved, config.get("sentence_transformers") or {})
+    named = [found["activation_fn"] for found in settings if found.get("activation_fn")]
     name = (*named, config.get("sbert_ce_default_activation_function"))[0]
     if name is None:
         return not config.get("problem_type")
@@ -181,21 +181,21 @@ def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Files:
-    """Files of one model, as far as it has them, each read and checked."""
+    """Reader and checker of a model's files; each file may be missing."""
 
     identity: Identity
     cache_dir: str | None
     model_type: str = _SENTENCE
 
     @property
-    def are_of_type(self) -> bool:
-        """Whether sentence-transformers saved the model as one of this type."""
+    def have_type(self) -> bool:
+        """Whether sentence-transformers saved the model with this `model_type`."""
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
 
     def settings(self) -> dict[str, Any]:
-        """Read the settings of the whole model."""
+        """Read ``config_sentence_transformers.json``, the settings of the whole model."""
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
@@ -218,16 +218,16 @@ class _Files:
         return config
 
     @property
-    def are_of_model2vec(self) -> bool:
-        """Whether the configuration is model2vec's; older models have no list of modules."""
+    def are_from_model2vec(self) -> bool:
+        """Whether the configuration is model2vec's; its older models have no ``modules.json``."""
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
-        """Read the sizes of a static model's vectors, and how they are averaged."""
+        """Read the sizes of a static model's vectors, and its settings."""
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
-        is_own = "embeddings" in shapes  # and not of sentence-transformers
-        table = shapes.get("embeddings" if is_own else "embedding.weight", ())
+        is_model2vec = "embeddings" in shapes  # sentence-transformers has "embedding.weight"
+        table = shapes.get("embeddings" if is_model2vec else "embedding.weight", ())
         if len(table) != 2:
             raise CheckpointError(
                 f"{weights} of {name} has the tensors {some_of(sorted(shapes))}: a static embedder "
@@ -235,16 +235,16 @@ class _Files:
             )
         rows = shapes.get("mapping", table)[0]
         sizes = {"model_type": STATIC, "vocab_size": rows, "hidden_size": table[1]}
-        config = (self._read("config.json") or {}) if is_own else {"max_length": None}
+        config = (self._read("config.json") or {}) if is_model2vec else {"max_length": None}
         return sizes, SentenceModel(
             is_normalized=bool(config.get("normalize")),
             max_tokens=self._size(config, "max_length", _TOKENS_READ),
             folder=folder,
-            is_model2vec=is_own,
+            is_model2vec=is_model2vec,
         )
 
     def dense_width(self, folder: str) -> int:
-        """Return the number of outputs of a dense layer."""
+        """Check a dense layer and return its number of outputs."""
         settings = {"activation_function": "torch.nn.Tanh"}
         settings |= self._read(f"{folder}/config.json") or {}
         library, _, activation = settings["activation_function"].rpartition(".")
@@ -266,7 +266,7 @@ class _Files:
         return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
-        """List kind and folder of each module; none without sentence-transformers."""
+        """Check and list the kind and folder of each module; empty without ``modules.json``."""
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
@@ -284,11 +284,11 @@ class _Files:
         ]
         kinds = [None, *(kind for kind, _ in folder_of_module)]
         follows = _FOLLOWS[self.model_type]
-        for place, (before, kind) in enumerate(itertools.pairwise(kinds)):
-            full = modules[place][0]
-            if not full.startswith("sentence_transformers.") or kind not in follows[before]:
+        for index, (previous, kind) in enumerate(itertools.pairwise(kinds)):
+            full = modules[index][0]
+            if not full.startswith("sentence_transformers.") or kind not in follows[previous]:
                 raise CheckpointError(
-                    f"{_MODULES} of {name} has {full} in place {place}, and this package runs "
+                    f"{_MODULES} of {name} has {full} in place {index}, and this package runs "
                     f"{_RUNS[self.model_type]}: {_ELSEWHERE}"
                 )
         if kinds[-1] == "Transformer" and self.model_type == _SENTENCE:
@@ -311,7 +311,7 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the settings of the pooling module; none if there is no such module."""
+        """Read the settings of the pooling module; empty if there are no modules."""
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -324,7 +324,7 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read the settings by which texts are tokenized."""
+        """Read and check the settings for tokenizing."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -347,8 +347,8 @@ class _Files:
     def _are_lower_cased(self, present: Collection[str]) -> bool:
         """Tell whether the tokenizer converts texts to lower case.
 
-        If there is a ``tokenizer.json``, its normalizer decides; ``do_lower_case`` of
-        ``tokenizer_config.json`` has an effect on a WordPiece vocabulary alone.
+        If there is a ``tokenizer.json``, its normalizer decides. ``do_lower_case`` in
+        ``tokenizer_config.json`` affects WordPiece vocabularies only.
         """
         if "tokenizer.json" in present:
             return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
@@ -356,7 +356,7 @@ class _Files:
         return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
-        """Read name and text of each prompt, the default one's name, and the cut of embeddings."""
+        """Read the prompts by name, the default prompt's name, and `truncate_dim`."""
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
         if kind != self.model_type:
@@ -377,7 +377,7 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return a size of the settings; CheckpointError unless it is null or at least 1."""
+        """Return a size in the settings; raise CheckpointError unless it is null or at least 1."""
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise CheckpointError(
@@ -418,7 +418,7 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether a setting of the Transformer module is one that changes nothing."""
+    """Tell whether a setting of the Transformer module has no effect on outputs."""
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

@@ -1,8 +1,8 @@
-"""Tensors as a file has them against those that a network needs.
+"""Comparison of a file's tensors with the tensors that a network needs.
 
-Nothing here imports torch, which takes seconds of a client that plans: the tensors of the published
-classifiers' architectures are known without building a network. Names and shapes are those that
-transformers gives its `BertModel` and `DebertaV2Model`, and GTE's published ones.
+Nothing here imports torch, which takes seconds: for common architectures, names and shapes of
+tensors are known without building a network. They follow transformers' `BertModel` and
+`DebertaV2Model`, and GTE's published code.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gpuclassify.models.checkpoint import (
 
 # Layouts whose weights transformers itself loads: it renames tensors of older checkpoints.
 LOADED_BY_TRANSFORMERS = (SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, EMBEDDING)
-# Buffers that old versions saved; they hold nothing that the network does not know.
+# Constant buffers that old versions of transformers saved.
 LEGACY_BUFFERS = frozenset({"model.embeddings.position_ids", "backbone.embeddings.position_ids"})
 
-# Tensors that a checkpoint may have and its outputs do not depend on: constants that were saved,
-# what reads a loss, a pooler that the head does not read, and heads of pretraining.
+# Tensors of a checkpoint that do not affect its outputs: saved constants, parts of a loss, unread
+# poolers, and pretraining heads.
 _UNUSED = re.compile(
     r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version"
     r"|pooler\..*|loss\w*\..*)$"
@@ -45,13 +45,13 @@ _UNUSED = re.compile(
 Shapes = Mapping[str, tuple[int, ...]]
 
 _DEBERTA, _BERT, _GTE = "deberta-v2", "bert", "gte"
-# What the encoder of a classifier is called.
+# Prefix of the encoder's tensors in a classifier.
 _PREFIXES = {_DEBERTA: "deberta.", _BERT: "bert.", _GTE: "new."}
 _ATTENTION = {
     _DEBERTA: ("query_proj", "key_proj", "value_proj"),
     _BERT: ("query", "key", "value"),
 }
-# Settings with which DeBERTa has the tensors below and no others: those of DeBERTa-v3.
+# Settings of DeBERTa-v3, with which DeBERTa has exactly the tensors below.
 _DEBERTA_V3 = {
     "relative_attention": True,
     "share_att_key": True,
@@ -64,15 +64,15 @@ _Shape = tuple[int, ...]
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of tensors of torch or numpy."""
+    """Return the shapes of torch tensors or numpy arrays by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Select those of `names` that outputs depend on.
+    """Select the tensors that affect the outputs.
 
-    An embedding reads no pooler, nor an old buffer, and a network with an adapter nothing that the
-    adapter has itself.
+    An embedding needs no pooler and no legacy buffer; a base model needs no tensor that its adapter
+    replaces.
     """
     if checkpoint.base is not None:
         parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
@@ -83,9 +83,9 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
-    """Select tensors, unknown to a network, that its outputs may have been trained with.
+    """Select unknown tensors of a checkpoint that might have affected its outputs.
 
-    Of a network without a head only those in its `parts`.
+    For a network without a head, only tensors in its `parts` count.
     """
     names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
     return {name for name in names if not _UNUSED.search(name)}
@@ -97,40 +97,41 @@ def check_headers(
     cache_dir: str | None = None,
     ties: Iterable[Collection[str]] = (),
 ) -> None:
-    """Compare the safetensors headers of a checkpoint with the tensors that it must have.
+    """Compare the safetensors headers of a checkpoint with the `expected` tensors.
 
-    CheckpointError names those that are missing, unknown or of another shape. Where those
-    `expected` are not known, headers are read, and nothing is compared. Each of `ties` are names
-    that share one tensor, which a file holds under any of them.
+    Raises CheckpointError, which names tensors that are missing, unknown or misshaped. If
+    `expected` is None, headers are read and not compared. Each entry of `ties` lists names of one
+    shared tensor, which a file may store under any of them.
     """
     home = checkpoint.base or checkpoint.identity
     shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
     if expected is None:
         return
-    held = {name for names in ties if shapes.keys() & names for name in names}
-    missing = needed_tensors(checkpoint, set(expected) - set(shapes) - held)
+    tied = {name for names in ties if shapes.keys() & names for name in names}
+    missing = needed_tensors(checkpoint, set(expected) - set(shapes) - tied)
     unknown = set(shapes) - set(expected) - LEGACY_BUFFERS
     if checkpoint.layout in LOADED_BY_TRANSFORMERS and unknown:
         is_whole = checkpoint.layout != EMBEDDING
         parts = None if is_whole else {name.partition(".")[0] for name in expected}
-        # transformers renames tensors of older checkpoints while loading, so with unknown names
-        # about, only the loading itself can tell what is missing.
+        # transformers renames tensors of older checkpoints while loading, so if there are unknown
+        # names, only the loading itself can find missing tensors.
         missing, unknown = set(), set() if missing else unused_tensors(unknown, parts)
     compared = {name: expected[name] for name in needed_tensors(checkpoint, expected)}
     refuse_wrong_tensors(home.name, missing, misshaped(shapes, compared), unknown)
 
 
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
-    """Compare the weights in `directory` with the digest of those that were saved, if it is known.
+    """Compare the SHA-256 of the weights in `directory` with the saved one, if there is one.
 
-    CheckpointError if they are others; ModelChangedError if the model was saved anew meanwhile.
+    Raises CheckpointError if they differ, or ModelChangedError if the model was saved again since
+    it was described.
     """
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
         return
     if (digest := file_sha256(directory / WEIGHTS)) != saved:
         if checkpoint.identity.is_directory:
-            hub.download(checkpoint.identity)  # unchanged since it was described
+            hub.download(checkpoint.identity)  # raises ModelChangedError if the directory changed
         raise CheckpointError(
             f"{directory / WEIGHTS} is not the file that was saved with its {CONFIG}: its SHA-256 "
             f"begins with {digest[:12]}, not {saved[:12]}. It was damaged, or copied without the "
@@ -140,7 +141,7 @@ def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless the names and shapes of the model `owner` are those expected."""
+    """Raise CheckpointError unless the model `owner` has the expected names and shapes."""
     refuse_wrong_tensors(
         owner,
         expected.keys() - shapes.keys(),
@@ -150,7 +151,7 @@ def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
 
 
 def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
-    """List the tensors that both have and in another shape, in words."""
+    """Describe the tensors whose shapes differ from the expected ones."""
     return [
         f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
         for name in sorted(shapes.keys() & expected.keys())
@@ -161,10 +162,10 @@ def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
 def refuse_wrong_tensors(
     owner: str, missing: Collection[str], misshaped: Collection[str], unknown: Collection[str]
 ) -> None:
-    """Raise CheckpointError if any tensor is missing, of another shape, or unknown."""
+    """Raise CheckpointError if any tensor is missing, misshaped or unknown."""
     problems = [
-        f"{len(names)} tensors {what}: {some_of(sorted(names))}"
-        for names, what in (
+        f"{len(names)} tensors {problem}: {some_of(sorted(names))}"
+        for names, problem in (
             (missing, "are missing"),
             (misshaped, "have another shape"),
             (unknown, "are no part of the architecture"),
@@ -178,31 +179,30 @@ def refuse_wrong_tensors(
         )
 
 
-# What a network of a known architecture needs.
+# Tensors of known architectures.
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Return names and shapes of the tensors a checkpoint must have, or None if only torch tells.
+    """Return names and shapes of the tensors a checkpoint must have, or None if unknown.
 
-    That is for other architectures than BERT, DeBERTa-v3 and GTE as it was published, and for
-    unusual settings of these.
+    They are known for BERT, DeBERTa-v3 and published GTE models with usual settings.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
     is_gte = is_published_gte(checkpoint.config) and checkpoint.backbone_json is None
-    tensors_of = gte_shapes if is_gte else _backbone
+    backbone_shapes = gte_shapes if is_gte else _backbone_shapes
     try:
-        backbone = dict(tensors_of(checkpoint.sizes))
-    except KeyError:  # a size that the configuration leaves to transformers' default
+        backbone = dict(backbone_shapes(checkpoint.sizes))
+    except KeyError:  # the configuration leaves a size to transformers' default
         return None
     if not backbone:
         return None
-    prefix, rest = _around(checkpoint)
-    return {f"{prefix}{name}": shape for name, shape in backbone.items()} | rest
+    prefix, head = _head_shapes(checkpoint)
+    return {f"{prefix}{name}": shape for name, shape in backbone.items()} | head
 
 
-def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
-    """Return the prefix of the backbone's names, and the tensors that follow it."""
+def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
+    """Return the prefix of the backbone's names, and the shapes of the head's tensors."""
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
     if checkpoint.layout == LINEAR_HEAD:
@@ -217,12 +217,12 @@ def _around(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
     is_by_token = checkpoint.layout == TOKEN_CLASSIFICATION
     if not is_by_token and (kind == _BERT or (kind == _GTE and layers)):
         layers[f"{prefix}pooler.dense"] = width
-    every = (_with_bias(name, outputs, width) for name, outputs in layers.items())
-    return prefix, dict(itertools.chain.from_iterable(every))
+    shapes = (_weight_and_bias(name, outputs, width) for name, outputs in layers.items())
+    return prefix, dict(itertools.chain.from_iterable(shapes))
 
 
-def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield the embeddings and the layers of an encoder; nothing for an unknown architecture."""
+def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
+    """Yield names and shapes of an encoder's tensors; nothing for an unknown architecture."""
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
@@ -233,13 +233,13 @@ def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
     if not are_widths_equal or has_more or not (is_v3 or kind == _BERT):
         return
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
-    yield from _with_bias("embeddings.LayerNorm", width)
+    yield from _weight_and_bias("embeddings.LayerNorm", width)
     if is_v3:
         buckets = sizes.get("position_buckets", -1)
         reach = buckets if buckets > 0 else sizes["max_relative_positions"]
         reach = reach if reach > 0 else sizes["max_position_embeddings"]
         yield "encoder.rel_embeddings.weight", (2 * reach, width)
-        yield from _with_bias("encoder.LayerNorm", width)
+        yield from _weight_and_bias("encoder.LayerNorm", width)
     else:
         positions = sizes["max_position_embeddings"]
         yield "embeddings.position_embeddings.weight", (positions, width)
@@ -247,31 +247,31 @@ def _backbone(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
     for number in range(sizes["num_hidden_layers"]):
         layer = f"encoder.layer.{number}"
         for name in _ATTENTION[kind]:
-            yield from _with_bias(f"{layer}.attention.self.{name}", width, width)
-        yield from _with_bias(f"{layer}.attention.output.dense", width, width)
-        yield from _with_bias(f"{layer}.attention.output.LayerNorm", width)
-        yield from _with_bias(f"{layer}.intermediate.dense", inner, width)
-        yield from _with_bias(f"{layer}.output.dense", width, inner)
-        yield from _with_bias(f"{layer}.output.LayerNorm", width)
+            yield from _weight_and_bias(f"{layer}.attention.self.{name}", width, width)
+        yield from _weight_and_bias(f"{layer}.attention.output.dense", width, width)
+        yield from _weight_and_bias(f"{layer}.attention.output.LayerNorm", width)
+        yield from _weight_and_bias(f"{layer}.intermediate.dense", inner, width)
+        yield from _weight_and_bias(f"{layer}.output.dense", width, inner)
+        yield from _weight_and_bias(f"{layer}.output.LayerNorm", width)
 
 
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of the encoder's tensors as published, by the sizes of `gte_sizes`."""
+    """Yield names and shapes of a published GTE encoder's tensors, given `gte_sizes`."""
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
     if kinds := sizes["type_vocab_size"]:
         yield "embeddings.token_type_embeddings.weight", (kinds, width)
-    yield from _with_bias("embeddings.LayerNorm", width)
+    yield from _weight_and_bias("embeddings.LayerNorm", width)
     for number in range(sizes["num_hidden_layers"]):
         layer = f"encoder.layer.{number}"
-        yield from _with_bias(f"{layer}.attention.qkv_proj", 3 * width, width)
-        yield from _with_bias(f"{layer}.attention.o_proj", width, width)
+        yield from _weight_and_bias(f"{layer}.attention.qkv_proj", 3 * width, width)
+        yield from _weight_and_bias(f"{layer}.attention.o_proj", width, width)
         yield f"{layer}.mlp.up_gate_proj.weight", (2 * inner, width)
-        yield from _with_bias(f"{layer}.mlp.down_proj", width, inner)
-        yield from _with_bias(f"{layer}.attn_ln", width)
-        yield from _with_bias(f"{layer}.mlp_ln", width)
+        yield from _weight_and_bias(f"{layer}.mlp.down_proj", width, inner)
+        yield from _weight_and_bias(f"{layer}.attn_ln", width)
+        yield from _weight_and_bias(f"{layer}.mlp_ln", width)
 
 
-def _with_bias(name: str, *shape: int) -> Iterator[tuple[str, _Shape]]:
+def _weight_and_bias(name: str, *shape: int) -> Iterator[tuple[str, _Shape]]:
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[:1]

@@ -1,4 +1,4 @@
-"""Loading of ``tokenizers.Tokenizer`` from files of strangers, without panics and aborts."""
+"""Loading of ``tokenizers.Tokenizer`` from untrusted files, without panics and aborts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpuclassify.workers.retire import PanicError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Special tokens around a text. Millions of them exhaust the memory, and that ends the process.
+# Maximum special tokens around a text. Millions would exhaust memory and end the process.
 _MOST_SPECIAL_TOKENS = 10_000
 
 
 def load_backend(source: Path | str, name: object) -> Tokenizer:
-    """Load a tokenizer that neither cuts nor pads from a file, or from the text of one.
+    """Load a tokenizer from a file or its text, and turn off its truncation and padding.
 
-    CheckpointError with the `name` if the tokenizer is damaged or would end the process.
+    Raises CheckpointError with `name` if the tokenizer is damaged or would end the process.
     """
     from tokenizers import Tokenizer
 
@@ -31,22 +31,22 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
             else:
                 backend = Tokenizer.from_str(source)
             backend.no_truncation()
-            backend.no_padding()  # to a length that may not fit into memory
+            backend.no_padding()  # a padded text may not fit into memory
             special = max(map(backend.num_special_tokens_to_add, (False, True)))
             if special > _MOST_SPECIAL_TOKENS:
                 raise ValueError(f"it puts {special} special tokens around a text")
-            with contextlib.suppress(Exception):  # of a text that some tokenizers may not know
+            with contextlib.suppress(Exception):  # only a panic counts: "a" may be unknown
                 backend.encode("a")
-    except Exception as err:  # of any kind
+    except Exception as err:
         raise CheckpointError(f"{name} is damaged, or no tokenizer ({err})") from err
     return backend
 
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise PanicError in place of a panic of the tokenizers library.
+    """Convert a panic of the tokenizers library to PanicError.
 
-    A panic is a BaseException, which would pass every handler of errors.
+    A panic is a BaseException, which error handlers do not catch.
     """
     try:
         yield

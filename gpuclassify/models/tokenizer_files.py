@@ -1,8 +1,8 @@
-"""From a model's directory to its tokenizer, whose ids are those of ``tokenizer.json``.
+"""Loading of a model's tokenizer, which gives the ids of ``tokenizer.json``.
 
-transformers 5 builds the tokenizer of a class that a configuration names from the vocabulary alone,
-with steps of the class's own. Models were trained on those of their files, so of its tokenizers
-only what they declare is kept: special tokens, lengths, sides and chat templates.
+transformers 5 builds a tokenizer from the vocabulary, with the steps of the class that the
+configuration names. Models were trained with the steps in their files, so only the declarations of
+transformers' tokenizer are kept: special tokens, lengths, sides and chat templates.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FILE = "tokenizer.json"
-# What transformers 4 took for settings that a configuration leaves out, where 5 takes others.
+# Defaults of transformers 4 that differ in transformers 5.
 _DEFAULTS = {"add_prefix_space": True, "legacy": True}
 _DEFAULTS_OF = {"FNet": {"do_lower_case": False, "keep_accents": True}}
-# Whose mask swallows the white space before it in transformers 4, and not in 5.
+# Tokenizers whose mask absorbs preceding white space in transformers 4, but not in 5.
 _MASK_TAKES_SPACE = {
     *("Albert", "RemBert", "XLNet", "FNet"),
     *("Roberta", "Bart", "Longformer", "LED", "Mvp", "Deberta"),
@@ -38,15 +38,15 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     settings = {} if most is None else {"model_max_length": most}
     if checkpoint.layout == STATIC and checkpoint.sentence is not None:
-        return _of_words(checkpoint, directory / checkpoint.sentence.folder / FILE)
+        return _load_static(checkpoint, directory / checkpoint.sentence.folder / FILE)
     tokenizer = read_tokenizer(checkpoint.identity.name, directory, **settings)
     if tokenizer.is_fast:
         check_ids(checkpoint, tokenizer.backend_tokenizer)
     return tokenizer
 
 
-def _of_words(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load the tokenizer of a static model: without special tokens, cut as the file says."""
+def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
+    """Load a static model's tokenizer, without special tokens and with the model's length."""
     from transformers import PreTrainedTokenizerFast
 
     check_ids(checkpoint, load_backend(file, file))
@@ -58,9 +58,9 @@ def _of_words(checkpoint: Checkpoint, file: Path) -> Any:
 
 
 def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
-    """Read the tokenizer in a directory, of the model `owner`.
+    """Read the tokenizer of the model `owner` in a directory.
 
-    Its ids are those of ``tokenizer.json``; without that file, those that transformers 4 gave.
+    It gives the ids of ``tokenizer.json``, or without that file the ids of transformers 4.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -75,13 +75,13 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
     try:
         with building_lock, quiet_transformers(), panics_as_errors():
             if FILE in present:
-                tokenizer = _of_file(directory, settings)
+                tokenizer = _load_file(directory, settings)
             else:
-                tokenizer = _as_transformers_4(directory, models, settings)
-            if not tokenizer.model_max_length >= 0:  # a TypeError if it is no number
+                tokenizer = _load_vocabulary(directory, models, settings)
+            if not tokenizer.model_max_length >= 0:  # raises TypeError if it is not a number
                 raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
             return tokenizer
-    except Exception as err:  # whatever classes of transformers and the libraries below raise
+    except Exception as err:  # transformers and its libraries raise various errors
         raise CheckpointError(
             f"no tokenizer of {owner} loads from its files {present}, because of "
             f"{type(err).__name__}: {err}. Where nothing is missing or damaged, write a "
@@ -89,8 +89,8 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
         ) from err
 
 
-def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
-    """Load what the class named by a configuration declares, with the steps of the file itself."""
+def _load_file(directory: Path, settings: dict[str, Any]) -> Any:
+    """Load the steps of ``tokenizer.json``, and declarations from the configuration's class."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     backend = load_backend(directory / FILE, FILE)
@@ -98,29 +98,29 @@ def _of_file(directory: Path, settings: dict[str, Any]) -> Any:
     plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **settings)
-    except Exception:  # a class that is not known, or does not go with the file
+    except Exception:  # the class is unknown, or does not fit the file
         tokenizer = plain
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         tokenizer = plain
     config = _read_config(directory)
-    # A tokenizer that transformers 5 saved has the segment ids that its class gives there. Files of
-    # transformers 4 can name a class that gave segment ids, and does not in transformers 5.
-    is_of_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
-    if is_of_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
+    # The class decides about segment ids in files of transformers 5. Files of transformers 4 can
+    # name a class that gave segment ids there, but does not in transformers 5.
+    is_version_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
+    if is_version_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
         tokenizer.init_kwargs.setdefault("model_input_names", tokenizer.model_input_names)
     _add_declared_tokens(backend, plain)
-    return _with_backend(tokenizer, backend)
+    return _replace_backend(tokenizer, backend)
 
 
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
-    """Add the tokens that `plain` has from other files than the one that `backend` was read from.
+    """Add the tokens that `plain` read from files other than ``tokenizer.json`` to `backend`.
 
-    CheckpointError if they get other ids than these files say.
+    Raises CheckpointError if they get other ids than declared.
     """
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
     is_known = {str(token): backend.token_to_id(str(token)) is not None for token in added}
-    # A role's token without an embedding is left out, because nothing but the role needs it.
+    # A special token that the file lacks is left out: the model has no embedding for it.
     backend.add_tokens(
         [token for token in added if is_known[str(token)] or str(token) not in roles]
     )
@@ -128,21 +128,21 @@ def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> 
         found = backend.token_to_id(str(token))
         if not is_known.get(str(token), True) and found not in (None, number):
             raise CheckpointError(
-                f"the token {str(token)!r} is declared with id {number}, and behind those of "
-                f"{FILE} it gets {found}: save the tokenizer again with all its tokens"
+                f"the token {str(token)!r} is declared with id {number}, and gets {found} after "
+                f"the tokens of {FILE}: save the tokenizer again with all its tokens"
             )
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """Return the settings in ``tokenizer_config.json``, or none."""
+    """Return the settings in ``tokenizer_config.json``; empty if there is no such file."""
     file = directory / "tokenizer_config.json"
     return hub.read_json_file(file) if exists(file) else {}
 
 
-def _with_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Return the tokenizer with another ``tokenizers.Tokenizer``; it neither cuts nor pads.
+def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
+    """Replace the tokenizer's ``tokenizers.Tokenizer``, without truncation and padding.
 
-    Special tokens that the other one does not know are no longer declared.
+    Declarations of special tokens that `backend` lacks are removed.
     """
     backend.no_truncation()
     backend.no_padding()
@@ -154,17 +154,17 @@ def _with_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any
     return tokenizer
 
 
-def _as_transformers_4(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
-    """Load the tokenizer of the other files, with the steps that transformers 4 gave it."""
+def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
+    """Load a tokenizer from vocabulary files, with the steps of transformers 4."""
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         directory, local_files_only=True, trust_remote_code=False, **settings
     )
-    own_files = set(tokenizer.vocab_files_names.values())  # none if it works on bytes
+    own_files = set(tokenizer.vocab_files_names.values())  # empty for byte-level tokenizers
     if own_files and not models and not any(exists(directory / name) for name in own_files):
-        # Without any, transformers makes a tokenizer to which every word is unknown.
+        # transformers would make a tokenizer that knows no word.
         raise FileNotFoundError(f"none of {sorted(own_files | {FILE})} is there")
     config = _read_config(directory)
     class_name = config.get("tokenizer_class") or type(tokenizer).__name__
@@ -180,9 +180,10 @@ def _as_transformers_4(directory: Path, models: list[str], settings: dict[str, A
 def _convert(
     tokenizer: PreTrainedTokenizerBase, kind: str, config: dict[str, Any], file: Path
 ) -> None:
-    """Give a tokenizer the steps of a SentencePiece file, its normalisation too.
+    """Give a tokenizer the steps and normalization of a SentencePiece file.
 
-    By the converters of transformers 4, which 5 still has; they read attributes of the tokenizer.
+    Uses converters of transformers 4, which version 5 still has. They read attributes of the
+    tokenizer.
     """
     from transformers.convert_slow_tokenizer import (
         SLOW_TO_FAST_CONVERTERS,
@@ -203,9 +204,9 @@ def _convert(
             setattr(tokenizer, name, value)
     converter = converter_type(tokenizer)
     converter.SpmExtractor = lambda _: SimpleNamespace(extract=extract)
-    backend, before = converter.converted(), tokenizer.backend_tokenizer
-    added = before.get_added_tokens_decoder()
+    backend = converter.converted()
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     backend.add_tokens([token for _, token in sorted(added.items())])
-    _with_backend(tokenizer, backend)
+    _replace_backend(tokenizer, backend)
     if isinstance(converter, LlamaConverter | GemmaConverter):
-        tokenizer.add_bos_token = config.get("add_bos_token", True)  # which writes its frame
+        tokenizer.add_bos_token = config.get("add_bos_token", True)  # rewrites the post-processor

@@ -1,1 +1,1 @@
-"""Texts to tokens, on the host and ahead of the model; read `text_tokenizer.py` first."""
+"""Tokenizing of texts on the host, ahead of the model; read `text_tokenizer.py` first."""

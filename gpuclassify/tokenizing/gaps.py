@@ -1,10 +1,10 @@
-"""Words: where a text can be cut so that both sides keep their tokens, and tokens kept by word.
+"""Gaps: offsets where a text can be cut without changing its tokens, and a cache of words' tokens.
 
-A cut is made in a gap: before white space between characters of which no rule reaches across it.
-Neither normal forms nor graphemes or letter case do. So what works character by character leaves
-both sides as they are alone, what finds words ends one there, and a model sees one word at a time.
-`ends_words_in_gaps` and `read_gaps` hold a tokenizer's steps against that; where they say no, or an
-added token that takes white space stands in a text, the library reads the text whole.
+A gap is white space between two characters that do not interact across it, neither in normal forms
+and graphemes nor in letter case. A cut before it leaves a normalizer's result unchanged if that
+works by characters, and always falls between two words, which a model tokenizes one at a time.
+`ends_words_in_gaps` and `read_gaps` check a tokenizer's steps for this. If they fail, or a text
+contains an added token that absorbs white space, the text is tokenized whole.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ import pyarrow as pa
 
 from gpuclassify.models.tokenizer_backend import panics_as_errors
 
-# Of words that are kept for a tokenizer. Those of more bytes seldom come again.
-CACHE_BYTES = 64 << 20
-LONGEST_WORD = 48
-# A word that is new costs up to half as much again by itself as in its text: no text is cut while
-# new ones have more than a share of the bytes of all words. It is larger for the first texts, as
-# most of their words come again later. What is new is counted in the first bytes of some texts,
-# less and less often while it is too much.
+CACHE_BYTES = 64 << 20  # size of a tokenizer's cache
+LONGEST_WORD = 48  # bytes of the longest cached word; longer words seldom recur
+# Tokenizing a new word alone takes up to 1.5 times as long as within its text, so texts are cut
+# only while new words have less than this share of all words' bytes. The share is larger for the
+# first texts, because most of their words recur later. It is measured on the first bytes of some
+# texts, and less and less often while it is too large.
 _MOST_NEW_AT_FIRST, _MOST_NEW = 0.65, 0.35
 _FIRST_BYTES = 8 << 20
 _COUNTED_BYTES = 1 << 18
 _LEAST_PATIENCE, _MOST_PATIENCE = 4, 64
-_ENTRY_BYTES = 100  # of a place in a dictionary
-_KEPT_AT_ONCE = 4096  # words, before the size of what is kept is looked at
-# New words are tokenized many at a time, with an added token between them that no text has: it is
-# no character. Each by itself costs twice as much.
+_ENTRY_BYTES = 100  # size of a dictionary's entry
+_KEPT_AT_ONCE = 4096  # words added to the cache before its size is checked
+# New words are joined by an added token, a noncharacter that no text should contain, and tokenized
+# together. Alone, a word takes twice as long.
 _BETWEEN = "\ufdd0"
 _WORDS_AT_ONCE = 64
 
@@ -54,42 +53,42 @@ _LOCAL_NORMALIZERS = {
     *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled"),
     *("Strip", "StripAccents"),
 }
-# Patterns that match white space only, and no single space.
+# Patterns that match only white space, but not a single space.
 _WHITE_SPACE_RUNS = {r"\s{2,}|[\n\r\t]", " {2,}"}
 _LOCAL_SPLITTERS = {"Digits", "Punctuation"}
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}  # they drop white space
-# As Llama 3 and Qwen split texts: a match has a space at its beginning, or runs of white space.
+# Split pattern of Llama 3 and Qwen: matches start with a space, or are runs of white space.
 _LETTERS_OR_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORD_PATTERNS = {_LETTERS_OR_DIGITS % digits for digits in (r"\p{N}", r"\p{N}{1,3}")}
-# Of an added token that could be found across a gap.
+# Matches added tokens that could occur across a gap.
 _ACROSS = re.compile(r"\S[\s▁]")
 
-# Characters beside which there are gaps, if the tokenizer's normalizer leaves them to themselves:
-# Latin, Greek, Cyrillic, Armenian, Hebrew, Arabic, Devanagari, punctuation and currencies. Letters
-# of these join no white space in a grapheme; a mark does, so it may stand before a gap only.
+# Characters that may border a gap, if the tokenizer's normalizer treats them one by one: Latin,
+# Greek, Cyrillic, Armenian, Hebrew, Arabic, Devanagari, punctuation and currencies. A letter forms
+# no grapheme with white space before it, but a mark does, so marks may only precede a gap.
 _RANGES = ((0xA1, 0x700), (0x900, 0x980), (0x1E00, 0x2000), (0x2010, 0x2028), (0x2030, 0x205F),
            (0x20A0, 0x20C1))  # fmt: skip
 _BASES = {*("Lu", "Ll", "Lt", "Lo", "Nd", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"),
           *("Sc", "Sm", "So")}  # fmt: skip
 _MARKS = {"Mn", "Mc"}
-_MOST_MARKS = 3  # one on another
+_MOST_MARKS = 3  # stacked marks
 _ASCII = range(0x21, 0x7F)
 
 
 def prefix_end(text: str, chars: int) -> int:
-    """Return where to cut `text`: in the first gap behind `chars` characters, or at its end."""
+    """Return the offset of the first gap after `chars` characters, or the end of `text`."""
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
 
 
 def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
-    """Tell whether a ``tokenizers.Tokenizer`` is known to tokenize both sides of a gap apart.
+    """Tell whether a ``tokenizers.Tokenizer`` provably tokenizes both sides of a gap independently.
 
-    The gaps meant are single spaces between printable characters of ASCII. The tokens of a text
-    then begin with those of what is before any of them.
+    Gaps here are single spaces between printable ASCII characters. A text's tokens then begin with
+    the tokens of any prefix that ends at a gap.
     """
     _, splitters = _split_steps(description)
     return (
@@ -102,15 +101,14 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the splitters before the one that ends words, and that one with those behind it."""
+    """Split the pre-tokenizer's steps before the first one that may end words."""
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
-    is_first = (step["type"] not in _LOCAL_SPLITTERS for step in steps)
-    count = next((number for number, is_it in enumerate(is_first) if is_it), len(steps))
-    return steps[:count], steps[count:]
+    local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
+    return local, steps[len(local) :]
 
 
 def steps_of(step: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, those of sequences too."""
+    """Yield the steps of a normalizer, pre-tokenizer or post-processor, flattening sequences."""
     if step is not None and step["type"] == "Sequence":
         for part in step[name]:
             yield from steps_of(part, name)
@@ -129,7 +127,7 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Tell whether printable ASCII stays what it is, but for letter case."""
+    """Tell whether a normalizer changes nothing but letter case in printable ASCII."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -145,40 +143,40 @@ def _ends_words(splitter: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Gaps:
-    """White space of gaps, and tables by code point below 0x10000 of what stands beside them."""
+    """Rules for a tokenizer's gaps; tables are bool by code point, (0x10000,)."""
 
-    spaces: bytes  # white space that parts words
-    before: np.ndarray  # characters before a gap
-    marks: np.ndarray  # of these, what only stands before one behind another of them
-    before_lines: np.ndarray  # the same where it begins with the end of a line
-    after: np.ndarray  # characters behind a gap
-    # Characters before which a run of white space is cut once more, before its last space.
+    spaces: bytes  # white space that separates words
+    before: np.ndarray  # characters that may precede a gap
+    marks: np.ndarray  # characters of `before` that are combining marks
+    before_lines: np.ndarray  # characters that may precede a gap that starts with a line end
+    after: np.ndarray  # characters that may follow a gap
+    # Characters that may follow a word's leading space: a run of white space is also cut before it.
     after_space: np.ndarray
-    ends_lines: bool  # and behind its last end of a line
-    unsafe: tuple[bytes, ...]  # what no text may contain that is cut
-    # Added tokens, without which punctuation of ASCII is cut out too; None: it never is.
+    ends_lines: bool  # a run of white space is also cut after its last line end
+    unsafe: tuple[bytes, ...]  # added tokens; texts that contain one are not cut
+    # Texts without these added tokens are also cut around ASCII punctuation; None: no text is.
     tokens: tuple[bytes, ...] | None
 
     def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return where words begin in texts end to end, and their end, int64, ascending."""
+        """Return the offsets of words in concatenated texts, and the end, int64, ascending."""
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
         is_space = functools.reduce(np.logical_or, (data == space for space in self.spaces))
         edges = np.flatnonzero(is_space[1:] != is_space[:-1]) + 1
-        edges = edges[int(is_space[:1].any()) :]  # white space that the first text begins with
+        edges = edges[int(is_space[:1].any()) :]  # skips leading white space of the first text
         first, last = edges[: len(edges) // 2 * 2].reshape(-1, 2).T
         last_bytes, after = data[last - 1], _code_points(data, last)
         is_whole = np.ones(len(first), dtype=bool)
         runs = np.searchsorted(first, offsets, side="right") - 1
         runs, edges = runs[runs >= 0], offsets[runs >= 0]
-        is_whole[runs[last[runs] >= edges]] = False  # at an end of a text
-        place = _last_character(data, first)
-        before, opening = _code_points(data, place), data[first]
-        # A mark can vanish in what it stands on: "\xa0\u0301" becomes one space.
+        is_whole[runs[last[runs] >= edges]] = False  # runs at a text's start or end
+        starts = _previous_starts(data, first)
+        before, opening = _code_points(data, starts), data[first]
+        # A mark can merge with its base: "\xa0\u0301" becomes one space.
         base, marked = before.copy(), np.flatnonzero(self.marks[before])
         for _ in range(_MOST_MARKS):
-            place[marked] = _last_character(data, place[marked])
-            base[marked] = _code_points(data, place[marked])
+            starts[marked] = _previous_starts(data, starts[marked])
+            base[marked] = _code_points(data, starts[marked])
             marked = marked[self.marks[base[marked]]]
         is_whole &= self.before[base] & ~self.marks[base]
         is_line = (opening == ord("\n")) | (opening == ord("\r"))
@@ -200,26 +198,26 @@ class Gaps:
 
 
 def _is_alphanumeric(data: np.ndarray) -> np.ndarray:
-    """Tell which bytes are letters and digits of ASCII."""
-    return ((data | 0x20) - ord("a") < 26) | (data - ord("0") < 10)  # below, uint8 wraps around
+    """Return a mask of bytes that are ASCII letters and digits."""
+    return ((data | 0x20) - ord("a") < 26) | (data - ord("0") < 10)  # uint8 wraps around below 0
 
 
-def _last_character(data: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return where the characters before these places begin."""
-    places = places - 1
-    within = np.flatnonzero((data[places] & 0xC0) == 0x80)
+def _previous_starts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the start offsets of the UTF-8 characters that end before these offsets."""
+    starts = offsets - 1
+    within = np.flatnonzero((data[starts] & 0xC0) == 0x80)
     while len(within):
-        places[within] -= 1
-        within = within[(data[places[within]] & 0xC0) == 0x80]
-    return places
+        starts[within] -= 1
+        within = within[(data[starts[within]] & 0xC0) == 0x80]
+    return starts
 
 
-def _code_points(data: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the code points of characters that begin at these places; 0 for those of 4 bytes."""
-    codes = data[places].astype(np.int64)
+def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Decode the UTF-8 characters at these offsets; characters of 4 bytes give 0."""
+    codes = data[starts].astype(np.int64)
     wide = np.flatnonzero(codes >= 0x80)
-    lead, at = codes[wide], places[wide]
-    second, third = (data[np.minimum(at + n, len(data) - 1)] & 0x3F for n in (1, 2))
+    lead, start = codes[wide], starts[wide]
+    second, third = (data[np.minimum(start + n, len(data) - 1)] & 0x3F for n in (1, 2))
     two = (lead & 0x1F) << 6 | second
     three = (lead & 0x0F) << 12 | second.astype(np.int64) << 6 | third
     codes[wide] = np.where(lead < 0xE0, two, np.where(lead < 0xF0, three, 0))
@@ -227,7 +225,7 @@ def _code_points(data: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
-    """Return where a tokenizer's texts fall into words; None if that is not known."""
+    """Return the rules for a tokenizer's gaps, or None if its steps are not known well enough."""
     if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
         return None
     rules = _Rules(backend, description)
@@ -238,7 +236,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
     contents = (token["content"].encode() for token in rules.added)
     return Gaps(
         spaces.encode(),
-        *rules.beside_gaps(),
+        *rules.character_tables(),
         ends_lines=is_split and rules.splits_runs(),
         unsafe=tuple(token["content"].encode() for token in rules.unsafe),
         tokens=tuple(filter(None, contents)) if rules.cuts_punctuation() else None,
@@ -246,49 +244,49 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
 
 
 class _Rules:
-    """Rules of a tokenizer for white space and what stands beside it."""
+    """Properties of a tokenizer's steps that decide about its gaps."""
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
         normalizer = backend.normalizer
         self.normalize = str if normalizer is None else normalizer.normalize_str
         self.normalizers = list(steps_of(description["normalizer"], "normalizers"))
-        self.local, (self.ender, *self.behind) = _split_steps(description)
+        self.local, (self.ender, *self.later) = _split_steps(description)
         self.drops = self.ender["type"] in _WORD_SPLITTERS
         self.is_metaspace = self.ender["type"] == "Metaspace"
         self.has_prefix = self.ender.get("add_prefix_space", False)
         self.strips = any(step.get("strip_left") for step in self.normalizers)
         self.added = description["added_tokens"]
-        self.unsafe = list(filter(self._takes_space, self.added))
+        self.unsafe = list(filter(self._absorbs_space, self.added))
         self._forms = {form for token in self.added for form in self._forms_of(token)}
         self._firsts = {form[:1] for form in self._forms}
-        if self.is_metaspace:  # no other sign is put before a word that begins with its own
+        if self.is_metaspace:  # it adds no "▁" to a word that already starts with one
             self._firsts.add(self.ender["replacement"])
         self._has_space = any(re.search(r"\s", form) for form in self._forms)
 
     def _forms_of(self, token: dict[str, Any]) -> set[str]:
         return {token["content"], self.normalize(token["content"])}
 
-    def _takes_space(self, token: dict[str, Any]) -> bool:
-        """Tell whether an added token reaches into the white space beside it."""
-        is_edged = any(form != form.strip() for form in self._forms_of(token))
-        reaches = token["lstrip"] or token["rstrip"] or (token["single_word"] and is_edged)
-        return bool(token["content"] and reaches)
+    def _absorbs_space(self, token: dict[str, Any]) -> bool:
+        """Tell whether an added token extends into adjacent white space."""
+        has_edge = any(form != form.strip() for form in self._forms_of(token))
+        extends = token["lstrip"] or token["rstrip"] or (token["single_word"] and has_edge)
+        return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether words are known to have the same tokens alone and in their text."""
-        begins_all = self.is_metaspace and self.ender["prepend_scheme"] == "always"
-        begins_first = any(step.get("prepend_scheme") == "first" for step in self.behind)
+        """Tell whether words provably have the same tokens alone and in their text."""
+        prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
+        prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
-            (self.drops or not self.strips or (begins_all and not self.local))
-            and (self.drops or not begins_first)
+            (self.drops or not self.strips or (prepends_always and not self.local))
+            and (self.drops or not prepends_first)
             and not any(map(_ACROSS.search, self._forms))
             and not (self.normalizers and any(token["normalized"] for token in self.unsafe))
             and not (self._has_space and any(s["type"] == "Strip" for s in self.normalizers))
         )
 
     def spaces(self) -> str:
-        """Return the characters whose runs are the same before a word alone and in its text."""
-        spaces = next((one for one in (_SPACES, " ") if self._are_gaps(one)), "")
+        """Return the white space that is normalized alike before a word alone and in its text."""
+        spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
     def _are_gaps(self, spaces: str) -> bool:
@@ -307,24 +305,24 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Tell whether the splitter's own pattern is known to end a match in white space."""
+        """Tell whether the splitter's pattern provably splits runs of white space."""
         tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
-        rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.behind]
+        rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.later]
         is_other = self.drops or self.is_metaspace or self.has_prefix or self.local
         is_plain = all(step["type"] == "NFC" for step in self.normalizers)
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Tell whether each punctuation mark of ASCII is a word of its own."""
+        """Tell whether each ASCII punctuation mark is a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
-            and not (self.local or self.behind)
+            and not (self.local or self.later)
             and all(step["type"] == "BertNormalizer" for step in self.normalizers)
             and not any(token["normalized"] for token in self.added)
         )
 
-    def beside_gaps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the tables of characters of `Gaps`, bool (0x10000,), in their order."""
+    def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the tables of `Gaps` in the order of its fields, bool (0x10000,) each."""
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -338,7 +336,7 @@ class _Rules:
             is_word = unicodedata.category(form[-1])[0] in "LN"
             before_lines[code] = before[code] and (is_word or self.ender["type"] != "Split")
             is_mark = marks[code] or unicodedata.category(form[0])[0] == "M"
-            # Before an added token white space may stay, and before Metaspace's sign none is added.
+            # White space before an added token may be kept; before "▁", Metaspace adds none.
             is_first = not self._firsts.isdisjoint({char, form[0]})
             after[code] = normalize(f"x {char}") == f"x {form}" and form[0] != " "
             after[code] &= not (is_mark or (self.strips and is_first))
@@ -347,70 +345,74 @@ class _Rules:
 
 
 class Words:
-    """Tokens of many texts by their words, without special ones, copied when they are taken."""
+    """Tokens of many texts, stored once per distinct word, without special tokens.
 
-    def __init__(self, rows: Sequence[bytes], which: np.ndarray, bounds: np.ndarray) -> None:
+    `rows` are the int32 tokens of distinct words as bytes, `indices` the distinct word of each
+    word, and `bounds` the range of words of each text.
+    """
+
+    def __init__(self, rows: Sequence[bytes], indices: np.ndarray, bounds: np.ndarray) -> None:
         self._flat = np.frombuffer(b"".join(rows), np.int32)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows)) // self._flat.itemsize
-        self._starts = (np.cumsum(lengths) - lengths)[which]  # of each word's tokens in `_flat`
-        self._ends = np.append(0, np.cumsum(lengths[which]))  # of those of all words end to end
-        self._first, self._last = bounds[:-1], bounds[1:]  # word of each text, and behind its last
+        self._starts = (np.cumsum(lengths) - lengths)[indices]  # start of each word in `_flat`
+        self._ends = np.append(0, np.cumsum(lengths[indices]))  # token offsets of all words
+        self._first, self._last = bounds[:-1], bounds[1:]
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each text, int64 (texts,)."""
         return self._ends[self._last] - self._ends[self._first]
 
-    def replace(self, places: Sequence[int], words: Words) -> None:
-        """Put other texts in the places of some."""
+    def replace(self, texts: Sequence[int], words: Words) -> None:
+        """Replace the texts with these indices by the texts of `words`."""
         starts, ends = words._starts + len(self._flat), words._ends[1:] + self._ends[-1]
         self._first, self._last = self._first.copy(), self._last.copy()
-        self._first[places] = words._first + len(self._starts)
-        self._last[places] = words._last + len(self._starts)
+        self._first[texts] = words._first + len(self._starts)
+        self._last[texts] = words._last + len(self._starts)
         self._flat = np.concatenate([self._flat, words._flat])
         self._starts = np.concatenate([self._starts, starts])
         self._ends = np.concatenate([self._ends, ends])
 
     def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the tokens of each text from start to stop, end to end, int32."""
+        """Return the concatenated tokens of each text from start to stop, int32."""
         words = self._last - self._first
         index, begins = _ranges(self._first, words), self._ends[self._first]
         low = np.maximum(self._ends[index], np.repeat(begins + starts, words))
         high = np.minimum(self._ends[1:][index], np.repeat(begins + stops, words))
-        places = self._starts[index] - self._ends[index] + low
-        return self._flat[_ranges(places, np.maximum(high - low, 0))]
+        offsets = self._starts[index] - self._ends[index] + low
+        return self._flat[_ranges(offsets, np.maximum(high - low, 0))]
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the numbers from each of `starts` on, as many as `counts` says, end to end."""
+    """Concatenate ``arange(start, start + count)`` for all pairs of `starts` and `counts`."""
     numbers = np.repeat(starts - np.cumsum(counts) + counts, counts)
     numbers += np.arange(len(numbers))
     return numbers
 
 
 class WordCache:
-    """Tokens of words that a tokenizer has had, for all threads of the process.
+    """Cache of a tokenizer's words and their tokens, for all threads of the process.
 
-    Without a lock: what two threads find out at once is the same. Words that come again outlive
-    others: what is looked up in the older half of what is kept joins the younger one, and the older
-    half is dropped when the younger one is full.
+    It needs no lock, because concurrent threads compute equal entries. It has two halves: a word
+    found in the older half moves to the younger one, and when that is full, the older half is
+    dropped. So recurring words stay.
     """
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
         self._backend = backend
-        self.ends_words = ends_words_in_gaps(backend, description)  # so prefixes can be read
+        self.ends_words = ends_words_in_gaps(backend, description)  # prefixes can be tokenized
         self._gaps = read_gaps(backend, description)
-        self._joining = None if self._gaps is None else _joining(backend, description)
+        self._joiner = None if self._gaps is None else _make_joiner(backend, description)
         self._younger: dict[str, bytes] = {}
         self._older: dict[str, bytes] = {}
         self._younger_bytes = 0
-        self._pays = False  # to cut texts
-        self._whole_bytes = 0  # of texts that are not cut before some are tried again
+        self._pays = False  # whether texts are cut
+        self._whole_bytes = 0  # bytes of uncut texts until cutting is tried again
         self._cut_bytes = 0
-        self._patience = _LEAST_PATIENCE  # how many times as many as those that were counted
+        self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Return the tokens that the library gives these texts."""
+        """Tokenize texts, with the same result as the library."""
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
@@ -420,21 +422,21 @@ class WordCache:
             cut = self._bounds(self._gaps, data, offsets)
             self._pays = self._pays or self._would_pay(data, cut)
             bounds = cut if self._pays else bounds
-        rows, which = self._look_up(data, bounds)
-        return Words(rows, which, np.searchsorted(bounds, offsets))
+        rows, indices = self._look_up(data, bounds)
+        return Words(rows, indices, np.searchsorted(bounds, offsets))
 
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether few enough of the first words are new; none gets its tokens for it."""
+        """Tell whether few enough of the first words are new, without tokenizing them."""
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
-        distinct = _coded(data, counted).dictionary
+        distinct = _encode_words(data, counted).dictionary
         is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
-        pays = self._are_few(np.array(is_new, dtype=bool), _byte_lengths(distinct), counted)
+        pays = self._cutting_pays(np.array(is_new, dtype=bool), _byte_lengths(distinct), counted)
         self._patience = _LEAST_PATIENCE if pays else min(2 * self._patience, _MOST_PATIENCE)
         self._whole_bytes = self._patience * int(counted[-1])
         return pays
 
     def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return where words begin; texts with much that has no gaps are words as a whole."""
+        """Return the offsets of words; a text with too few gaps is a single word."""
         bounds = gaps.cut(data, offsets)
         first = np.searchsorted(bounds, offsets)
         lengths = np.diff(bounds)
@@ -442,18 +444,18 @@ class WordCache:
         is_whole = 2 * np.diff(long) > np.diff(offsets)
         content = data.tobytes() if gaps.unsafe else b""
         for token in gaps.unsafe:
-            place = content.find(token)
-            while place >= 0:
-                text = np.searchsorted(offsets, place, side="right") - 1
+            offset = content.find(token)
+            while offset >= 0:
+                text = np.searchsorted(offsets, offset, side="right") - 1
                 is_whole[text] = True
-                place = content.find(token, offsets[text + 1])
+                offset = content.find(token, offsets[text + 1])
         is_kept = np.repeat(~is_whole, np.diff(first))
         is_kept[first[:-1][np.diff(first) > 0]] = True
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return the tokens of distinct words between bounds, and which of them each word is."""
-        coded = _coded(data, bounds)
+        """Return the tokens of distinct words between bounds, and each word's index into them."""
+        coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
         rows: list[Any] = list(map(self._younger.get, distinct))
         missing = [number for number, row in enumerate(rows) if row is None]
@@ -470,50 +472,50 @@ class WordCache:
             rows[number] = row
         self._keep([number for number in missing if is_short[number]], distinct, rows)
         if self._pays:
-            self._pays = self._are_few(is_new, lengths, bounds)
+            self._pays = self._cutting_pays(is_new, lengths, bounds)
             self._cut_bytes += int(bounds[-1])
         return rows, coded.indices.to_numpy()
 
     def _tokenize(self, words: list[str], short: int) -> Sequence[bytes]:
-        """Return the tokens of words, of which the first are so many short ones."""
+        """Tokenize words; the first `short` words are short, and are joined."""
         if not words:
             return []
-        if self._joining is None:
-            return self._tokenize_each(words)
+        if self._joiner is None:
+            return self._tokenize_singly(words)
         bounds = itertools.pairwise([*range(0, short, _WORDS_AT_ONCE), short])
         texts = [_BETWEEN.join(words[start:stop]) for start, stop in bounds] + words[short:]
-        between = self._joining.token_to_id(_BETWEEN)
-        encodings = self._joining.encode_batch_fast(texts, add_special_tokens=False)
+        between = self._joiner.token_to_id(_BETWEEN)
+        encodings = self._joiner.encode_batch_fast(texts, add_special_tokens=False)
         ids = array("i")
         for encoding in encodings:
             ids.extend(encoding.ids)
             ids.append(between)
         flat = np.frombuffer(ids, np.int32)
         ends = np.flatnonzero(flat == between)
-        if len(ends) != len(words):  # a text has it all the same
-            return self._tokenize_each(words)
+        if len(ends) != len(words):  # a text contains the separator
+            return self._tokenize_singly(words)
         content, stops = ids.tobytes(), (ends * flat.itemsize).tolist()
         starts = [0, *(stop + flat.itemsize for stop in stops)]
         return [content[start:stop] for start, stop in zip(starts, stops, strict=False)]
 
-    def _tokenize_each(self, words: list[str]) -> list[bytes]:
+    def _tokenize_singly(self, words: list[str]) -> list[bytes]:
         encodings = self._backend.encode_batch_fast(words, add_special_tokens=False)
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
-    def _are_few(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether new words are so small a part of all that cutting them out pays.
+    def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
+        """Tell whether new words are few enough for cutting to pay.
 
-        `lengths` are those of distinct words; long ones cost the same within their texts and alone.
+        `is_new` and `lengths` describe distinct words. Long words are ignored, because they cost
+        the same alone and within their texts.
         """
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
-        new, words = lengths[is_new], np.diff(bounds)
-        new_bytes, all_bytes = (one[one <= LONGEST_WORD].sum() for one in (new, words))
+        sizes = lengths[is_new], np.diff(bounds)
+        new_bytes, all_bytes = (words[words <= LONGEST_WORD].sum() for words in sizes)
         return bool(new_bytes < most * all_bytes)
 
     def _keep(self, numbers: list[int], words: list[str], rows: list[bytes]) -> None:
         for start in range(0, len(numbers), _KEPT_AT_ONCE):
-            some = numbers[start : start + _KEPT_AT_ONCE]
-            kept = {words[number]: rows[number] for number in some}
+            kept = {words[n]: rows[n] for n in numbers[start : start + _KEPT_AT_ONCE]}
             self._younger.update(kept)
             sizes = map(sys.getsizeof, itertools.chain(kept, kept.values()))
             self._younger_bytes += sum(sizes) + _ENTRY_BYTES * len(kept)
@@ -521,42 +523,42 @@ class WordCache:
                 self._younger, self._older, self._younger_bytes = {}, self._younger, 0
 
 
-def _joining(backend: Any, description: dict[str, Any]) -> Any | None:
-    """Return the tokenizer with a token between words, which shares its model.
+def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
+    """Return a tokenizer that shares the model, and has an added token to separate joined words.
 
-    None where words would get other tokens behind one another than each alone.
+    Returns None if joined words would not have the tokens of single words.
     """
     from tokenizers import AddedToken, Tokenizer
 
-    if '"first"' in json.dumps(description["pre_tokenizer"]):  # a prefix of a text's beginning
+    if '"first"' in json.dumps(description["pre_tokenizer"]):  # only a text's start gets a prefix
         return None
-    joining = Tokenizer(backend.model)
+    joiner = Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer"):
         if getattr(backend, part) is not None:
-            setattr(joining, part, getattr(backend, part))
-    joining.encode_special_tokens = backend.encode_special_tokens
+            setattr(joiner, part, getattr(backend, part))
+    joiner.encode_special_tokens = backend.encode_special_tokens
     ids = {token["content"]: token["id"] for token in description["added_tokens"]}
-    joining.add_tokens(
+    joiner.add_tokens(
         [
             AddedToken(**{name: value for name, value in token.items() if name != "id"})
             for token in description["added_tokens"]
         ]
     )
-    if any(_BETWEEN in content or joining.token_to_id(content) != ids[content] for content in ids):
+    if any(_BETWEEN in content or joiner.token_to_id(content) != ids[content] for content in ids):
         return None
-    joining.add_tokens([AddedToken(_BETWEEN, normalized=False)])
-    return joining
+    joiner.add_tokens([AddedToken(_BETWEEN, normalized=False)])
+    return joiner
 
 
-def _coded(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
-    """Return the words between bounds of UTF-8 bytes, each distinct one once."""
+def _encode_words(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
+    """Dictionary-encode the words between bounds of UTF-8 bytes."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
     words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
     return words.dictionary_encode()
 
 
 def _byte_lengths(words: Any) -> np.ndarray:
-    """Return the bytes of each word of a large string array that is no slice, int64 (words,)."""
+    """Return the size of each string of an unsliced large string array, int64 (words,)."""
     return np.diff(np.frombuffer(words.buffers()[1], np.int64, len(words) + 1))
 
 
@@ -566,9 +568,9 @@ _caching = threading.Lock()
 
 @panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
-    """Return the process's only cache of a ``tokenizers.Tokenizer``, or of one that equals it.
+    """Return the process's cache for a ``tokenizers.Tokenizer``, shared by equal tokenizers.
 
-    It lasts as long as anyone holds it. The tokenizer must not cut or pad.
+    It is freed with its last reference. The tokenizer must not truncate or pad.
     """
     description = json.loads(backend.to_str())
     steps = [description[name] for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")]

@@ -1,4 +1,4 @@
-"""Tokenize texts block by block on a separate thread, ahead of the model."""
+"""Tokenizing of texts block by block on a separate thread, ahead of the model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gpuclassify.tokenizing.text_tokenizer import (
     first_windows,
     only_windows,
 )
-from gpuclassify.workers.run_context import RunStats, during
+from gpuclassify.workers.run_context import RunStats, set_variable
 
-# The first block is about one batch of a GPU, so that the model starts soon. Encodings of a block
-# are alive together, at over 100 bytes a token: the largest one bounds them.
+# The first block is about one batch of a GPU, so that the model starts soon. The largest block
+# bounds memory, because all encodings of a block exist at once, at over 100 bytes per token.
 FIRST_BLOCK_CHARS = 250_000
 MOST_BLOCK_CHARS = 4_000_000
 BLOCKS_AHEAD = 2
@@ -72,7 +72,7 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
     """Share one `TokenStore` among the mappers that this thread runs in the block."""
-    return during(current_store, TokenStore())
+    return set_variable(current_store, TokenStore())
 
 
 class TokenSource:
@@ -132,7 +132,7 @@ class TokenStream:
         self._stats = stats
         self._block_chars = block_chars or (FIRST_BLOCK_CHARS, MOST_BLOCK_CHARS)
         # Number of each distinct window, by digest of its tokens.
-        self._first: dict[Hashable, int] = {key: place for place, key in enumerate(known)}
+        self._first: dict[Hashable, int] = {key: number for number, key in enumerate(known)}
         self._known = len(self._first)
         self._positions: list[int] = []
         self.blocks: list[Windows] = []
@@ -166,22 +166,22 @@ class TokenStream:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that is run, as `TokenBatch.seen_share` tells it."""
+        """Share of each text's tokens that are run, float32 (texts,); see `TokenBatch`."""
         return np.concatenate([block.seen_share for block in self.blocks])
 
     @property
     def counts(self) -> np.ndarray:
-        """Windows of each text that are run, int64 (texts,)."""
+        """Number of windows of each text that are run, int64 (texts,)."""
         return np.concatenate([block.counts for block in self.blocks])
 
     @property
     def text_of(self) -> np.ndarray:
-        """Text that each window that is run belongs to, int64 (windows,)."""
+        """Index of the text of each run window, int64 (windows,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each window that is run, int64 (windows,)."""
+        """Number of tokens of each run window, int64 (windows,)."""
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
@@ -193,10 +193,7 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Return the windows of a block that are not known yet.
-
-        Runs on the other thread.
-        """
+        """Return the new windows of a block; runs on the tokenizing thread."""
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -209,7 +206,7 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Return the rows of windows that equal none before them."""
+        """Assign numbers to distinct windows, and return the rows of new ones."""
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:
@@ -220,7 +217,7 @@ class TokenStream:
 
 
 class Share:
-    """Seconds of a thread, which are known at the end."""
+    """Seconds of a thread, set when its block ends."""
 
     seconds = 0.0
 
@@ -234,8 +231,8 @@ class SharedTime:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = 0
-        self._each_seconds = 0.0  # share of a thread that was active all the time
-        self._looked = 0.0
+        self._total_share = 0.0  # share of a thread that was active all the time
+        self._updated = 0.0
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
@@ -250,17 +247,17 @@ class SharedTime:
     def _change(self, threads: int) -> float:
         with self._lock:
             now = time.perf_counter()
-            self._each_seconds += (now - self._looked) / max(1, self._threads)
-            self._looked = now
+            self._total_share += (now - self._updated) / max(1, self._threads)
+            self._updated = now
             self._threads += threads
-            return self._each_seconds
+            return self._total_share
 
 
 _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Return the tokenizer threads of this process, from the variables that the library reads."""
+    """Return the number of tokenizer threads, from the library's environment variables."""
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -270,7 +267,7 @@ def tokenizer_threads() -> int:
 def text_blocks(
     char_counts: Sequence[int] | np.ndarray, first_chars: int, largest_chars: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield where blocks of texts begin and end, each up to twice as large as the one before."""
+    """Yield (start, stop) of blocks of texts, each up to twice as large as the previous block."""
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):
         if stop > start and chars + count > most_chars:
@@ -282,7 +279,7 @@ def text_blocks(
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """Yield ``work(item)`` for each item in order, made on another thread as results are used."""
+    """Yield ``work(item)`` for each item in order, computed a few items ahead on another thread."""
     made: deque[Future[Made]] = deque()
     items = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="gpuclassify-tokens") as thread:

@@ -1,4 +1,4 @@
-"""Texts to tokens on the host: cut to a length or into windows, ragged, never padded."""
+"""Tokenizing on the host: texts are cut to a length or into windows, and never padded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from gpuclassify.tokenizing.gaps import Words, prefix_end, steps_of, word_cache
 
-# Of English text; WordPiece and Unigram vocabularies have 4 to 5, and another look costs more.
+# First guess of a long text's prefix. English has 4 to 5 characters per token, but too short a
+# prefix costs more than one too long, because the text is tokenized again.
 MOST_CHARS_PER_TOKEN = 6
 
 
@@ -25,19 +26,18 @@ class TextTokenizer:
     The `tokenizer` is configured here and must not be shared: its truncation is state, and changing
     it while another thread tokenizes is an error in the tokenizers library.
 
-    With an `overlap`, long texts are cut into windows that share so many tokens, instead of losing
-    their rest. `counts_rest` says whether `TextTokens.whole_length` has to be known of texts that
-    are cut. If not, no more of a long text is tokenized than a prefix that is proven to begin with
-    the same tokens.
+    With an `overlap`, long texts are cut into windows that share that many tokens, instead of being
+    truncated. If `counts_rest` is false, `TextTokens.whole_length` of a cut text may be inexact,
+    and only a prefix of a long text is tokenized, one proven to begin with the same tokens.
 
-    With `end_chars`, the first tokens of so many characters from the beginning and the last tokens
-    of so many from the end are read of texts with more than twice as many, and of others those of
-    the beginning: what FinePDFs reads, whose ``create_text_chunks`` also drops the word at a cut.
+    With `end_chars`, a text longer than twice that has two windows: tokens of its first `end_chars`
+    characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
+    reads texts like this, but its ``create_text_chunks`` also drops the word at a cut.
 
-    With a `pairing`, a query and a `PairTruncation`, each text is the second of a pair that the
-    query begins; where the query is None, texts are tuples of two.
+    `pairing` is a query and a `PairTruncation`: each text becomes the second of a pair with the
+    query. If the query is None, texts are tuples of two.
 
-    ValueError if special tokens, of which a window has `special_tokens`, and overlap leave no room.
+    Raises ValueError if special tokens and overlap leave no room for text.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class TextTokenizer:
         if self.backend is not None:
             self.backend.no_padding()
             self.backend.no_truncation()
-            self._frame = frame_of(self.backend, is_pair)
-            types = self._frame[1]
+            self._template = frame_of(self.backend, is_pair)
+            types = self._template[1]
             reads_prefix = self.cuts_once and not counts_rest and not self.cuts_left
             self.words = word_cache(self.backend)
             if reads_prefix and self.words.ends_words:
@@ -81,7 +81,7 @@ class TextTokenizer:
         else:
             probes = ["a probe"] * (1 + is_pair)
             types = tokenizer(*probes, return_token_type_ids=True)["token_type_ids"]
-        # Classes of transformers 5 no longer name segment ids that those of 4 gave.
+        # Some classes of transformers 5 no longer declare the segment ids that they gave in 4.
         inputs = tokenizer.init_kwargs.get("model_input_names", ["token_type_ids"])
         self._has_type_ids = "token_type_ids" in inputs and any(types)
         fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -94,24 +94,24 @@ class TextTokenizer:
 
     @property
     def cuts_once(self) -> bool:
-        """Whether every text has one window, at the same end of each."""
+        """Whether every text has one window, at the same end of every text."""
         return self.overlap is None and self.end_chars is None
 
     @property
     def cut(self) -> Hashable:
-        """Key that is equal for tokenizers that cut a text of too many equal tokens alike."""
+        """Key that is equal for tokenizers that cut equal tokens alike."""
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @property
     def special_before(self) -> int:
-        """Number of special tokens before those of the text; of a tokenizers library's one."""
-        return self._frame[2][0]
+        """Number of special tokens before a text's own; needs a `backend`."""
+        return self._template[2][0]
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
         """Key that is equal for tokenizers that give every text equal tokens before any cut.
 
-        One written in Python has no complete description, and equals itself only.
+        A tokenizer written in Python has no complete description, so it equals only itself.
         """
         if self.backend is None:
             return id(self)
@@ -123,34 +123,36 @@ class TextTokenizer:
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts`, special tokens included: the first window of each."""
+        """Tokenize `texts`, special tokens included, to the first window of each text."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
-        sides = self._words_of(self._sides(texts))
+        sides = self._tokenize_sides(self._split_sides(texts))
         lengths = np.stack([side.lengths for side in sides])
-        kept = self._kept(lengths)
+        kept = self._truncated_lengths(lengths)
         stops = lengths if self.cuts_left else kept
         bounds = zip(sides, stops - kept, stops, strict=True)
         flats = [words.take(start, stop) for words, start, stop in bounds]
-        special = len(self._frame[0]) - len(sides)
+        special = len(self._template[0]) - len(sides)
         whole = np.maximum(lengths.sum(0) + special, len(self._filler))
-        return self._framed(flats, kept, whole)
+        return self._add_special(flats, kept, whole)
 
-    def _framed(self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray) -> TokenBatch:
-        """Put special tokens around the ids of each side, of `kept`, int64 (sides, texts)."""
-        around, types, places = self._frame
-        counts = np.ones((len(around), kept.shape[1]), dtype=np.int64)
-        counts[places] = kept
+    def _add_special(
+        self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray
+    ) -> TokenBatch:
+        """Add special tokens to the ids of each side; `kept` counts them, int64 (sides, texts)."""
+        template, types, slots = self._template
+        counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
+        counts[slots] = kept
         is_empty = counts.sum(0) == 0
         counts[-1][is_empty] = len(self._filler)
-        parts = np.tile(np.arange(len(around), dtype=np.int8), kept.shape[1])
-        parts = np.repeat(parts, counts.T.ravel())  # of the frame, that each token is in
+        parts = np.tile(np.arange(len(template), dtype=np.int8), kept.shape[1])
+        parts = np.repeat(parts, counts.T.ravel())  # each token's index in the template
         offsets = offsets_of(counts.sum(0))
-        special = np.array(around, dtype=np.int32)
-        special[places] = (self._filler or [0])[0]
+        special = np.array(template, dtype=np.int32)
+        special[slots] = (self._filler or [0])[0]
         ids = special[parts]
-        for place, flat in zip(places, flats, strict=True):
-            is_side = parts == place
+        for slot, flat in zip(slots, flats, strict=True):
+            is_side = parts == slot
             if self._filler:
                 is_side[offsets[:-1][is_empty]] = False
             ids[is_side] = flat
@@ -158,9 +160,9 @@ class TextTokenizer:
         return TokenBatch(ids, offsets, type_ids, whole)
 
     def char_counts(self, texts: Sequence[Any]) -> np.ndarray:
-        """Count the characters of each text that are tokenized at first, int64 (texts,).
+        """Count the characters of each text's first tokenized prefix, int64 (texts,).
 
-        More are tokenized if they prove too few.
+        A longer prefix is tokenized if that one is too short.
         """
         if self.pairing is not None and self.pairing[0] is None:
             return np.array([len(first) + len(second) for first, second in texts], dtype=np.int64)
@@ -169,13 +171,13 @@ class TextTokenizer:
         return np.fromiter(ends, dtype=np.int64, count=len(texts))
 
     def count(self, texts: Sequence[str]) -> np.ndarray:
-        """Count the tokens of each whole text without special ones, int64 (texts,)."""
+        """Count the tokens of each whole text without special tokens, int64 (texts,)."""
         if self.backend is not None:
             return self.words(texts).lengths
         return np.fromiter(map(len, self._all_ids(texts)), np.int64, len(texts))
 
-    def _sides(self, texts: Sequence[Any]) -> list[Sequence[str]]:
-        """Return the texts, or those of each side of pairs."""
+    def _split_sides(self, texts: Sequence[Any]) -> list[Sequence[str]]:
+        """Return [texts], or [first texts, second texts] of pairs."""
         if self.pairing is None:
             return [texts]
         query, _ = self.pairing
@@ -183,8 +185,8 @@ class TextTokenizer:
             return [[query] * len(texts), texts]
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
-    def _kept(self, lengths: np.ndarray) -> np.ndarray:
-        """Return how many of these tokens stay, int64 (sides, texts), cut as transformers does."""
+    def _truncated_lengths(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the lengths after truncation as in transformers, int64 (sides, texts)."""
         if self.pairing is None:
             return np.minimum(lengths, self._room)
         room, (_, truncation) = self._room, self.pairing
@@ -192,7 +194,7 @@ class TextTokenizer:
         if truncation == "longest_first":
             least = np.minimum(lengths.min(0), room // 2)
             is_less = lengths[0] <= lengths[1]
-            if self.backend is None:  # there the first keeps what cannot be halved
+            if self.backend is None:  # a Python tokenizer gives the odd token to the first text
                 is_less &= lengths[0] == least
             halves = np.where(is_less, [least, room - least], [room - least, least])
             return np.where(is_cut, halves, lengths)
@@ -206,23 +208,23 @@ class TextTokenizer:
         return np.where(is_cut, [lengths[0], room - lengths[0]], lengths)
 
     def _cut_pair(self, *sides: list[int]) -> TextTokens:
-        """Cut a pair of a tokenizer that is written in Python, by the ids of both texts."""
+        """Truncate the ids of a pair, for tokenizers written in Python."""
         lengths = np.array([[len(ids)] for ids in sides])
-        kept = self._kept(lengths)
+        kept = self._truncated_lengths(lengths)
         starts = (lengths - kept) * self.cuts_left
         cut = [ids[s[0] :][: n[0]] for ids, s, n in zip(sides, starts, kept, strict=True)]
         return self._windows([cut], int(lengths.sum()) + self.special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize each of `texts`.
+        """Tokenize `texts` to all their windows.
 
-        An empty text of a tokenizer without special tokens becomes its first-or-last-of-text token,
-        because a model cannot read nothing.
+        Without special tokens, an empty text becomes a single begin-of-text, end-of-text or padding
+        token, because a model needs at least one.
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
         if self.backend is None and self.pairing is not None:
-            return list(map(self._cut_pair, *map(self._all_ids, self._sides(texts))))
+            return list(map(self._cut_pair, *map(self._all_ids, self._split_sides(texts))))
         if self.backend is None or not self.cuts_once:
             return list(map(self.cut_ids, self._all_ids(texts)))
         batch = self(texts)
@@ -234,7 +236,7 @@ class TextTokenizer:
         return tokens
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
-        """Return the windows at both ends of a text, or at the beginning of a shorter one."""
+        """Return windows at both ends of a text, or one window of a shorter text."""
         parts = [text[:chars], text[-chars:]] if len(text) > 2 * chars else [text[:chars]]
         ends = self._all_ids(parts)
         count = sum(map(len, ends))
@@ -244,9 +246,9 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return ids of each text without special tokens, or of a prefix that is long enough."""
+        """Return the ids of each text, or of a long enough prefix, without special tokens."""
         if self.backend is not None:
-            (words,) = self._words_of([texts])
+            (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
             bounds = itertools.pairwise(offsets_of(words.lengths).tolist())
             return [flat[start:stop] for start, stop in bounds]
@@ -254,14 +256,14 @@ class TextTokenizer:
         ids = {text: encode(text)["input_ids"] for text in dict.fromkeys(texts)}
         return [ids[text] for text in texts]
 
-    def _words_of(self, sides: Sequence[Sequence[str]]) -> list[Words]:
-        """Tokenize each side's texts, or prefixes that are proven to be cut like the whole texts.
+    def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
+        """Tokenize each side's texts, or prefixes proven to be truncated like the whole texts.
 
-        The prefixes are doubled until that is so.
+        Prefixes are doubled until this is proven.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
-        words = [self.words(prefixes_of(*side)) for side in zip(sides, stops, strict=True)]
+        words = [self.words(_cut_at(*side)) for side in zip(sides, stops, strict=True)]
         sizes = np.array([list(map(len, side)) for side in sides])
         while (is_short := self._is_too_short(words, np.array(stops) == sizes)).any():
             chars *= 2
@@ -269,24 +271,24 @@ class TextTokenizer:
                 rows = np.flatnonzero(is_row).tolist()
                 texts = [sides[side][row] for row in rows]
                 longer = [prefix_end(text, chars) for text in texts]
-                words[side].replace(rows, self.words(prefixes_of(texts, longer)))
+                words[side].replace(rows, self.words(_cut_at(texts, longer)))
                 for row, stop in zip(rows, longer, strict=True):
                     stops[side][row] = stop
         return words
 
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
-        """Return whether more of each text must be read to cut it, bool (sides, texts)."""
+        """Return a mask of texts that need a longer prefix, bool (sides, texts)."""
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
         if len(words) == 2 and self._room % 2:
-            # The longer of two long texts keeps the odd token. Which one is longer is settled once
-            # the shorter one is read whole.
+            # The longer of two long texts keeps the odd token. To know the longer text, the shorter
+            # one must be read whole.
             is_long = (lengths > self._room // 2).all(0)
             is_short |= is_long & (lengths <= np.where(is_whole, lengths, sys.maxsize).min(0))
         return is_short & ~is_whole
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
-        """Return the windows, or the only one, of a text with these ids."""
+        """Cut the ids of a text into windows, or to a single window without overlap."""
         overlap, room = self.overlap or 0, self._room
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
@@ -296,56 +298,58 @@ class TextTokenizer:
         return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
-        """Return windows of these ids, or of these pairs of ids, each with special tokens."""
-        framed = [self._with_special(ids) for ids in parts]
+        """Make windows of ids, or pairs of ids, by adding special tokens to each."""
+        inputs = [self._make_input(ids) for ids in parts]
         windows = [
-            np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in framed
+            np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in inputs
         ]
         types = None
         if self._has_type_ids:
-            types = [np.asarray(row or [0], dtype=np.int32) for _, row in framed]
+            types = [np.asarray(row or [0], dtype=np.int32) for _, row in inputs]
         return TextTokens(windows, types, max(whole_length, 1))
 
-    def _with_special(self, ids: Any) -> tuple[Any, list[int]]:
-        """Return ids with the special tokens around them, and the segment ids of all."""
+    def _make_input(self, ids: Any) -> tuple[Any, list[int]]:
+        """Return ids with special tokens around them, and all segment ids."""
         if self.backend is None:
             texts = [ids] if self.pairing is None else ids
             types = self._tokenizer.create_token_type_ids_from_sequences(*texts)
             return self._tokenizer.build_inputs_with_special_tokens(*texts), types
-        around, types, (place,) = self._frame
-        special, behind = np.array(around, dtype=np.int32), place + 1
+        template, types, (slot,) = self._template
+        special, rest = np.array(template, dtype=np.int32), slot + 1
         return (
-            np.concatenate([special[:place], ids, special[behind:]], dtype=np.int32),
-            types[:place] + types[place:behind] * len(ids) + types[behind:],
+            np.concatenate([special[:slot], ids, special[rest:]], dtype=np.int32),
+            types[:slot] + types[slot:rest] * len(ids) + types[rest:],
         )
 
 
-def prefixes_of(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
-    """Return each text up to its stop."""
+def _cut_at(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
     return [text[:stop] for text, stop in zip(texts, stops, strict=True)]
 
 
 def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:
-    """Return ids and segment ids of a text of one token, or a pair, and the tokens' places."""
+    """Return ids and segment ids for texts of one token each, and the indices of these tokens.
+
+    All other ids are special tokens. `backend` is a ``tokenizers.Tokenizer``.
+    """
     from tokenizers import Tokenizer, models
 
     probe = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     if backend.post_processor is not None:
         probe.post_processor = backend.post_processor
     encoding = probe.encode("a", "a" if is_pair else None)
-    places = [place for place, mask in enumerate(encoding.special_tokens_mask) if not mask]
-    sides = [encoding.sequence_ids[place] for place in places]
+    slots = [index for index, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    sides = [encoding.sequence_ids[slot] for slot in slots]
     if sides != [*range(1 + is_pair)]:
         raise ValueError(f"the tokenizer puts texts in the order {sides}, which is not supported")
     steps = steps_of(json.loads(backend.to_str())["post_processor"], "processors")
-    is_framed = any(step["type"] != "ByteLevel" for step in steps)  # else nobody has set types
-    return encoding.ids, encoding.type_ids if is_framed else [0] * len(encoding.ids), places
+    has_types = any(step["type"] != "ByteLevel" for step in steps)
+    return encoding.ids, encoding.type_ids if has_types else [0] * len(encoding.ids), slots
 
 
 class StaticTokenizer(TextTokenizer):
-    """Tokenizer of a static model: without special tokens, and texts may have no tokens.
+    """Tokenizer of a static model, without special tokens; texts may have no tokens.
 
-    Of a text, no more than `token_chars` are read for each token, if it is set.
+    If `token_chars` is set, only the first ``max_tokens * token_chars`` characters are read.
     """
 
     def __init__(
@@ -356,7 +360,7 @@ class StaticTokenizer(TextTokenizer):
         self._filler = []
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts`: the first window of each."""
+        """Tokenize `texts` to the first window of each text."""
         if not self.cuts_once:
             return super().__call__(texts)
         tokens = super().__call__([text[: self._chars] for text in texts])
@@ -368,19 +372,19 @@ class StaticTokenizer(TextTokenizer):
         return replace(tokens, whole_lengths=whole)
 
 
-# What texts become.
+# Token ids and windows.
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Token ids of many texts, end to end."""
+    """Concatenated token ids of many texts."""
 
     ids: np.ndarray  # int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
-    # Segment ids, only of tokenizers that give a single text other ids than zero; int32 (tokens,).
+    # Segment ids, int32 (tokens,); None if they are always 0.
     type_ids: np.ndarray | None = None
-    # Tokens that each text had before it was cut, or some number above its length if it was cut and
-    # they were not counted, int64 (texts,). None: nothing was cut.
+    # Tokens of each text before it was cut, int64 (texts,). If a cut text's tokens were not
+    # counted, any number above its length. None: nothing was cut.
     whole_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -388,11 +392,11 @@ class TokenBatch:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, int64 (texts,)."""
+        """Number of tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
-        """Return some of the texts."""
+        """Return the texts with these indices."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[part] for part in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
@@ -400,7 +404,7 @@ class TokenBatch:
         return flat_batch(ids, types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """Yield for each text 16 bytes that only equal tokens have."""
+        """Yield a digest of each text's tokens, 16 bytes."""
         ids, *others = (part.data for part in (self.ids, self.type_ids) if part is not None)
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(ids[start:stop], digest_size=16)
@@ -410,9 +414,9 @@ class TokenBatch:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that are here, float32 (texts,).
+        """Share of each whole text's tokens that were kept, float32 (texts,).
 
-        Below 1 if the text was cut; how far, only if the tokens behind the cut were counted.
+        It is below 1 if the text was cut, but exact only if the removed tokens were counted.
         """
         if self.whole_lengths is None:
             return np.ones(len(self), dtype=np.float32)
@@ -425,14 +429,14 @@ def flat_batch(
     type_ids: Sequence[np.ndarray] = (),
     whole_lengths: np.ndarray | None = None,
 ) -> TokenBatch:
-    """Join rows of ids end to end."""
+    """Concatenate rows of ids to a batch."""
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
     return TokenBatch(_flat(rows), offsets_of(lengths), types, whole_lengths)
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return where rows of these lengths begin and end, int64 (rows + 1,)."""
+    """Return the offsets of concatenated rows of these lengths, int64 (rows + 1,)."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -442,10 +446,10 @@ def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Tokens of one text, special ones included: its only window, or all of them.
+    """Windows of one text, special tokens included.
 
-    `type_ids` are the segment ids of each window. `whole_length` is of the whole text, or of both
-    windows if it was read at its ends; where only parts were tokenized, more than they have.
+    `type_ids` are the segment ids of each window. `whole_length` is the number of tokens before the
+    text was cut. It is only a number above the windows' length if the rest was not tokenized.
     """
 
     windows: list[np.ndarray]
@@ -455,12 +459,12 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of many texts that are run, in the texts' order; arrays are by text."""
+    """Windows to run of many texts, in the texts' order; arrays have one element per text."""
 
     tokens: TokenBatch  # every window as a text of its own
-    counts: np.ndarray  # how many of them each text has, int64; at least one
-    whole_counts: np.ndarray  # how many it would have; more where only the first one is run
-    seen_share: np.ndarray  # of each text's tokens, float32, as `TokenBatch.seen_share` tells it
+    counts: np.ndarray  # number of the text's windows here, int64; at least 1
+    whole_counts: np.ndarray  # number of all its windows; larger if only the first one is run
+    seen_share: np.ndarray  # share of the text's tokens that are here, float32
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
@@ -482,7 +486,7 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def only_windows(tokens: TokenBatch) -> Windows:
-    """Return the windows of texts that have one each, cut or not."""
+    """Return the windows of texts that have a single window, cut or not."""
     ones = np.ones(len(tokens), dtype=np.int64)
     return Windows(tokens, ones, ones, tokens.seen_share)
 
@@ -492,11 +496,11 @@ def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
-    """Return one row a text, float32 (texts, outputs), from one row a window.
+    """Aggregate outputs of windows to outputs of texts, float32 (texts, outputs).
 
     `how` is "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the text's
-    tokens in each window, which is the plain mean of a text without any. A text with a single
-    window keeps its values to the bit.
+    tokens in each window, or the plain mean if all are 0. A text with a single window keeps its
+    values to the bit.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)

@@ -1,4 +1,4 @@
-"""Out-of-memory errors and their cure, free memory of the host, and GPUs that are lost."""
+"""Out-of-memory errors and retries after them, free host memory, and broken GPUs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gpuclassify.workers.run_context import current_worker
 
 Result = TypeVar("Result")
 
-# Texts of the errors of which CUDA's reference of cudaError says that "the process must be
-# terminated and relaunched", and of those that a device or its driver does not recover from. In
-# lower case; after the first list's words comes CUDA's name of the error, in cuDF and cuPy.
+# Lower-case messages of errors after which CUDA's reference says that "the process must be
+# terminated and relaunched", or from which a device or driver does not recover. cuDF and cuPy
+# write CUDA's name of the error instead, such as "illegaladdress".
 _CUDA_TEXTS = (
     "illegal memory access",
     "illegaladdress",
     "illegal_address",
     "launch timed out",
-    "device-side assert triggered",  # torch's advice after any error has the first two words
+    "device-side assert triggered",  # torch ends all errors with "device-side assertions"
     "hardware stack error",
     "illegal instruction",
     "misaligned address",
@@ -33,17 +33,18 @@ _CUDA_TEXTS = (
     "uncorrectable nvlink error",
     "fell off the bus",
     "cuda error: unknown error",
-    "fatal cuda error",  # cuDF's word for an error that stays
+    "fatal cuda error",  # cuDF's term for an unrecoverable error
 )
-# States in which CUDA's libraries only are when the context beneath them is broken, but for two:
-# one begins the name of a lack of memory, and one may come from it.
+# Statuses that CUDA's libraries have only if their context is broken, with two exceptions:
+# "internal_error" also begins the name of an out-of-memory status, and "not_initialized" may be
+# caused by lack of memory.
 _NOT_INITIALIZED = "not_initialized"
 _LIBRARY_STATES = (_NOT_INITIALIZED, "execution_failed", "mapping_error", "internal_error")
 _DEVICES = ("cuda", "hip error")
 _LACK_OF_MEMORY = "allocation_failed"
 _LIBRARIES = ("cublas_status_", "cudnn_status_", "cusolver_status_", "cusparse_status_")
 
-# How allocators say in a message that memory ran out, in lower case.
+# Lower-case parts of allocators' out-of-memory messages.
 _MEMORY_TEXTS = (
     "out of memory",  # torch; CUDA; cuPy; MPS
     "out_of_memory",  # RMM; CUDA_ERROR_OUT_OF_MEMORY of the driver
@@ -51,7 +52,7 @@ _MEMORY_TEXTS = (
     "cudaerrormemoryallocation",
     "alloc_failed",  # CUBLAS_, CUSOLVER_, CUSPARSE_, CUDNN_STATUS_ALLOC_FAILED; CUFFT_ALLOC_FAILED
     "allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-    # torch fails while it composes the message of an out-of-memory, where NVML does not answer
+    # torch's out-of-memory message asks NVML for free memory, and fails if NVML does not answer.
     "nvml_success ==",
     "not enough memory",
     "can't allocate memory",
@@ -65,39 +66,38 @@ class BrokenDeviceError(RuntimeError):
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Return whether `error`, or its cause, says that this process has lost its GPU for good.
+    """Return whether `error`, or its cause, means that this process has lost its GPU for good.
 
-    torch raises ``torch.AcceleratorError``, cuDF and cuPy kinds of RuntimeError, each with CUDA's
-    own text. RMM throws ``std::bad_alloc`` for whatever an allocation meets, with that text too,
-    and cuDF makes a MemoryError of it. Running out of memory is none of these: the context lives
-    on.
+    torch raises ``torch.AcceleratorError``, and cuDF and cuPy kinds of RuntimeError, with CUDA's
+    message. RMM throws ``std::bad_alloc`` with that message when an allocation fails for any
+    reason, and cuDF converts it to MemoryError. After a mere lack of memory the context is intact.
     """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, BrokenDeviceError) or _tells_of_it(cause):
+        if isinstance(cause, BrokenDeviceError) or _names_broken_device(cause):
             return True
         cause = cause.__cause__
     return False
 
 
-def _tells_of_it(error: BaseException) -> bool:
+def _names_broken_device(error: BaseException) -> bool:
     if not isinstance(error, (RuntimeError, MemoryError)):
         return False
     message = str(error).lower()
     if any(name in message for name in _LIBRARIES):
         is_state = any(f"status_{state}" in message for state in _LIBRARY_STATES)
         return is_state and _LACK_OF_MEMORY not in message
-    is_of_device = any(name in message for name in _DEVICES)
-    return is_of_device and any(text in message for text in _CUDA_TEXTS)
+    names_device = any(name in message for name in _DEVICES)
+    return names_device and any(text in message for text in _CUDA_TEXTS)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that memory ran out, in any of the ways that allocators say it.
+    """Return whether `error` is any allocator's out-of-memory error.
 
-    torch raises ``torch.OutOfMemoryError`` from its allocator; with RMM as its allocator the
-    C++ exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds
-    of MemoryError; CUDA's libraries, which allocate directly, a RuntimeError with their status.
-    RMM says ``std::bad_alloc`` of a broken device as well, for which less memory is no cure.
+    torch's allocator raises ``torch.OutOfMemoryError``; with RMM as its allocator, the C++
+    exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds of
+    MemoryError. CUDA's libraries allocate directly and raise a RuntimeError with their status.
+    RMM reports a broken device as ``std::bad_alloc``, too, which freeing memory does not cure.
     """
     if is_broken_device(error):
         return False
@@ -111,10 +111,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_memory_released(action: Callable[[], Result]) -> Result:
-    """Return the result of `action`, run again after cached memory is released if memory ran out.
+    """Return the result of `action`; if memory runs out, release cached memory and run it again.
 
-    A library of CUDA that has no memory to begin with says only that it is not initialized: that
-    is tried once more as well, and is a broken device (`is_broken_device`) if it comes back.
+    A CUDA library that cannot allocate memory at its start reports only that it is not initialized.
+    That is retried as well; a second failure means a broken device (`is_broken_device`).
     """
     try:
         return action()
@@ -126,17 +126,17 @@ def with_memory_released(action: Callable[[], Result]) -> Result:
 
 
 def release_memory() -> None:
-    """Give cached memory of the device back."""
+    """Return torch's cached device memory to the driver."""
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is None:  # nothing was loaded with torch
+    if torch is None:
         return
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def free_host_bytes() -> int:
-    """Return the bytes this process may still take: of the machine, or of the worker that it is."""
+    """Return the bytes that this process may still allocate, within its Dask worker's limit."""
     import psutil
 
     free = free_memory()

@@ -1,7 +1,7 @@
 """Cores and memory of this machine that this process may use.
 
-Slurm's ``--mem`` and systemd's slices bound a control group somewhere above the process. Dask looks
-at the topmost one alone, where it finds the whole machine; here the tightest of all levels counts.
+Slurm's ``--mem`` and systemd's slices limit a control group somewhere above the process. Dask reads
+the topmost group alone, which has the whole machine; here the tightest limit of all levels counts.
 """
 
 import ctypes
@@ -18,44 +18,44 @@ PROCESS = Path("/proc/self")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_THRESHOLDS_BYTES = (1 << 30, 32 << 20)
 TRIM_THRESHOLD_BYTES = 2**31 - 1
-# Files with limits in bytes, of the second and the first generation of control groups.
+# Files with limits in bytes, of cgroup v2 and v1.
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
-# Pages of files, which are dropped when memory is short; part of what is used.
+# Page cache that counts as used memory but is dropped when memory is short.
 _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
 def usable_cores() -> int:
-    """Return the CPUs this process may use: the machine's, its affinity, its groups' quotas."""
+    """Return the CPUs this process may use, by the machine, its affinity and cgroup quotas."""
     from dask.system import cpu_count
 
     return min([cpu_count(), *(max(1, math.ceil(quota)) for quota in _quotas())])
 
 
 def usable_memory() -> int:
-    """Return the bytes this process may use: the limits of the machine, its groups and itself."""
+    """Return the bytes this process may use, by the machine's, cgroups' and its own limits."""
     from distributed.system import MEMORY_LIMIT
 
     return min([int(MEMORY_LIMIT), *(limit for _, limit in _memory_limits())])
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still take, of the machine and of its groups."""
+    """Return the bytes that this process may still allocate, by the machine and its cgroups."""
     import psutil
 
-    rest = [int(psutil.virtual_memory().available)]
+    free = [int(psutil.virtual_memory().available)]
     for group, limit in _memory_limits():
-        used = next((size for name in _MEMORY_USED if (size := _number(group / name))), 0)
-        rest.append(max(0, limit - used + _reclaimable(group)))
-    return min(rest)
+        used = next((size for name in _MEMORY_USED if (size := _read_number(group / name))), 0)
+        free.append(max(0, limit - used + _reclaimable(group)))
+    return min(free)
 
 
 def keep_freed_memory() -> None:
-    """Raise glibc's thresholds, so that freed memory is not faulted in for every operation.
+    """Raise glibc's mmap and trim thresholds, so that freed memory is reused without page faults.
 
-    Dask's nanny sets its trim threshold, which makes every large activation a fresh mapping. The
-    price is that a worker holds on to its peak memory. A tensor above the 64 MiB of a heap in a
-    thread's arena is mapped anew all the same; token budgets for CPUs stay below that.
+    Dask's nanny sets a low trim threshold, with which every large activation is a new mapping. The
+    price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
+    thread's arena, are mapped anew regardless; token budgets for CPUs stay below that.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -68,7 +68,7 @@ def keep_freed_memory() -> None:
 def _memory_limits() -> Iterator[tuple[Path, int]]:
     for group in _groups("memory"):
         for name in _MEMORY_LIMITS:
-            if (limit := _number(group / name)) is not None:
+            if (limit := _read_number(group / name)) is not None:
                 yield group, limit
 
 
@@ -82,19 +82,19 @@ def _reclaimable(group: Path) -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the CPUs that a group's processes may use together, at any time."""
+    """Yield the CPU quota of each control group that has one."""
     for group in _groups("cpu"):
         try:
             quota, period = (group / "cpu.max").read_text().split()
         except (OSError, ValueError):
-            limits = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
-            quota, period = (str(number) if number else "max" for number in limits)
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = (str(_read_number(group / name) or "max") for name in names)
         if quota != "max" and period != "max":
             yield int(quota) / int(period)
 
 
-def _number(path: Path) -> int | None:
-    """Return the positive number in a file, or None: no limit is "max", or -1."""
+def _read_number(path: Path) -> int | None:
+    """Return the positive number in a file, or None, also for "max" and -1, which mean no limit."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):
@@ -103,7 +103,7 @@ def _number(path: Path) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, the innermost first."""
+    """Yield the folders of this process's control groups, innermost first."""
     try:
         lines = (PROCESS / "cgroup").read_text().splitlines()
         mounts = (PROCESS / "mountinfo").read_text().splitlines()
@@ -113,12 +113,12 @@ def _groups(controller: str) -> Iterator[Path]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         paths |= dict.fromkeys(controllers.split(","), path)  # cgroup v2 has no controller name: ""
     for mount in mounts:
-        _, _, _, root, place, *rest = mount.split()
+        _, _, _, root, mount_point, *rest = mount.split()
         kind, _, options = rest[rest.index("-") + 1 :][:3]
         name = {"cgroup": controller, "cgroup2": ""}.get(kind)
         if name in paths and (kind == "cgroup2" or controller in options.split(",")):
-            # In a container, the mount may contain only the container's group.
-            below = PurePosixPath(paths[name])
-            inner = below.relative_to(root) if below.is_relative_to(root) else PurePosixPath()
+            # A container may mount only its own group, whose path is then not below the root.
+            group = PurePosixPath(paths[name])
+            inner = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
             if ".." not in inner.parts:
-                yield from (Path(place, level) for level in (inner, *inner.parents))
+                yield from (Path(mount_point, level) for level in (inner, *inner.parents))

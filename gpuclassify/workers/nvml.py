@@ -1,4 +1,4 @@
-"""GPUs of this machine, asked of the NVIDIA driver through NVML, which makes no CUDA context."""
+"""Survey of this machine's GPUs through NVML, which creates no CUDA context."""
 
 import contextlib
 import functools
@@ -13,13 +13,13 @@ DEVICE_FILES = Path("/dev")
 
 
 class DriverError(RuntimeError):
-    """Error of a driver that is missing or does not answer."""
+    """Error raised when the driver is missing or does not answer."""
 
 
 def open_nvml() -> Any:
-    """Return the module pynvml, ready to be called, or raise DriverError.
+    """Return the initialized module pynvml, or raise DriverError.
 
-    Its library is opened once a process and stays open: opening it takes longer than any question.
+    The library is opened once per process and stays open, because opening takes longer than calls.
     """
     try:
         import pynvml
@@ -34,15 +34,15 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Open NVML once for each process: what was opened before a fork is of no use after it."""
+    """Open NVML once per process id, because a handle opened before a fork is invalid after it."""
     nvml.nvmlInit()
 
 
 def find_device(nvml: ModuleType, uuid: str) -> Any:
-    """Return NVML's handle of a GPU or MIG slice, by its UUID as CUDA reports it, without a prefix.
+    """Return NVML's handle of a GPU or MIG slice, by CUDA's UUID, which has no prefix.
 
-    Raises DriverError if there is none, or if it is a GPU cut into slices, which says nothing of
-    the one in use.
+    Raises DriverError if there is none, or if the UUID names a GPU in MIG mode: its figures are not
+    those of the slice in use.
     """
     for name in (f"MIG-{uuid}", f"GPU-{uuid}"):
         try:
@@ -68,7 +68,7 @@ class Gpu:
     index: int  # NVML's, of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
     name: str  # product name
-    memory_bytes: int | None  # None where it shares the host's
+    memory_bytes: int | None  # None if the GPU shares the host's memory
 
     @property
     def visible_name(self) -> str:
@@ -77,25 +77,25 @@ class Gpu:
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a MIG slice and not a whole GPU."""
+        """Whether this is a MIG slice rather than a whole GPU."""
         return self.uuid.startswith("MIG-")
 
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """Report of NVML on this machine."""
+    """NVML's report on this machine."""
 
     gpus: tuple[Gpu, ...] = ()  # the visible devices, in the order of CUDA_VISIBLE_DEVICES
-    has_gpu: bool = False  # here and not hidden, even if it cannot be listed
+    has_gpu: bool = False  # a GPU is present and not hidden, even if it cannot be listed
     driver_version: str | None = None
-    cuda_version: tuple[int, int] | None = None  # the newest that the driver runs
+    cuda_version: tuple[int, int] | None = None  # newest version that the driver supports
     absent_because: str = ""  # why `gpus` is empty
 
 
 def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
-    """List the GPUs that this process may use by ``CUDA_VISIBLE_DEVICES``, or by a text like it.
+    """List the GPUs that `visible_devices`, by default ``CUDA_VISIBLE_DEVICES``, allows.
 
-    It never raises for a missing driver, library or device: `absent_because` says why.
+    A missing driver, library or device raises no error: `absent_because` gives the reason.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -112,8 +112,8 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
 def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
     """Return the devices that CUDA would show for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    As CUDA does, the list ends at the first name that fits no device; an index names the first
-    slice of a GPU that is cut into slices, and a UUID may be shortened.
+    As in CUDA, the list ends at the first name that matches no device, an index names the first
+    slice of a GPU in MIG mode, and a UUID may be shortened.
     """
     if visible_devices is None:
         return tuple(devices)
@@ -133,7 +133,7 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs; the driver's device files tell unlisted GPUs from none."""
+    """Return a survey without GPUs; device files show whether there are unlisted GPUs."""
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
@@ -143,7 +143,7 @@ def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
 
 
 def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
-    devices = [gpu for i in range(nvml.nvmlDeviceGetCount()) for gpu in _devices_of(nvml, i)]
+    devices = [gpu for i in range(nvml.nvmlDeviceGetCount()) for gpu in _list_devices(nvml, i)]
     gpus = select_visible(devices, visible_devices)
     reason = "the NVIDIA driver lists no GPU, or only GPUs in MIG mode without an instance"
     if devices:
@@ -158,14 +158,14 @@ def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
     )
 
 
-def _devices_of(nvml: ModuleType, index: int) -> Iterator[Gpu]:
-    """Yield the physical GPU, or its slices in its place: none where none was made."""
+def _list_devices(nvml: ModuleType, index: int) -> Iterator[Gpu]:
+    """Yield the physical GPU, or only its slices, which may be none, if it is in MIG mode."""
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]
     if is_mig(nvml, parent):  # CUDA can use only its slices
         handles = []
         for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(parent)):
-            with contextlib.suppress(nvml.NVMLError):  # slots for slices need not be filled
+            with contextlib.suppress(nvml.NVMLError):  # a slot may be empty
                 handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, i))
     for handle in handles:
         try:

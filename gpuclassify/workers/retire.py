@@ -1,4 +1,4 @@
-"""Wrappers of tasks: errors arrive as one message, and a worker without its GPU retires."""
+"""Decorators for tasks: errors show their message first, and a worker with a broken GPU retires."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 EVENT_TOPIC = "gpuclassify-faults"
-# Processes in which a task may break the device; after that, its data or its model is the cause.
+# Processes in which a task may break the device before its data or model is taken for the cause.
 MOST_ATTEMPTS = 3
 ASK_SECONDS = 30.0  # timeout of a call to the scheduler
 RETIRE_SECONDS = 60.0  # timeout for moving results to other workers
@@ -32,15 +32,15 @@ EXIT_SECONDS = 60.0  # timeout for a clean exit, which a broken driver may preve
 
 
 class PanicError(RuntimeError):
-    """Error of code that raised no ``Exception``, such as a panic in a library of Rust."""
+    """Error raised in place of a BaseException, such as a panic in a Rust library."""
 
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
     """Convert a BaseException in the block to an Exception, except KeyboardInterrupt.
 
-    A panic of a tokenizer is not an Exception: it passes every handler, and Dask cannot send it to
-    the client. SystemExit would end the worker, and the task would be tried again elsewhere.
+    A panic of a tokenizer is not an Exception: handlers do not catch it, and Dask cannot send it to
+    the client. SystemExit would end the worker, and Dask would run the task again elsewhere.
     """
     try:
         yield
@@ -70,24 +70,24 @@ def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
             worker = current_worker()
             if worker is None or type(err).__name__ == "Reschedule":  # Dask's signal
                 raise
-            place = f"task {worker.get_current_task()} on {worker.address}"
-            shown = traceback.TracebackException.from_exception(err)
-            lines, message = list(shown.format()), list(shown.format_exception_only())
+            details = traceback.TracebackException.from_exception(err)
+            lines, message = list(details.format()), list(details.format_exception_only())
             frames = "".join(lines[: len(lines) - len(message)]).rstrip()
-            err.add_note(f"Raised in {place}\n{frames}")
+            task = worker.get_current_task()
+            err.add_note(f"Raised in task {task} on {worker.address}\n{frames}")
             raise err.with_traceback(None) from None
 
     return run
 
 
-def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a task retire its worker if the device breaks under it, and end with an ``Exception``.
+def retire_on_broken_device(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorate a task so that its worker retires if the device breaks while it runs.
 
-    A worker with a broken CUDA context fails every task that it gets, and fails faster than
-    others work. So it moves its results to other workers and ends, its nanny starts a new process
-    with a new context, and its tasks run again. A task that breaks the device of `MOST_ATTEMPTS`
-    processes is at fault rather than its worker: it fails, with BrokenDeviceError, as one does
-    whose worker cannot be replaced or shares the client's process.
+    A worker with a broken CUDA context fails every task, and attracts more tasks because it fails
+    fast. So it moves its results to other workers and ends, its nanny starts a new process with a
+    new context, and its tasks run again. A task that breaks the device of `MOST_ATTEMPTS` processes
+    fails with BrokenDeviceError, and so does a task in the client's process. Other errors than
+    ``Exception`` are converted as by `as_errors`.
     """
 
     @functools.wraps(function)
@@ -98,12 +98,12 @@ def on_sound_device(function: Callable[..., Result]) -> Callable[..., Result]:
         except Exception as err:
             if not is_broken_device(err):
                 raise
-            _answer(err)
+            _retire_or_fail(err)
 
     return run
 
 
-def _answer(error: Exception) -> NoReturn:
+def _retire_or_fail(error: Exception) -> NoReturn:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     worker = current_worker()
     if worker is None or worker.address.startswith("inproc://"):  # runs in the client's process
@@ -114,7 +114,7 @@ def _answer(error: Exception) -> NoReturn:
     logger.error("the GPU is lost to %s, which retires: %s", worker.address, reason)
     worker.log_event(EVENT_TOPIC, {"reason": reason, "attempts": attempts, "pid": os.getpid()})
     if attempts >= MOST_ATTEMPTS:
-        # Once the error is reported: a worker that leaves takes its tasks back instead.
+        # Delayed until the error is reported, because the tasks of a retiring worker run again.
         worker.loop.add_callback(worker.loop.call_later, 1.0, _start_retiring, worker, reason)
         raise BrokenDeviceError(
             f"{reason}: {attempts} workers, one after another, have lost their GPU to this task. "
@@ -126,20 +126,20 @@ def _answer(error: Exception) -> NoReturn:
 
     # Keep the task until the scheduler gives it to another worker.
     deadline = time.monotonic() + RETIRE_SECONDS + EXIT_SECONDS
-    over = (Status.closing, Status.closed, Status.failed)
-    while worker.status not in over and time.monotonic() < deadline:
+    ended = (Status.closing, Status.closed, Status.failed)
+    while worker.status not in ended and time.monotonic() < deadline:
         time.sleep(0.05)
-    raise Reschedule  # if the scheduler has not taken the task back yet
+    raise Reschedule  # the scheduler may not have taken the task back yet
 
 
 def _count_attempt(worker: Worker) -> int:
-    """Count on the scheduler, which outlives workers, the devices that this task has broken."""
-    place = [EVENT_TOPIC, str(worker.get_current_task())]
+    """Increment and return the devices this task has broken; the scheduler keeps the count."""
+    keys = [EVENT_TOPIC, str(worker.get_current_task())]
 
     async def count() -> int:
-        attempts = await worker.scheduler.get_metadata(keys=place, default=0) + 1
-        left = 0 if attempts >= MOST_ATTEMPTS else attempts  # a later retry starts at 0
-        await worker.scheduler.set_metadata(keys=place, value=left)
+        attempts = await worker.scheduler.get_metadata(keys=keys, default=0) + 1
+        stored = 0 if attempts >= MOST_ATTEMPTS else attempts  # a later retry starts at 0
+        await worker.scheduler.set_metadata(keys=keys, value=stored)
         return attempts
 
     future = asyncio.run_coroutine_threadsafe(count(), worker.loop.asyncio_loop)
@@ -147,7 +147,7 @@ def _count_attempt(worker: Worker) -> int:
 
 
 def _start_retiring(worker: Worker, reason: str) -> None:
-    if worker.nanny:  # else nothing would start the process again
+    if worker.nanny:  # only a nanny starts the process again
         watchdog = threading.Timer(EXIT_SECONDS + RETIRE_SECONDS, os._exit, [1])
         watchdog.daemon = True
         watchdog.start()
@@ -155,10 +155,10 @@ def _start_retiring(worker: Worker, reason: str) -> None:
 
 
 async def _retire(worker: Worker, reason: str) -> None:
-    """End the worker, not its nanny; results that no other takes over are computed again."""
+    """Close the worker but not its nanny; results not moved to other workers are recomputed."""
     from distributed.core import Status
 
-    if worker.status == Status.closing_gracefully:  # another thread's task was first
+    if worker.status == Status.closing_gracefully:  # another thread's task has begun this
         return
     worker.nanny = None  # closing this worker must not end the nanny
     leaving = worker.scheduler.retire_workers(

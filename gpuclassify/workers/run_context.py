@@ -1,6 +1,6 @@
-"""Counts of a run: its stats, its mappers' rows, and how far its part has come.
+"""Counters of a run: statistics, rows per mapper, and progress of a part.
 
-A task collects them with `run_context`; workers log some as events of Dask, for a job's client.
+A task collects them with `run_context`; workers send some to the client as Dask events.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 STATS_TOPIC, PROGRESS_TOPIC = "gpuclassify", "gpuclassify-progress"
 REPORT_EVERY_SECONDS = 1.0
-# Largest share of the models' time spent waiting for tokens, and smallest share of time that a
-# device must be busy, before advice is given.
+# Advice is given if waiting for tokens exceeds this share of the models' time, and the device was
+# busy for less than this share of the sampled time.
 MOST_WAITING, BUSY_SHARE = 0.1, 0.9
-# Only runs on a GPU have these.
+# Statistics that only runs on a GPU have.
 _ON_GPU = {"device_sampled_seconds", "peak_device_bytes", "peak_torch_bytes"}
 
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-# A part's name, its rows, and the share of the work on them that is done.
+# Name of a part, its number of rows, and the share of its work that is done.
 PartEvent = tuple[str, int, float]
 
 
@@ -41,45 +41,45 @@ class RunStats:
     Attributes
     ----------
     rows, null_rows, folded_rows : int
-        Rows, rows without text, and rows whose text another row of the partition has too.
+        Rows, rows without text, and rows that repeat another row's text in the partition.
     truncated_texts, shared_texts, windows : int
-        Distinct texts that were cut, by `max_chars` or to the model's length, those whose tokens
-        another mapper had made, and windows: as many as distinct texts, unless long ones have more.
+        Distinct texts that were cut, by `max_chars` or to the model's length; distinct texts
+        whose tokens came from another mapper; and windows, one or more per distinct text.
     folded_windows : int
-        Windows that were not run, because another one of the partition has the same tokens.
+        Windows that were not run, because another window of the partition has equal tokens.
     shared_windows : int
-        Windows whose outputs were made with another mapper's, as the models share leading layers.
+        Windows that were run together with another mapper's model, which shares leading layers.
     tokens, padded_tokens : int
-        Real tokens, and tokens that the model's layers ran, padding included.
+        Real tokens, and tokens run by the model's layers, padding included.
     batches, out_of_memory : int
     rescued_texts : int
         Texts whose outputs were not finite at first and were recomputed alone in float32.
     prefix_tokens : int
-        Tokens of prompts that were not run, because a prefix run once stands for them.
+        Prompt tokens that were not run, because their shared prefix was run once.
     decode_steps : int
         Forward passes that continued answers after a batch's first one.
     tokenize_seconds : float
-        On a separate thread, ahead of the model. Runs of a process that tokenize at the same time
-        share it, so that tokens by these seconds are what the host can feed.
+        Tokenizing time, on a separate thread ahead of the model. Concurrent runs of a process share
+        it, so that tokens divided by these seconds are the host's throughput.
     wait_tokens_seconds, wait_device_seconds : float
-        In which this run had nothing to do, because no tokens were ready, or because another thread
-        of the process was using the device. On a GPU, which may still be at work on an earlier
-        batch, the first is an upper bound of how long the device was idle.
+        Time in which this run waited for tokens, or for another thread of the process that used the
+        device. A GPU may still work on an earlier batch, so the first is an upper bound of its
+        idle time.
     model_seconds : float
     device_sampled_seconds, device_busy_seconds : float, optional
-        On a GPU, for how long its use was looked at, and for how long of that it was at work. None
-        where the driver does not know, as for a MIG slice: not knowing is not 0.
+        On a GPU, time over which its utilization was sampled, and busy time within it. None if the
+        driver does not report it, as for a MIG slice.
     peak_device_bytes, peak_torch_bytes : int, optional
-        Most memory of the GPU that was taken, by others too, and most of it that torch held.
+        Peak memory used on the GPU by all processes, and peak memory held by torch.
     peak_planned_bytes : int, optional
-        Most memory that torch should hold by the plan for batches, model included.
+        Peak memory that torch should hold by the plan for batches, model included.
     peak_tokenizer_threads : int, optional
-        Most threads of one process that tokenized on the host.
+        Largest number of threads of a process that tokenized on the host.
     peak_sharing : list of int, optional
-        How many models ran leading layers once, how many of these layers, and of how many.
+        Number of models that ran leading layers once, of these layers, and of all layers.
     peak_bfloat16_times : float, optional
-        How many times as fast as in float32 the CPU multiplies matrices in bfloat16, where that
-        would shorten a run that nobody chose float32 for.
+        Speed of the CPU's bfloat16 matrix products relative to float32, if bfloat16 would shorten
+        the run and the user has not chosen float32.
     """
 
     rows: int = 0
@@ -121,14 +121,14 @@ class RunStats:
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add the numbers of one run to the sums of others, in place; of peaks the largest stays."""
+    """Add the numbers of one run to `sums`, in place; peaks are combined by maximum."""
     for name, number in numbers.items():
         known = sums.get(name, type(number)())
         sums[name] = max(known, number) if name.startswith("peak_") else known + number
 
 
 def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
-    """Add the counts of one part to the sums of others, by name, however deep they lie."""
+    """Add the counts of one part, which may be nested, to `sums`, in place."""
     for name, count in counts.items():
         if isinstance(count, Mapping):
             add_counts(sums.setdefault(name, {}), count)
@@ -137,12 +137,12 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """Return advice where GPUs waited for the host's tokens; None where they did not, or on CPUs.
+    """Return advice if GPUs waited for the host's tokens; None otherwise, and on CPUs.
 
-    Waiting is longer than a tenth of the models' time then. That alone may be the first block of
-    short parts, or time in which the device was at work on earlier batches: so tokenizing took
-    longer than the models too, and the driver has not seen the device at work all the time.
-    `totals` are sums of `RunStats`.
+    `totals` are sums of `RunStats`. Waiting must exceed a tenth of the models' time. As that may
+    also come from the first block of short parts, or from time in which the device worked on
+    earlier batches, tokenizing must have taken longer than the models, and the driver must not
+    have reported the device as always busy.
     """
     tokens, tokenizing, model, waited = (
         totals.get(name, 0)
@@ -152,7 +152,7 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
         return None
     if not (waited > MOST_WAITING * model > 0 and tokenizing > model):
         return None
-    sampled, busy = (totals.get(f"device_{what}_seconds", 0) for what in ("sampled", "busy"))
+    sampled, busy = (totals.get(f"device_{kind}_seconds", 0) for kind in ("sampled", "busy"))
     if sampled and busy >= BUSY_SHARE * sampled:
         return None
     cores = totals.get("peak_tokenizer_threads")
@@ -165,7 +165,7 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
 
 
 def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to run in bfloat16 where a CPU is faster in it, by sums of `RunStats`."""
+    """Return advice to run in bfloat16 if the CPU is faster in it; `totals` sum `RunStats`."""
     if (times := totals.get("peak_bfloat16_times")) is None:
         return None
     return (
@@ -185,9 +185,9 @@ def advice(totals: Mapping[str, Any]) -> list[str]:
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Return a phrase on shared layers of models in step, by sums of `RunStats`, or None."""
-    models, shared, of = totals.get("peak_sharing") or (0, 0, 0)
-    return f"{shared} of {of} layers run once for {models} models" if models else None
+    """Describe the leading layers that models shared, from summed `RunStats`; None if none."""
+    models, shared, layers = totals.get("peak_sharing") or (0, 0, 0)
+    return f"{shared} of {layers} layers run once for {models} models" if models else None
 
 
 class PartProgress:
@@ -199,7 +199,7 @@ class PartProgress:
         self._reported = 0.0
 
     def advance(self, rows: int) -> None:
-        """Count rows of one mapper; repeated ones, as after an error, never exceed the whole."""
+        """Count rows that a mapper has run; rows repeated after an error never exceed the total."""
         self._done = min(self._done + rows, self._work)
         if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
             return
@@ -214,17 +214,17 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Counters of this thread's work; None where nothing is counted."""
+    """Counters of this thread's work; an attribute is None if it is not collected."""
 
-    stats: list[RunStats] | None = None  # grows by one for each mapper and partition
-    stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: what mappers do with rows
-    part: PartProgress | None = None  # the part of the current rows
+    stats: list[RunStats] | None = None  # one entry per mapper and partition
+    stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: rows kept and dropped
+    part: PartProgress | None = None  # part that the current rows belong to
     on_progress: Callable[[PartEvent], None] | None = None  # called outside of Dask's workers
 
 
 @contextlib.contextmanager
-def during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Give this thread's variable a value for the block."""
+def set_variable(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Set a context variable for the block."""
     before = variable.set(value)
     try:
         yield
@@ -241,13 +241,13 @@ current_run = _context.get
 def run_context(**counters: Any) -> Iterator[RunContext]:
     """Set some attributes of this thread's `RunContext` for the block."""
     context = replace(current_run(), **counters)
-    with during(_context, context):
+    with set_variable(_context, context):
         yield context
 
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Collect the statistics of this thread's runs in the block, for a task that reports them."""
+    """Collect the statistics of this thread's runs in the block."""
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
@@ -270,13 +270,13 @@ def report_stats(stats: RunStats) -> None:
 
 
 def advance(rows: int) -> None:
-    """Count rows whose outputs have been computed for the part that this thread runs, if any."""
+    """Report that outputs of some rows are computed to the current part's progress, if any."""
     if (part := current_run().part) is not None:
         part.advance(rows)
 
 
 def current_worker() -> Worker | None:
-    """Return the worker whose task this thread runs, or None; does not import distributed."""
+    """Return the worker whose task this thread runs, or None, without importing distributed."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -287,26 +287,26 @@ def current_worker() -> Worker | None:
 
 
 class RunningParts:
-    """Running parts, as workers report them; safe to use from several threads.
+    """Progress of running parts, as workers report it; safe to use from several threads.
 
-    A part that is run again counts from where it was once it gets beyond that. Events of other
-    parts, as of other jobs, are ignored. Made when the first part is handed out.
+    A part that is run again keeps its earlier progress until it exceeds it. Events of unknown
+    parts, such as another job's, are ignored. Create it when the first part is submitted.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._began = time.monotonic()
         self._left = set(names)
         self._latest: dict[str, tuple[int, float]] = {}  # rows and share done, by part
-        self.start = 0.0, 0.0  # when the first rows were reported, and which share of a part
+        self.start = 0.0, 0.0  # time of the first report, and the share of a part it reported
         self._lock = threading.Lock()
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the first of the parts was handed out."""
+        """Seconds since this object was created."""
         return time.monotonic() - self._began
 
     def update(self, event: PartEvent) -> None:
-        """Record a part's progress, unless more of it is known to be done."""
+        """Record a part's progress, unless an earlier event reported more."""
         name, rows, share = event
         with self._lock:
             if name in self._left:
@@ -315,13 +315,13 @@ class RunningParts:
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
-        """Forget a part that is done."""
+        """Remove a finished part."""
         with self._lock:
             self._left.discard(name)
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return the finished parts (fractional) and rows of all running parts."""
+        """Return the work done on running parts, in parts (fractional) and in rows."""
         with self._lock:
             parts = list(self._latest.values())
         return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))
@@ -333,7 +333,7 @@ def progress_events(
 ) -> Iterator[None]:
     """Call `on_progress` as parts advance in the block, here or on the workers of a client.
 
-    With a client, it is called from the client's thread.
+    With a client, calls come from the client's thread.
     """
     if client is None:
         with run_context(on_progress=on_progress):

@@ -1,6 +1,6 @@
-"""Secrets of this process: Hub tokens and storage options, held in memory and shared with workers.
+"""Secrets of this process: Hub tokens and storage options, kept in memory and shared with workers.
 
-Nothing else holds a secret: what is pickled, logged or written knows only the name to ask for.
+Objects that are pickled, logged or written hold only a secret's name.
 """
 
 from __future__ import annotations
@@ -16,49 +16,48 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _secrets: dict[str, Any] = {}
-# By client: the scheduler's identifier, and the secrets that it has been given.
+# The scheduler's identifier and the secrets it has received, by client.
 _shared: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 _sharing = threading.Lock()
 
 
 def remember(name: str, value: object) -> None:
-    """Keep a secret in this process's memory, and nowhere else, under a name that is no secret.
+    """Keep a secret in this process's memory only, under a name that is not secret.
 
-    It is a token, or storage options for fsspec, which may hold keys of an object store.
+    A secret is a token, or storage options for fsspec, which may hold keys of an object store.
     """
     _secrets[name] = value
 
 
-def name_of_options(what: str, options: Mapping[str, Any]) -> str:
-    """Return a name for storage options, itself no secret, which differs between users' options.
+def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
+    """Return a name for storage options that is not secret and differs between users' options.
 
-    Several clients may share the workers of a cluster, which know all of their secrets by name.
+    Several clients may share a cluster, whose workers keep the secrets of all of them by name.
     """
-    return f"{what} {_digest(repr(options))}" if options else what
+    return f"{owner} {_digest(repr(options))}" if options else owner
 
 
 @functools.cache
 def _digest(secret: str) -> str:
-    # Slow, because names are in logs, and a short password could be found by trying many.
+    # A slow hash, because names are logged and a short password could be found by brute force.
     return hashlib.pbkdf2_hmac("sha256", secret.encode(), b"gpuclassify", 100_000).hex()[:8]
 
 
 def recall(name: str, default: object = None) -> Any:
-    """Return a secret that this process remembers, else the default."""
+    """Return a remembered secret, or the default."""
     return _secrets.get(name, default)
 
 
 def share_with_workers(names: Iterable[str]) -> None:
-    """Hand remembered secrets to all present and future workers of the current client.
+    """Send remembered secrets to all present and future workers of the current client.
 
-    Does nothing without a distributed client or for names without a secret, and nothing twice for
-    the same client, scheduler and secret. A scheduler that was started again at the same address
-    is another one, and has forgotten the secrets. RuntimeError: the client is asynchronous, so that
-    this call could not wait for its workers.
+    Does nothing without a distributed client, for names without a secret, and for secrets that the
+    client's scheduler already has. A scheduler that was restarted at the same address has lost
+    them. Raises RuntimeError if the client is asynchronous: this call must wait for its workers.
     """
-    held = {name: value for name in names if (value := recall(name))}
+    known = {name: value for name in names if (value := recall(name))}
     distributed = sys.modules.get("distributed")
-    if not held or distributed is None:
+    if not known or distributed is None:
         return
     try:
         client = distributed.default_client()
@@ -66,26 +65,26 @@ def share_with_workers(names: Iterable[str]) -> None:
         return
     if client.asynchronous:
         raise RuntimeError(
-            f"secrets ({', '.join(sorted(held))}) cannot be handed to workers through an "
+            f"secrets ({', '.join(sorted(known))}) cannot be handed to workers through an "
             "asynchronous Client; set HF_TOKEN on the workers, or use a Client without "
             "asynchronous=True"
         )
     with _sharing:
         scheduler = client.sync(client.scheduler.identity, n_workers=0)["id"]
-        shared_with, known = _shared.get(client, ("", {}))
+        shared_with, sent = _shared.get(client, ("", {}))
         if shared_with != scheduler:
-            _shared[client] = scheduler, (known := {})
-        for name, value in held.items():
-            if known.get(name) != value:
+            _shared[client] = scheduler, (sent := {})
+        for name, value in known.items():
+            if sent.get(name) != value:
                 client.register_plugin(_plugin_class()(name, value))
-                known[name] = value
+                sent[name] = value
 
 
 def remember_token(name: str, token: str) -> None:
-    """Keep a Hub token for one repository in this process's memory, and nowhere else.
+    """Keep a Hub token for one repository in this process's memory only.
 
-    The name is that of a model, or of a dataset after ``datasets/``. White space around the token
-    is dropped. ValueError, which does not show it: it has none or characters that no token has.
+    `name` is a model's name, or a dataset's after ``datasets/``. White space around the token is
+    dropped. Raises ValueError, which does not show the token, if it is empty or malformed.
     """
     token = token.strip()
     # The HTTP client prints a header that it refuses, so such a token must not reach it.
@@ -99,21 +98,21 @@ def remember_token(name: str, token: str) -> None:
 
 
 class TokenName(str):
-    """Name of one user's token for a repository, which takes its place in storage options."""
+    """Name of one user's token for a repository, used in storage options instead of the token."""
 
     __slots__ = ()
 
 
 def token_name(name: str) -> TokenName:
-    """Return the name, for `token_for`, of the token that this process has for a repository."""
+    """Return the name of this process's token for a repository, to be passed to `token_for`."""
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token of a repository; None leaves HF_TOKEN or the user's login.
+    """Return the remembered token of a repository; None means HF_TOKEN or the user's login.
 
-    The name is that of the repository, or one of `token_name`.
+    `name` is the repository's name, or the result of `token_name`.
     """
     return recall(f"token of {name}", recall(f"token of {name.partition(' ')[0]}"))
 
@@ -126,16 +125,16 @@ def share_tokens_with_workers(names: Iterable[str]) -> None:
 
 @functools.cache
 def _plugin_class() -> type:
-    """Make the plugin class late: its base class needs distributed, which is slow to import."""
+    """Define the plugin class on first use, because its base class is slow to import."""
     import cloudpickle  # type: ignore[import-untyped]
     from distributed import Worker, WorkerPlugin
 
     class SecretPlugin(WorkerPlugin):
         """Plugin that keeps one secret in a worker process.
 
-        The secret is sent under a pad of random bytes that is sent with it. That keeps the secret
-        out of Dask's log, which shows whole messages at level DEBUG, but does not hide it from a
-        reader of the connection: TLS does.
+        The secret is sent XORed with random bytes that are sent along. That keeps it out of Dask's
+        log, which shows whole messages at level DEBUG. Only TLS hides it from a reader of the
+        connection.
         """
 
         def __init__(self, secret_name: str, value: Any):

@@ -22,7 +22,7 @@ from gpuclassify.classifiers.questions.answers import AnswerForm, AnswerReader, 
 from gpuclassify.classifiers.questions.decoder import GuardNetwork, load_decoder
 from gpuclassify.classifiers.questions.generation import AnswerTask, FreeReader, answer
 from gpuclassify.inference import engine
-from gpuclassify.inference.device import alone
+from gpuclassify.inference.device import exclusive_device
 from gpuclassify.inference.leading_layers import Follower, ModelsInStep, shared_layers
 from gpuclassify.inference.loaded_model import load_model
 from gpuclassify.inference.memory import BUDGETS, BatchLimits, Budget
@@ -124,7 +124,7 @@ def test_models_in_step_wait_for_what_a_filter_decides_alone(
 ):
     model = on_host(name)
     common = shared_layers(model, model)
-    assert common.layers == common.of > 1
+    assert common.layers == common.total > 1
 
     def in_step(faked):
         followers = [Follower(faked, dataclasses.replace(common, layers=1), passing)]
@@ -192,7 +192,7 @@ def test_a_fault_that_is_planted_fails_with_its_line(on_host, plant, line):
 @pytest.mark.parametrize(("allocator", "has_own"), [("native", True), ("pluggable", False)])
 def test_models_run_on_a_stream_of_their_own(allocator, has_own):
     interval = sys.getswitchinterval()
-    with fake_cuda(allocator=allocator), alone(GPU, torch.bfloat16):
+    with fake_cuda(allocator=allocator), exclusive_device(GPU, torch.bfloat16):
         current, default = torch.cuda.current_stream(), torch.cuda.default_stream()
         assert sys.getswitchinterval() == pytest.approx(2e-4)
 
@@ -300,7 +300,7 @@ def test_a_guard_does_not_wait(decoder, side):
         fake_cuda() as (mode, _),
         on_fake_gpu(decoder._models["a"], mode, torch.bfloat16),
         on_fake_gpu(layers, mode, torch.float32),
-        alone(GPU, torch.bfloat16),
+        exclusive_device(GPU, torch.bfloat16),
     ):
         ids, mask, places = (
             one if one is None else fake(one, mode) for one in (mask, mask, places)

@@ -265,7 +265,7 @@ def test_as_much_is_planned_as_fits(batch_memory, usable):
 def test_after_a_failure_half_of_that_batch_is_planned_or_less(batch_memory, tokens, more):
     free = batch_memory.size_bytes(tokens) + more
 
-    corrected = batch_memory.after_failure(tokens, free)
+    corrected = batch_memory.corrected(tokens, free)
 
     assert batch_memory.safety_percent <= corrected.safety_percent <= MOST_SAFETY_PERCENT
     if corrected.safety_percent < MOST_SAFETY_PERCENT:
@@ -276,7 +276,7 @@ def test_after_a_failure_half_of_that_batch_is_planned_or_less(batch_memory, tok
 def test_a_failure_for_which_others_are_to_blame_corrects_nothing(batch_memory, free, tokens):
     assume(batch_memory.size_bytes(tokens) > free)
 
-    assert batch_memory.after_failure(tokens, free) == batch_memory
+    assert batch_memory.corrected(tokens, free) == batch_memory
 
 
 # All of it, on a device of our own.

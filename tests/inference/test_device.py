@@ -50,7 +50,7 @@ def setting(values):
 
 
 def test_a_setting_is_put_back_whatever_happens(setting, values):
-    with contextlib.suppress(ZeroDivisionError), setting.held():
+    with contextlib.suppress(ZeroDivisionError), setting.active():
         assert values[-1] == "wanted"
         raise ZeroDivisionError
     assert values == ["its own", "wanted", "its own"]
@@ -60,14 +60,14 @@ def test_a_setting_stays_until_the_last_thread_is_done(setting, values):
     is_first_in, is_first_over = threading.Event(), threading.Event()
 
     def first():
-        with setting.held():
+        with setting.active():
             is_first_in.set()
             is_first_over.wait(60)
 
     thread = threading.Thread(target=first)
     thread.start()
     assert is_first_in.wait(60)
-    with setting.held():
+    with setting.active():
         is_first_over.set()
         thread.join()
         assert values == ["its own", "wanted"]

@@ -467,8 +467,8 @@ def test_attention_by_products_gives_the_same_as_that_of_torch(monkeypatch, wind
     lengths = np.array([40, 39, 9, 4, 1, 4])  # some share a call with padding
     layout = Layout(lengths, 40, torch.device("cpu"))
     states = tuple(torch.randn(3, 1, 4, lengths.sum(), 8))
-    by_products = Mock(wraps=attention._by_products)
-    monkeypatch.setattr(attention, "_by_products", by_products)
+    by_products = Mock(wraps=attention._attend_by_products)
+    monkeypatch.setattr(attention, "_attend_by_products", by_products)
     found = []
     for is_by_products in (False, True):
         monkeypatch.setattr(

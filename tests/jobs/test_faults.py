@@ -28,7 +28,7 @@ from gpuclassify.jobs.input.readers import JsonlReader
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.workers.device_errors import BrokenDeviceError
-from gpuclassify.workers.retire import EVENT_TOPIC, MOST_ATTEMPTS, on_sound_device
+from gpuclassify.workers.retire import EVENT_TOPIC, MOST_ATTEMPTS, retire_on_broken_device
 
 pytestmark = pytest.mark.slow
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -219,7 +219,7 @@ def test_a_worker_whose_gpu_broke_retires_and_its_tasks_run_elsewhere(client, tm
     held = client.map(abs, [-number for number in range(8)], pure=False)
     wait(held)
     flag = tmp_path / "flag"
-    run = on_sound_device(breaking)
+    run = retire_on_broken_device(breaking)
     futures = client.map(run, range(20), flag=str(flag), pure=False)
     assert client.gather(futures) == list(range(20))
     assert client.gather(held) == list(range(8))
@@ -234,7 +234,7 @@ def test_a_worker_whose_gpu_broke_retires_and_its_tasks_run_elsewhere(client, tm
 
 
 def test_a_task_that_breaks_every_gpu_fails(client):
-    @on_sound_device
+    @retire_on_broken_device
     def poison():
         raise torch.AcceleratorError(ILLEGAL_ACCESS)
 
@@ -249,7 +249,7 @@ def test_without_a_worker_the_error_says_what_to_do():
         raise torch.AcceleratorError(ILLEGAL_ACCESS)
 
     with pytest.raises(BrokenDeviceError, match=r"illegal memory .*: .*start it again") as caught:
-        on_sound_device(poison)()
+        retire_on_broken_device(poison)()
     assert isinstance(caught.value.__cause__, torch.AcceleratorError)
 
 

@@ -124,7 +124,7 @@ def test_a_killed_write_leaves_the_old_file_or_the_new_one(tmp_path):
 
 def test_a_save_outlives_a_reader_that_finishes_it(tmp_path, monkeypatch):
     """A reader that comes in between moves the files, and removes the folder that they were in."""
-    decide = saving_module._decide
+    decide = saving_module._commit
 
     def decide_and_be_read(directory, folder):
         decide(directory, folder)
@@ -132,7 +132,7 @@ def test_a_save_outlives_a_reader_that_finishes_it(tmp_path, monkeypatch):
         assert not folder.exists()
 
     head("ab").save(tmp_path)
-    monkeypatch.setattr(saving_module, "_decide", decide_and_be_read)
+    monkeypatch.setattr(saving_module, "_commit", decide_and_be_read)
     head("bac").save(tmp_path)
     assert labels_of(tmp_path) == tuple("bac")
 

@@ -263,10 +263,10 @@ def test_new_words_are_read_at_once_whatever_stands_between(name, is_plain, toke
     draw, parts = random.Random(name), ["<t>", "a", "1", ".", "<s>", "s", "é", "</t>", "`"]
     many = ["".join(draw.choices(parts, k=draw.randint(1, 6))) for _ in range(400)]
     texts = [" ".join(draw.choices(many, k=20)) for _ in range(60)]
-    calls, read_each = [], cache._tokenize_each
-    cache._tokenize_each = lambda words: calls.append(words) or read_each(words)
+    calls, read_each = [], cache._tokenize_singly
+    cache._tokenize_singly = lambda words: calls.append(words) or read_each(words)
     assert_same_ids(backend, texts, cache)
-    assert bool(calls) == (cache._joining is None)
+    assert bool(calls) == (cache._joiner is None)
     hostile = [text.replace("a", "a\ufdd0") for text in texts] + ["\ufdd0", " \ufdd0\ufdd0 a"]
     assert_same_ids(backend, hostile, cache)
     assert calls
@@ -275,7 +275,7 @@ def test_new_words_are_read_at_once_whatever_stands_between(name, is_plain, toke
 def test_a_tokenizer_that_knows_what_stands_between_words_reads_each_alone():
     backend = pipeline(*PIPELINES["gpt2"], AddedToken("a\ufdd0", normalized=False))
     cache = cache_of(backend)
-    assert cache._joining is None
+    assert cache._joiner is None
     assert_same_ids(backend, ["b a\ufdd0 a b", "b a\ufdd0b a\ufdd0"], cache)
 
 

@@ -41,7 +41,7 @@ from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.settings.checks import check_text
 from gpuclassify.settings.declared import declared, setting
-from gpuclassify.workers.retire import on_sound_device
+from gpuclassify.workers.retire import retire_on_broken_device
 
 if TYPE_CHECKING:
     import torch
@@ -190,7 +190,7 @@ class SemanticDuplicates(Duplicates):
             unit_vectors(frame.iloc[:0], self.embedding_field)
 
 
-@on_sound_device
+@retire_on_broken_device
 def embedding_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
@@ -252,7 +252,7 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
     return pd.DataFrame({"embedding": pack(centroids)})
 
 
-@on_sound_device
+@retire_on_broken_device
 def to_clusters(
     embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
 ) -> pd.DataFrame:
@@ -264,7 +264,7 @@ def to_clusters(
     return embeddings.drop(columns=["number", "within"]).assign(key=keys, near_border=near)
 
 
-@on_sound_device
+@retire_on_broken_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
     """Find, in whole clusters, the documents that have a similar one.
 

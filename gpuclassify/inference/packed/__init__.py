@@ -1,1 +1,1 @@
-"""Encoder layers on texts end to end, without padding; read `packed_layers.py` first."""
+"""Encoder layers on concatenated texts, without padding; read `packed_layers.py` first."""

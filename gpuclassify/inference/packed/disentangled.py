@@ -33,7 +33,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 from gpuclassify.inference.device import is_bfloat16_without_amx, to_device
 from gpuclassify.inference.layer_states import current_states
 from gpuclassify.inference.packed.layout import Layout, States, current_layout
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 # Bytes of scores computed at once. A core is fastest while these, and the products of a block of
 # tokens, stay in its caches.
@@ -47,7 +47,7 @@ _is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
     """Make this thread run transformers' own forward of DeBERTa during a ``with`` block."""
-    return during(_is_reference, True)
+    return set_variable(_is_reference, True)
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
@@ -182,12 +182,12 @@ def _relative_scores(
         step = CPU_BLOCK_TOKENS if states.device.type == "cpu" else states.shape[2]
         for start in range(0, states.shape[2], step):
             rows = slice(start, start + step)
-            write(target[:, :, rows], _by_distance(states[:, :, rows], start, columns, table))
+            write(target[:, :, rows], _position_scores(states[:, :, rows], start, columns, table))
         write = torch.Tensor.add_
     return scores if write is torch.Tensor.add_ else scores.zero_()
 
 
-def _by_distance(
+def _position_scores(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
     """Multiply tokens with the position table, for the first `columns` tokens of their text.
@@ -230,16 +230,16 @@ class DisentangledEncoder(DebertaV2Encoder):
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Run transformers' encoder, but for the states of padding, which nothing may read.
+        """Compute the outputs of transformers' encoder, except for undefined states of padding.
 
         `hidden_states` are (rows, width, size); the mask, (rows, width), is 1 for a token and 0 for
-        padding, which lies on one side of a row.
+        padding on one side of a row.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None
         layout = None
         if is_plain and self._is_fast(hidden_states):
-            layout = current_layout.get(None) or Layout.of_mask(attention_mask)
+            layout = current_layout.get(None) or Layout.from_mask(attention_mask)
         if layout is None:
             return super().forward(
                 hidden_states,
@@ -257,25 +257,22 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        """Tell whether kept tables apply: neither in training nor under autocast."""
+        """Tell whether cached tables apply: neither in training nor under autocast."""
         if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 
     @property
     def attention(self) -> str:
-        """Name of the attention's implementation, in words for a log."""
+        """Name of the attention's implementation, for logs."""
         return self.attention_type.__name__
 
     @contextlib.contextmanager
     def running(
         self, lengths: np.ndarray, width: int, device: torch.device, side: str = "right"
     ) -> Iterator[None]:
-        """Set the layout as `PackedLayers.running` does; padding is on one side.
-
-        The mask need not be looked at then.
-        """
-        with during(
+        """Set the layout for the block, so that `forward` need not copy the mask to the host."""
+        with set_variable(
             current_layout,
             Layout(lengths, width, device, width - lengths if side == "left" else None),
         ):
@@ -285,8 +282,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
         """Compute the embedding and every layer's output, each (rows, width, size)."""
-        # Two places at least: of one, the distances would be one number, for which a compiler makes
-        # another kernel.
+        # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
         packed = attention.pad(layout.pack(embedded))
@@ -295,7 +291,7 @@ class DisentangledEncoder(DebertaV2Encoder):
             zip(self.layer, self._position_tables(), strict=True)
         ):
             if shared is not None and shared.skips(number):
-                states.append(embedded)  # nobody reads it
+                states.append(embedded)  # a placeholder that is not read
                 continue
             is_first_only = self.is_first_enough and 0 < number == len(self.layer) - 1
             queried = layout.first_tokens(packed) if is_first_only else packed
@@ -304,7 +300,7 @@ class DisentangledEncoder(DebertaV2Encoder):
             if is_first_only:
                 states.append(layout.spread_first_tokens(output))
                 break
-            # Some of another forward's states are without what this attention wants behind them.
+            # States injected from another forward may lack this attention's padding.
             packed = output if output.shape == packed.shape else attention.pad(output)
             states.append(layout.unpack(packed))
             if number == 0 and self.conv is not None:
@@ -319,7 +315,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Return every layer's tables, made anew when a weight was changed, moved or cast."""
+        """Return every layer's tables; recompute them if a weight was changed, moved or cast."""
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(position_projections(layer.attention.self))
@@ -327,9 +323,9 @@ class DisentangledEncoder(DebertaV2Encoder):
         state = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
         if self._tables is None or self._tables[0] != state:
             positions = self.get_rel_embedding()
-            made = [_project_positions(layer.attention.self, positions) for layer in self.layer]
-            # Weights that are held keep their addresses to themselves.
-            self._tables = (state, made, [weight.detach() for weight in weights])
+            tables = [_project_positions(layer.attention.self, positions) for layer in self.layer]
+            # References to the weights keep their addresses from being reused.
+            self._tables = (state, tables, [weight.detach() for weight in weights])
         return self._tables[1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> DisentangledEncoder:
@@ -340,7 +336,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         return {name: value for name, value in self.__dict__.items() if name != "_tables"}
 
 
-@functools.lru_cache(maxsize=1_024)  # else the index would go to the device in every forward
+@functools.lru_cache(maxsize=1_024)  # saves a copy to the device in every forward
 def _relative_positions(
     width: int, buckets: int, most: int, size: int, device: torch.device
 ) -> RelativePositions:
@@ -359,7 +355,7 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return the projections of positions as keys and as queries, where the layer uses them so."""
+    """Return the projections of positions as keys and as queries, None if the layer has none."""
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
         getattr(attention, f"{name}_proj" if is_shared else f"pos_{name}_proj", None)
@@ -372,7 +368,9 @@ def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables
     """Project relative positions; `embedded` is (positions, size)."""
     scale = _score_scale(attention)
     keys, queries = (
-        None if projection is None else _by_head(projection(embedded)[None], attention)[0] * scale
+        None
+        if projection is None
+        else _split_heads(projection(embedded)[None], attention)[0] * scale
         for projection in position_projections(attention)
     )
     return PositionTables(keys, queries)
@@ -380,11 +378,11 @@ def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables
 
 def _score_scale(attention: Any) -> float:
     terms = 1 + sum(kind in attention.pos_att_type for kind in ("c2p", "p2c"))
-    # transformers takes the root in float32 whatever the precision of the rest.
+    # transformers computes the square root in float32 in every precision.
     return 1 / float(np.sqrt(np.float32(attention.attention_head_size * terms)))
 
 
-def _by_head(projected: torch.Tensor, attention: Any) -> torch.Tensor:
+def _split_heads(projected: torch.Tensor, attention: Any) -> torch.Tensor:
     """Convert (1, tokens, size) to (1, heads, tokens, head size), without a copy."""
     return projected.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
@@ -399,7 +397,7 @@ def _layer_output(
     """Compute the layer's output for the tokens `queried`, (1, queries, size), reading `states`."""
     heads = layer.attention.self
     query, key, value = heads.query_proj(queried), heads.key_proj(states), heads.value_proj(states)
-    by_head = (_by_head(query, heads), _by_head(key, heads), _by_head(value, heads))
+    by_head = (_split_heads(query, heads), _split_heads(key, heads), _split_heads(value, heads))
     context = attention(by_head, tables, _score_scale(heads))
     attended = layer.attention.output(context, queried)
     return layer.output(layer.intermediate(attended), attended)

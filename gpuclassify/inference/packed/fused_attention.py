@@ -20,7 +20,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import (
 )
 
 from gpuclassify._version import installed_versions
-from gpuclassify.inference.device import alone, to_device
+from gpuclassify.inference.device import exclusive_device, to_device
 from gpuclassify.inference.memory import CudaMemory, MeasurementFile, machine
 from gpuclassify.inference.packed.disentangled import (
     DisentangledAttention,
@@ -36,12 +36,12 @@ from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128  # block size of torch's block mask
-FEWEST_BLOCKS = 2  # with one block, torch would compile a graph for that size only
+FEWEST_BLOCKS = 2  # torch would compile a graph for a single block only
 _MOST_GRAPHS = 256  # graphs of one kernel for all head shapes; torch's default limit is eight
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
 _TOLERANCE = 1e-6  # relative to the largest state
-# On a CPU the compiled kernel is slower than blocks of matrix products.
+# Blocks of matrix products are faster on a CPU.
 FUSED_DEVICES = {"cuda"}
 FUSED_LENGTHS = (512,) * 16 + (384, 300, 129, 128, 60, 7, 1)
 # Root mean square of differences, relative to that of the states.
@@ -64,9 +64,8 @@ class Kernel(NamedTuple):
 
 
 # Candidate kernels by item size in bytes. They do not spill registers on sm_80 to sm_90, where
-# torch's choice spills thousands of bytes, and need less than the 99 KB of shared memory that all
-# of these have. On an H200, three other kernels in 16 bits were slower and took a second or two
-# each to compile.
+# torch's choice spills thousands of bytes, and fit these GPUs' minimum of 99 KB shared memory. On
+# an H200, three other kernels in 16 bits were slower and took 1 to 2 seconds each to compile.
 KERNELS = {
     2: (Kernel(64, 64, 8, 2), Kernel(64, 64, 8, 3)),
     4: (Kernel(32, 32, 4, 2), Kernel(32, 32, 8, 2), Kernel(32, 64, 8, 2)),
@@ -138,7 +137,7 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
     heads, size = attention.num_attention_heads, attention.attention_head_size
     terms = (projection is not None for projection in position_projections(attention))
     key = (weight.device, weight.dtype, heads, size, *terms)
-    with alone(weight.device, weight.dtype):  # timed with the settings of real runs
+    with exclusive_device(weight.device, weight.dtype):  # timed with the settings of real runs
         if key not in _kernels:
             _kernels[key] = _fastest_kernel(encoder, key)
     return DisentangledAttention if _kernels[key] is None else FusedAttention
@@ -169,7 +168,7 @@ def _try_kernels(
 ) -> tuple[Kernel | None, bool]:
     """Return the fastest kernel that agrees with plain attention and beats it, and if all ran.
 
-    With `is_known`, the kernel need not be faster again.
+    With `is_known`, a kernel need not beat plain attention.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -255,7 +254,7 @@ class FusedAttention(DisentangledAttention):
         )
         # Multiples of eight keep rows aligned for tensor cores and vector loads.
         self._occurring = slice(positions.first // 8 * 8, (positions.last // 8 + 1) * 8)
-        self._places = (positions.by_distance - self._occurring.start).int()
+        self._indices = (positions.by_distance - self._occurring.start).int()
         # A tensor, because a Python number would be compiled into the kernel as a constant.
         farthest = len(positions.by_distance) // 2
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
@@ -277,7 +276,7 @@ class FusedAttention(DisentangledAttention):
         has_terms = (term is not None for term in terms)
         shape = (query.device, query.dtype, query.shape[1], query.shape[3], *has_terms)
         kernel = _kernels.get(shape) or (KERNELS[query.itemsize][0] if query.is_cuda else Kernel())
-        others = (self._places, self._farthest, scale, self._mask)
+        others = (self._indices, self._farthest, scale, self._mask)
         output = _compiled(kernel, query.is_cuda)(*states, *terms, *others)
         return output.transpose(1, 2).flatten(2)
 
@@ -297,9 +296,9 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    of_queries: torch.Tensor | None,
-    of_keys: torch.Tensor | None,
-    places: torch.Tensor,
+    query_terms: torch.Tensor | None,
+    key_terms: torch.Tensor | None,
+    indices: torch.Tensor,
     farthest: torch.Tensor,
     scale: float,
     mask: Any,
@@ -316,11 +315,11 @@ def _attend(
     ) -> Any:
         # Pairs of different texts may exceed the table; they are clamped here and masked later.
         distance = torch.minimum(torch.maximum(row - column, -farthest), farthest)
-        place = places[distance + farthest]
-        if of_queries is not None:
-            score = score + of_queries[head, row, place]
-        if of_keys is not None:
-            score = score + of_keys[head, column, place]
+        position = indices[distance + farthest]
+        if query_terms is not None:
+            score = score + query_terms[head, row, position]
+        if key_terms is not None:
+            score = score + key_terms[head, column, position]
         return score
 
     cut: Any = options

@@ -18,38 +18,38 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def shortest_share(device: torch.device) -> float:
-    """Return the share of the longest text's length that a text in its attention call must have.
+    """Return the minimum length of a text in an attention call, relative to the call's longest.
 
-    Fewer calls are worth padding within attention only where each call is a kernel launch.
+    On a GPU, fewer kernel launches are worth some padding within attention.
     """
     return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Neighbouring texts that share one call of the attention kernel."""
+    """Consecutive texts that share one call of the attention kernel."""
 
-    start: int  # first of their tokens
+    start: int  # range of their tokens
     stop: int
     texts: int  # number of texts
     # Token index of every position, int64 (texts, width); padding repeats a token. None if all
-    # texts are equally long.
-    places: torch.Tensor | None = None
+    # texts have equal lengths.
+    indices: torch.Tensor | None = None
     is_token: torch.Tensor | None = None  # False for padding, bool (texts, width)
     # Flat positions that hold tokens, int64 (tokens,). Computing them on a GPU would wait for it.
-    kept: torch.Tensor | None = None
+    token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
         """Return the texts' part of (1, heads, tokens, size) as (texts, heads, width, size)."""
-        if self.places is not None:
-            return states[0][:, self.places].transpose(0, 1)
+        if self.indices is not None:
+            return states[0][:, self.indices].transpose(0, 1)
         rows = states[0, :, self.start : self.stop]
         return rows.unflatten(1, (self.texts, -1)).transpose(0, 1)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Convert (texts, heads, width, size) to (tokens, heads, size) of the texts end to end."""
+        """Convert (texts, heads, width, size) to concatenated tokens, (tokens, heads, size)."""
         by_token = rows.transpose(1, 2).flatten(0, 1)
-        return by_token if self.kept is None else by_token[self.kept]
+        return by_token if self.token_indices is None else by_token[self.token_indices]
 
 
 class Layout:
@@ -73,7 +73,7 @@ class Layout:
     attention : str
         Name of the attention function that ran last.
     is_tried : bool
-        Whether this is a trial run, whose outputs are compared with transformers' attention.
+        Whether this is a trial run, whose outputs are compared with padded runs.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Layout:
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)
 
     @classmethod
-    def of_mask(cls, mask: torch.Tensor) -> Layout | None:
-        """Return the layout of padded texts; None if there is padding within one.
+    def from_mask(cls, mask: torch.Tensor) -> Layout | None:
+        """Return the layout of padded texts, or None if a text has padding inside.
 
-        The mask, (texts, width), is 1 for a token and 0 for padding. A row of padding alone counts
+        The mask, (texts, width), is 1 for a token and 0 for padding. A row with padding only counts
         as one token.
         """
         is_token = mask.cpu().numpy().astype(bool)
@@ -118,7 +118,7 @@ class Layout:
         return int(self.lengths[0])
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
-        """Convert (texts or 1, width, ...) to (1, tokens, ...); return any other shape as it is."""
+        """Convert (texts or 1, width, ...) to (1, tokens, ...); return other shapes unchanged."""
         texts, width = self._shape
         if value.ndim < 2 or value.shape[1] != width or value.shape[0] not in (1, texts):
             return value
@@ -129,7 +129,7 @@ class Layout:
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
         """Convert (1, tokens, size) to (texts, width, size), with zeros for padding.
 
-        What follows the tokens, as kernels may want it to, is left out.
+        Padding that a kernel needs after the tokens is dropped.
         """
         padded = states.new_zeros(*self._shape, states.shape[-1])
         padded[self._rows, self._columns] = states[0, : len(self._rows)]
@@ -160,7 +160,7 @@ class Layout:
 
     @functools.cached_property
     def groups(self) -> list[TextGroup]:
-        """All texts: on a CPU those of equal length together, elsewhere those of similar length."""
+        """All texts, grouped by equal length on a CPU, and by similar length elsewhere."""
         share = shortest_share(self._device)
         groups: list[TextGroup] = []
         first = start = 0
@@ -177,9 +177,9 @@ class Layout:
             return TextGroup(start, stop, len(lengths))
         columns = np.arange(lengths[0])
         starts = start + np.cumsum(lengths) - lengths
-        places = np.minimum(starts[:, None] + columns, stop - 1)
+        indices = np.minimum(starts[:, None] + columns, stop - 1)
         is_token = columns < lengths[:, None]
-        arrays = (places, is_token, np.flatnonzero(is_token))
+        arrays = (indices, is_token, np.flatnonzero(is_token))
         tensors = (to_device(array, self._device) for array in arrays)
         return TextGroup(start, stop, len(lengths), *tensors)
 

@@ -1,9 +1,9 @@
 """Running a model's layers without padding.
 
-Before the first layer a batch changes its layout from padded rows to one row of real tokens, and
-after the last layer back. Embeddings, pooling and heads see the rectangle they are written for, so
-nothing need be known of them; the layers between are transformers' own, with an attention function
-that keeps the texts apart. At load both ways are compared.
+Before the first layer, a batch of padded rows is packed to one row of real tokens, and after the
+last layer it is unpacked. So embeddings, pooling and heads need no change. The layers are
+transformers' own, with an attention function that keeps the texts separate. When a model is loaded,
+packed and padded outputs are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from gpuclassify.inference.device import SharedContext, is_bfloat16_without_amx
 from gpuclassify.inference.packed.layout import Layout, States, TextGroup, current_layout
 from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
-from gpuclassify.workers.run_context import during
+from gpuclassify.workers.run_context import set_variable
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -37,7 +37,7 @@ _VARLEN_ARGUMENTS = {"scale", "window_size"}  # since torch 2.11
 _SHARED_HEADS = "enable_gqa"  # since torch 2.12, which needs it for grouped-query attention
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 _VARLEN_CAPABILITY = (8, 0)
-# Arguments that transformers may pass to an attention function, and that do not affect its result.
+# Arguments of attention functions in transformers that do not affect their results.
 _WITHOUT_EFFECT = {
     "cache_position",
     "deterministic",
@@ -47,7 +47,7 @@ _WITHOUT_EFFECT = {
     "return_dict",
     "use_cache",
 }
-# Longest text for attention by matrix products, and most scores held at once.
+# Longest text for attention by matrix products, and most scores in memory at once.
 _MOST_BY_PRODUCTS, _MOST_SCORES = 1_024, 1 << 24
 # Root mean square of differences, relative to the outputs and to the spread of token states.
 _TOLERANCE = 1e-4
@@ -61,17 +61,26 @@ Forward = Callable[[slice], torch.Tensor]
 
 
 class NotPackableError(ValueError):
-    """Error raised when the model cannot be run without padding."""
+    """Error raised when a model cannot run without padding."""
 
 
 class PackedLayers:
-    """Layers of a module with a transformers model inside, run on real tokens only.
+    """Layers of a transformers model within a module, run on real tokens only.
 
-    NotPackableError if it has no list of layers. `calls` are those of layers in one forward: some
-    architectures call a layer several times. `is_first_enough` says that the head reads nothing but
-    first tokens, so that the last layer runs no others after attention, which are NaN to what
-    follows. `attention` names the function of torch by which the last batch's texts were attended
-    to, and `is_tried` whether the model is only tried.
+    Raises NotPackableError if it has no list of layers.
+
+    Attributes
+    ----------
+    layers : nn.ModuleList
+    calls : int
+        Number of calls of layers in one forward; some architectures call a layer several times.
+    is_first_enough : bool
+        Whether the head reads first tokens only. After attention, the last layer then runs no other
+        tokens, whose states become NaN.
+    is_tried : bool
+        Whether runs are trial runs, which are compared with padded runs.
+    attention : str or None
+        Name of torch's attention function in the last batch.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -90,16 +99,16 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
-        """Run one forward in the block packed, of texts padded on the right to `width`."""
+        """Pack one forward in the block, of texts padded on the right to `width`."""
         layout = Layout(lengths, width, device)
         layout.is_tried = self.is_tried
-        with self._changed_layers.held(), during(current_layout, layout):
+        with self._changed_layers.active(), set_variable(current_layout, layout):
             yield
             self.attention = layout.attention
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Make layers change their inputs and outputs in the block, by their thread's layout."""
+        """Make layers pack inputs and unpack outputs in the block, by their thread's layout."""
         with contextlib.ExitStack() as stack:
             for config in self._configs:
                 stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
@@ -108,7 +117,7 @@ class PackedLayers:
                 stack.callback(layer.register_forward_pre_hook(_pack, with_kwargs=True).remove)
                 stack.callback(layer.register_forward_hook(self._unpack).remove)
             if self.is_first_enough:
-                for part in self.after_attention:
+                for part in self.attention_outputs:
                     stack.callback(part.register_forward_pre_hook(_keep_first).remove)
             yield
 
@@ -121,17 +130,17 @@ class PackedLayers:
         return _change(output, unpack)
 
     @property
-    def after_attention(self) -> list[nn.Module]:
-        """Part that takes attention's output and the layer's input in the last layer, if any.
+    def attention_outputs(self) -> list[nn.Module]:
+        """Module that takes attention's output and the layer's input in the last layer, if any.
 
-        BERT and its kin have it. Where there is none, the last layer runs all tokens.
+        BERT and similar models have one. In other models, the last layer runs all tokens.
         """
         output = getattr(getattr(self.layers[-1], "attention", None), "output", None)
         return [output] if isinstance(output, nn.Module) else []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Append the outputs of layers to the list that is yielded, during the block."""
+        """Yield a list that collects the layers' outputs during the block."""
         seen: list[torch.Tensor] = []
 
         def note(_: nn.Module, _arguments: object, output: Any) -> None:
@@ -178,11 +187,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as a function of transformers does, for one row of tokens in the `current_layout`."""
+    """Compute attention within each text of the `current_layout`, as transformers' functions do."""
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
-        asked = sorted(unknown) or "a mask or dropout"
-        raise NotImplementedError(f"packed attention has no {asked}")
+        unsupported = sorted(unknown) or "a mask or dropout"
+        raise NotImplementedError(f"packed attention has no {unsupported}")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     layout = current_layout.get()
@@ -204,9 +213,9 @@ def _grouped(
         mask = _mask(group, query.shape[2], is_causal, window, query.device)
         has_shared_heads = query.shape[1] != key.shape[1]
         is_short = query.shape[2] <= _MOST_BY_PRODUCTS and not (is_causal or has_shared_heads)
-        # While a model is tried, as transformers does, so that nothing but packing can differ.
+        # Trial runs use transformers' kernel, so that only packing can make a difference.
         if is_short and not layout.is_tried and is_bfloat16_without_amx(query.device, query.dtype):
-            output = _by_products(query, key, value, mask, scale)
+            output = _attend_by_products(query, key, value, mask, scale)
         else:
             output = F.scaled_dot_product_attention(
                 query,
@@ -221,17 +230,17 @@ def _grouped(
     return torch.cat(outputs)
 
 
-def _by_products(
+def _attend_by_products(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute attention in two matrix products and a softmax, whose sums are float32.
+    """Compute attention by two matrix products and a softmax, with sums in float32.
 
-    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as those
-    of transformers' eager attention are.
+    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
+    transformers' eager attention.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
@@ -240,7 +249,7 @@ def _by_products(
         if mask is not None:
             masks = split(mask.expand(len(query), 1, *mask.shape[-2:]))
         parts = zip(split(query), split(key), split(value), masks, strict=False)
-        return torch.cat([_by_products(*part, scale) for part in parts])
+        return torch.cat([_attend_by_products(*part, scale) for part in parts])
     scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
@@ -252,7 +261,7 @@ def _mask(
 ) -> torch.Tensor | None:
     """Return the attention mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
     mask = None
-    if group.is_token is not None and not is_causal:  # a causal text never reads what follows it
+    if group.is_token is not None and not is_causal:  # causal attention never reads later padding
         mask = group.is_token[:, None, None]
     if window is not None and window < width:
         order = torch.arange(width, device=device)
@@ -280,7 +289,7 @@ def _varlen(
         window_size=(before, 0 if is_causal else before),
         **shared,
     )
-    return cast(torch.Tensor, output)  # without the sums that it can give
+    return cast(torch.Tensor, output)  # it can also return log-sums of scores
 
 
 def _is_varlen_usable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -302,7 +311,7 @@ def _has_varlen(device: torch.device, *, has_shared_heads: bool) -> bool:
     return set(inspect.signature(varlen_attn).parameters) >= needed
 
 
-# Whether outputs stay the same.
+# Comparison of packed and padded outputs.
 
 
 def find_packed_layers(
@@ -312,12 +321,12 @@ def find_packed_layers(
     lengths: np.ndarray,
     forward: Forward,
 ) -> PackedLayers:
-    """Return the module's layers, if texts run packed as they run alone.
+    """Return the module's layers if packed texts have the same outputs as single texts.
 
-    Both what comes out of the last layer and what comes out of the module are compared;
-    NotPackableError if they differ, or a layer cannot be run that way. `lengths` are of ragged
-    texts padded on the right; `forward` gives outputs (texts, outputs) of these rows of the batch,
-    one row without its padding.
+    The last layer's states and the module's outputs are compared. Raises NotPackableError if they
+    differ, or a layer cannot run packed. `lengths` belong to a probe batch of ragged texts, padded
+    on the right. ``forward(rows)`` runs rows of that batch, a single row without padding, and
+    returns outputs (texts, outputs).
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -330,7 +339,7 @@ def find_packed_layers(
         unpadded = [seen[-1][row, :length] for row, length in enumerate(lengths)]
         is_equal = len(seen) == packed.calls and _are_close(together, outputs, tolerance)
         for states_of_text, expected in zip(unpadded, states, strict=True):
-            # Dimensions that are large in all tokens would hide errors, so the mean does not count.
+            # The mean is subtracted, because dimensions that are large in all tokens hide errors.
             spread = rms(expected.float() - expected.float().mean(0))
             most = max(tolerance * spread, rounding * rms(expected))
             is_equal &= rms(states_of_text - expected) <= most
@@ -340,7 +349,7 @@ def find_packed_layers(
         raise NotPackableError(f"its layers take no packed texts ({err})") from err
     if not is_equal:
         raise NotPackableError("its layers let packed texts see each other, or lose positions")
-    packed.is_first_enough = bool(packed.after_attention)
+    packed.is_first_enough = bool(packed.attention_outputs)
     packed.is_first_enough &= _is_still_close(packed, lengths, device, forward, outputs, tolerance)
     packed.is_tried = False
     return packed
@@ -349,7 +358,7 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the outputs of the texts, and of each the last layer's states (tokens, size)."""
+    """Return the outputs of the texts, and the last layer's states (tokens, size) of each text."""
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:

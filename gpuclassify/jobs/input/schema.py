@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpuclassify.frames import import_cudf, inside, is_text, plain_type
+from gpuclassify.frames import import_cudf, is_text, map_nested, plain_type
 from gpuclassify.jobs.ledger.arrow_types import cast, changed, changed_schema, union
 from gpuclassify.jobs.ledger.records import JOB, MALFORMED
 from gpuclassify.jobs.stores.names import redacted
@@ -92,7 +92,7 @@ def without_values(
         if isinstance(kind, pa.BaseExtensionType):
             return kind if seen(kind.storage_type) == kind.storage_type else pa.null()
         if pa.types.is_nested(kind):
-            return inside(kind, seen)
+            return map_nested(kind, seen)
         chunks = [group.column(leaf) for leaf in [next(leaves)] for group in groups]
         is_null = all(
             chunk.statistics is not None and chunk.statistics.null_count == chunk.num_values
@@ -288,11 +288,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _without_dates(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_timestamp(kind) else inside(kind, _without_dates)
+    return pa.string() if pa.types.is_timestamp(kind) else map_nested(kind, _without_dates)
 
 
 def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
-    return pa.string() if pa.types.is_null(kind) else inside(kind, _nulls_as_text)
+    return pa.string() if pa.types.is_null(kind) else map_nested(kind, _nulls_as_text)
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from gpuclassify.frames import Change, cast_views, inside, is_text, plain_type
+from gpuclassify.frames import Change, cast_views, is_text, map_nested, plain_type
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 NO_FIELDS = pa.struct([])
@@ -23,12 +23,12 @@ def stored(kind: pa.DataType) -> pa.DataType:
         return kind.storage_type
     if "_view" in str(kind):
         kind = plain_type(kind)
-    return STORED_NO_FIELDS if kind == NO_FIELDS else inside(kind, stored)
+    return STORED_NO_FIELDS if kind == NO_FIELDS else map_nested(kind, stored)
 
 
 def restored(kind: pa.DataType) -> pa.DataType:
     """Return the type that `stored` turned into `kind`."""
-    return NO_FIELDS if kind == STORED_NO_FIELDS else inside(kind, restored)
+    return NO_FIELDS if kind == STORED_NO_FIELDS else map_nested(kind, restored)
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
