@@ -169,6 +169,8 @@ def option_of(
     if type(default) in (int, float, str) and default and "efault" not in settings["help"]:
         settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
     settings.pop("form", None)  # is for the value
+    if settings.get("required"):
+        del settings["default"]  # click takes any default for a value
     group = group or metadata.get("group", "Options")
     return GroupedOption([*settings.pop("flags"), name], group=group, **settings)
 

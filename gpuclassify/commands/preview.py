@@ -58,8 +58,8 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
             return
         if settings.where or settings.annotations:
             raise ValueError(
-                "a preview reads the first rows of the input alone: leave out where= and "
-                "annotations=, or take `gpuclassify show`"
+                "a preview reads the first rows of the input alone: leave out "
+                f"{'where' if settings.where else 'annotations'}=, or take `gpuclassify show`"
             )
         most = settings.limit or ROWS_READ
         settings = replace(settings, limit=most)

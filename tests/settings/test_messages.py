@@ -69,10 +69,71 @@ def test_messages_name_no_options():
         ("types={'a price': 'json'}", "--type a price=json"),
         ("annotate it again (redo_changed=True), or", "annotate it again, or"),  # another command's
         ("it has (id=3) and (strict=)", "it has (id=3) and (strict=)"),
+        *((text, text) for text in ("no files in s3://in/format=json/model=x/0.jsonl",
+                                    "https://host/in?limit=3&model=x", "the column 'limit=3'")),
     ],
 )  # fmt: skip
 def test_arguments_become_options(message, expected):
     assert with_options(message, main.get_command(CONTEXT, "classify")) == expected
+
+
+def wrong_value(option):
+    if isinstance(option.type, click.Choice):
+        return "wrong"
+    is_number = option.type.name.partition(" ")[0] in ("integer", "float")
+    return "-5" if is_number else "" if option.name.endswith("_field") else None
+
+
+FAMILY = ("--classifier", "domain")
+# Arguments of valid calls, by command.
+VALID = {
+    "agreement": ("in", "--between", "good", "--between", "topic"),
+    **dict.fromkeys(("annotate", "classify"), ("in", "out", *FAMILY)),
+    **dict.fromkeys(("plan", "preview"), ("in", *FAMILY)),
+    "compare": ("in", *FAMILY, "--with", "dtype=bfloat16"),
+    "buckets": ("in", "out", "--score", "score"),
+    "decontaminate": ("in", "out", "--against", "in", "--against-field", "text"),
+    "dedup": ("in", "out", "--method", "fuzzy"),
+    "mix": ("in", "out.json", "--by", "topic", "--tokens", "5"),
+    "sample": ("in", "out.jsonl", "-n", "1"),
+    "select": ("in", "out", "--where", "id > 0"),
+    "thresholds": ("in", "out.json", "--score", "score", "--label", "good", "--recall", "0.5"),
+}
+# Checked where they are used, or without effect in these calls.
+UNCHECKED = {("agreement", "text_field"), ("sample", "id_field"), ("sample", "width")}
+
+
+@pytest.mark.parametrize("command", VALID)
+def test_a_wrong_value_is_refused_by_the_name_of_its_option(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    lines = [json.dumps(ROW | {"good": good}) for good in (True, False)]
+    Path("in/0.jsonl").write_text("\n".join(lines))
+    wrong = []
+    for option in main.get_command(CONTEXT, command).get_params(CONTEXT):
+        value = wrong_value(option)
+        if value is None or (command, option.name) in UNCHECKED:
+            continue
+        flag = max(option.opts, key=len)
+        done = CliRunner().invoke(main, [command, *VALID[command], flag, value])
+        argument = re.search(rf"\b{option.name}=", done.stderr)
+        if done.exit_code != 2 or f" {flag}" not in done.stderr.replace("'", " ") or argument:
+            wrong.append((flag, done.stderr))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("mix", "--by"), ("mix", "--tokens"), ("thresholds", "--score"), ("thresholds", "--label"),
+     ("train", "--label-field"), ("train", "--backbone")],
+)  # fmt: skip
+def test_a_missing_option_is_named(command, flag):
+    needed = ("--by", "--tokens", "--score", "--label", "--label-field", "--backbone")
+    options = {option for own in main.get_command(CONTEXT, command).get_params(CONTEXT)
+               for option in own.opts} & {*needed} - {flag}  # fmt: skip
+    words = [word for option in sorted(options) for word in (option, "1")]
+    done = CliRunner().invoke(main, [command, "in", "out.json", *words])
+    assert (done.exit_code, f"Missing option '{flag}'" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_long_message_is_read_in_no_time():
