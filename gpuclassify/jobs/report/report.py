@@ -17,8 +17,8 @@ from markupsafe import Markup, escape
 
 from gpuclassify.jobs.ledger.manifest import REPORTS, manifest_of, read_job
 from gpuclassify.jobs.report.summary import (
-    SCORE_BIN_WIDTH,
     LENGTH_EDGES,
+    SCORE_BIN_WIDTH,
     JobSummary,
     fold_rare,
     label_rows,
