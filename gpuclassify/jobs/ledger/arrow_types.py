@@ -1,4 +1,4 @@
-"""Convert nested Arrow types: to types that Parquet can store, and to a type of two columns."""
+"""Convert nested Arrow types, to types that Parquet can store and to common types."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gpuclassify.frames import Change, cast_views, inside, is_text, plain_type
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 NO_FIELDS = pa.struct([])
-# Parquet has no objects without fields. They are stored with one field of nulls, which has the name
-# that Spark gives it for empty protobuf messages.
+# Parquet has no objects without fields. They are stored with one field of nulls, whose name Spark
+# uses for empty protobuf messages.
 STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 
 

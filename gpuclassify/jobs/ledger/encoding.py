@@ -89,7 +89,7 @@ class Encoding:
             try:
                 records = batch.to_pylist()
             except (OverflowError, ValueError):
-                records = map(_as_python, batch.to_struct_array())
+                records = map(_python_value, batch.to_struct_array())
             for record in map(to_json, records):
                 try:
                     line = dump(record)
@@ -162,11 +162,11 @@ def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
     for column in declared["columns"]:
         if "<" in str(column["numpy_type"]):  # pandas cannot parse list<item: float>[pyarrow]
             column["numpy_type"] = "object"
-    return _declaring(table, declared)
+    return _replace_pandas_metadata(table, declared)
 
 
-def _declaring(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
-    """Return the table with other metadata for pandas."""
+def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
+    """Return the table with `declared` as its metadata for pandas."""
     metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
     return table.replace_schema_metadata(metadata)
 
@@ -210,15 +210,15 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _as_python(value: pa.Scalar) -> Any:
+def _python_value(value: pa.Scalar) -> Any:
     """Convert a scalar to a Python value; times beyond Python's years become Arrow's text."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
         if pa.types.is_struct(value.type):
-            return {name: _as_python(item) for name, item in value.items()}
+            return {name: _python_value(item) for name, item in value.items()}
         if pa.types.is_nested(value.type):
-            items = [_as_python(item) for item in value.values]
+            items = [_python_value(item) for item in value.values]
             return [(*item.values(),) for item in items] if pa.types.is_map(value.type) else items
         return value.cast(pa.string()).as_py()
 
@@ -261,7 +261,7 @@ def _check_json(kind: pa.DataType) -> None:
 
 def _dump(record: Any) -> str:
     """Return one line of JSON; raise ValueError for a non-finite number."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_json_text)
 
 
 class _Json(str):
@@ -289,7 +289,7 @@ def _dump_with_json(record: dict[str, Any]) -> str:
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
-def _text_of(value: object) -> str:
+def _json_text(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
@@ -309,7 +309,7 @@ class UnnamedFolderError(ValueError):
     """Error for a value that cannot name a folder, or whose folder reads as another value."""
 
 
-def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
     """Return the schema with plain types, not dictionaries, for columns that name folders."""
     for index, field in enumerate(schema):
         kind = _value_type(field.type)
@@ -413,7 +413,7 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
     values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     declared = json.loads(table.schema.metadata[b"pandas"])
     declared["columns"] = [entry for entry in declared["columns"] if entry["name"] != name]
-    left = _declaring(table.drop_columns([name]), declared)
+    left = _replace_pandas_metadata(table.drop_columns([name]), declared)
     ordered = left.take(np.argsort(codes, kind="stable"))
     counts = np.bincount(codes, minlength=len(values))
     split = {}

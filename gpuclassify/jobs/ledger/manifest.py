@@ -326,8 +326,8 @@ class Manifest:
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
         """Return the records by part name, and the reasons why recorded parts are damaged.
 
-        A damaged record is None. `digest` is as in `begin`. Raises FileExistsError for a file that
-        has the name of a finished part, and is not of it.
+        A damaged record is None. `digest` is as in `begin`. Raises FileExistsError if no job wrote
+        a file with the name of a finished part.
         """
         recorded = self.records()  # before the files, because attempts write records last
         infos = self.directory.part_infos()

@@ -149,7 +149,7 @@ class Record:
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
     """Serialize the values as a JSON object; its last entry is the SHA-256 of all before it."""
     text = json.dumps(values, indent=indent, ensure_ascii=False)
-    return _with_digest(text.encode("utf-8", "backslashreplace"))
+    return _append_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
@@ -158,14 +158,14 @@ def unsealed(content: bytes) -> dict[str, Any] | None:
     The digest is no signature: anybody can compute it, so callers check types before use.
     """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
-    if content.strip() == _with_digest(body):
+    if content.strip() == _append_digest(body):
         with contextlib.suppress(*MALFORMED):
             values = json.loads(body)
             return values if isinstance(values, dict) else None
     return None
 
 
-def _with_digest(content: bytes) -> bytes:
+def _append_digest(content: bytes) -> bytes:
     return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 

@@ -450,7 +450,7 @@ def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
                 f"{staging}/{file.name} is not what the job wrote: run the same job again, which "
                 "does this part anew, or start over (restart=True)"
             )
-        with _without_bars():
+        with _hide_progress_bars():
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":
             return addition, file.digest
@@ -646,7 +646,7 @@ def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> b
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
+def _hide_progress_bars() -> Iterator[None]:
     """Turn off progress bars in the block, because each file would have one."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,

@@ -33,8 +33,8 @@ class JobProgress:
     It is a context manager. Speeds and the time left are shown after three parts or a fifth of the
     work. A console that is a terminal or notebook gets a live line; any other gets a line of text
     every minute and at the end. Each step of a job leaves a line. Default console: this process's
-    terminal or notebook, or Python's log at level INFO if there is none. The GPUs shown are those
-    of the client's workers.
+    terminal or notebook, or Python's log at level INFO if there is none. GPUs are shown for the
+    workers of `client`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class HttpStore(Store):
         return err if getattr(cause, "status", None) in (404, 410) else cause
 
     def _is_folder(self, path: str) -> bool:
-        # For a file, fsspec would download all of it to see whether it is a page of links.
+        # fsspec would download a whole file to see whether it is a page of links.
         return not file_format(path) and super()._is_folder(path)
 
     def hint(self) -> str:

@@ -328,7 +328,9 @@ class Store:
             return [
                 entry
                 for entry in self.walk(root, levels)
-                if "**" not in names or entry.problem or any(map(matches, _above(entry.path, root)))
+                if "**" not in names
+                or entry.problem
+                or any(map(matches, _path_and_parents(entry.path, root)))
             ] or None
         return None
 
@@ -584,7 +586,7 @@ class Store:
             try:
                 return name, self.digest(name), ""
             except OSError as err:
-                if err.errno not in (errno.EIO, errno.ENOENT):  # not the file's
+                if err.errno not in (errno.EIO, errno.ENOENT):  # e.g. the network's
                     raise
                 return name, "", f"cannot be read: {err}"
 
@@ -803,7 +805,7 @@ def _decoding_problem(err: Exception) -> str:
     return reason
 
 
-def _above(path: str, root: str) -> Iterator[str]:
+def _path_and_parents(path: str, root: str) -> Iterator[str]:
     """Yield the path, and the paths of the folders between it and the root."""
     while len(path) > len(root):
         yield path
