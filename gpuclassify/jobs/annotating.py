@@ -75,7 +75,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
         jobs.append(_use_set_types(job, known, todo))
     if not jobs:
         raise AnnotationError(
-            f"all that {known.shown} has is of files that are gone or have changed, and nothing is "
+            f"{known.shown} annotates only files that are gone or have changed, and nothing is "
             "left to do"
         )
     for job in jobs:

@@ -52,8 +52,8 @@ class PartsNote(str):
     manifest: Manifest
 
     @classmethod
-    def of(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
-        """Count the parts written so far; workers of a client may still write more."""
+    def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
+        """Make the note from the parts written so far; workers may still write more."""
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
             parts = f"{manifest.written()} of {manifest.count} parts"
@@ -73,7 +73,7 @@ class PartsNote(str):
             yield
         except (Exception, KeyboardInterrupt) as err:
             notes = getattr(err, "__notes__", [])
-            notes[:] = [cls.of(n.manifest) if isinstance(n, cls) else n for n in notes]
+            notes[:] = [cls.make(n.manifest) if isinstance(n, cls) else n for n in notes]
             raise
 
 
@@ -138,7 +138,7 @@ class Job:
         except (UnreadableInputError, JobChangedError):  # running the job again would fail, too
             raise
         except (Exception, KeyboardInterrupt) as err:
-            err.add_note(PartsNote.of(self.manifest, client))
+            err.add_note(PartsNote.make(self.manifest, client))
             raise
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
@@ -251,10 +251,10 @@ def make_job(
                 f"{columns}.{nearest(source_field, map(str, columns))} "
                 "Pass source_field= to name yours"
             )
-    whole = {**identity_of(source, spec), **(identity or {})}
+    full_identity = {**identity_of(source, spec), **(identity or {})}
     manifest = Manifest(
         directory,
-        whole,
+        full_identity,
         source.count,
         writer.encoding,
         options,
@@ -282,7 +282,7 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
     if writer.annotates:
         if not isinstance(source, FileSource):
             raise TypeError(
-                "annotations stand beside the rows of files, and a job of a Dask frame has none: "
+                "annotations are of rows in files, and a job of a Dask frame reads none: "
                 "begin with a ParquetReader or JsonlReader"
             )
         schema = _new_columns(schema, source, chain)
@@ -322,7 +322,7 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
         )
     if replaced := [name for name in chain.schema().names if name in source.meta.columns]:
         raise ValueError(
-            f"annotations stand beside the input, which has {replaced} already: choose other names"
+            f"the input has columns {replaced} already: choose other names for the annotations"
         )
     new = [field for field in schema if field.name not in source.meta.columns]
     if not new:

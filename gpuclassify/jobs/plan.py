@@ -159,8 +159,8 @@ def make_plan(
             frame = _rows_left(stage, frame, warnings)
         for name in {*stage.read_fields} - {*stage.text_fields} - {*frame.columns}:
             warnings.append(
-                f"column {name!r} is written by another stage, so that tokens of every model of "
-                f"{stage.__name__} are those of all rows, and not of its rows alone"
+                f"column {name!r} is written by another stage, so that the tokens of every model "
+                f"of {stage.__name__} are counted for all rows, and not for its rows alone"
             )
         pairs = [(mapper, frame) for mapper in stage.text_mappers()]
         for mapper, rows in stage.parts_of(frame) if isinstance(stage, Route) else pairs:

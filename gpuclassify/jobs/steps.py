@@ -167,8 +167,8 @@ class Steps:
     def source(self, name: str) -> Source:
         """Return the source of a finished step's files, one part per file."""
         folder = self.folder(name)
-        whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
-        reader = ParquetReader(folder.address, storage_options=folder.storage_options, **whole)
+        options: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
+        reader = ParquetReader(folder.address, storage_options=folder.storage_options, **options)
         source = as_source(reader, "raise")
         remember(source.options_name, source.storage_options)
         share_with_workers([source.options_name])

@@ -330,7 +330,7 @@ def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
     """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
-            "a stage has dropped, made or moved rows, and annotations stand beside all of them: "
+            "a stage has dropped, made or moved rows, and annotations need all of them in order: "
             "let it add a column instead, and keep the order of rows"
         )
     return mapped[names]
@@ -383,9 +383,9 @@ def row_errors() -> tuple[type[Exception], ...]:
 
 
 def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exception) -> Problem:
-    one = frame.iloc[row : row + 1]
+    row_frame = frame.iloc[row : row + 1]
     try:
-        record = arrow_table(one, keep_index=False).to_pylist()[0]
+        record = arrow_table(row_frame, keep_index=False).to_pylist()[0]
         content = shortened(json.dumps(record, ensure_ascii=False, default=str))
     except (ValueError, OverflowError):  # a value has no Python or JSON form
         content = name_row(frame, row)

@@ -65,7 +65,7 @@ def test_a_container_of_the_same_name_and_number_keeps_its_files(tmp_path, monke
     if is_other:
         monkeypatch.setattr(store, "_NAMESPACE", "0" * 8)
     directory = open_store(str(tmp_path))
-    name = f".part.{store.new_mark()}"  # of a process of this very number
+    name = f".part.{store.new_mark()}"  # from a process with the same ID
     (tmp_path / name).touch()
     monkeypatch.setattr(store, "_NAMESPACE", namespace)
     directory.sweep("")

@@ -188,10 +188,10 @@ class Manifest:
     def check_like(self, identity: Mapping[str, dict[str, Any]]) -> None:
         """Raise JobChangedError unless another job has the same identity except for its input."""
 
-        def settings(whole: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {
                 name: values
-                for name, values in whole.items()
+                for name, values in identity.items()
                 if not name.startswith(("input", "annotations "))
             }
 
@@ -342,7 +342,7 @@ class Manifest:
                 )
         damage = _find_damage(self.directory, records, infos, self.checked, digest)
         lost = [name for name, record in recorded.items() if record is None]
-        return recorded, damage | dict.fromkeys(lost, "its record is not what was written")
+        return recorded, damage | dict.fromkeys(lost, "its record has changed since it was written")
 
     def finish(self) -> None:
         """Write the manifest, then mark the output as complete."""

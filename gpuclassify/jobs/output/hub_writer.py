@@ -389,14 +389,14 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
     If no file has rows, the first one stays, for its columns.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
-    whole = [record for record in records if record is not None]
+    parsed = [record for record in records if record is not None]
     parts = json.loads(directory.read(SUCCESS))["parts"]
-    if len(whole) != parts:
+    if len(parsed) != parts:
         raise ValueError(
-            f"{directory}/{MANIFEST} lists {len(whole):,} of the job's {parts:,} parts: run the "
+            f"{directory}/{MANIFEST} lists {len(parsed):,} of the job's {parts:,} parts: run the "
             "same job again, which writes it anew"
         )
-    kept = [record for record in whole if record.rows_out] or whole[:1]
+    kept = [record for record in parsed if record.rows_out] or parsed[:1]
     return [
         StagedFile(record.name, target.name(number, len(kept), suffix), record.digest)
         for number, record in enumerate(kept)

@@ -278,11 +278,11 @@ def to_parquet(
     directory.make()
     directory.sweep("")
     mark = new_mark()
-    whole = [f".{name}.{mark}" for name in names]
+    temporary = [f".{name}.{mark}" for name in names]
     write, publish = (dask.delayed(call, pure=False) for call in (_write_part, _publish))
     files = [
         write(part, path, name, storage_options, keep_index)
-        for part, name in zip(parts, whole, strict=True)
+        for part, name in zip(parts, temporary, strict=True)
     ]
     written = publish(files, path, storage_options, names, earlier)
     if not compute:
@@ -290,7 +290,7 @@ def to_parquet(
     try:
         return written.compute()
     except BaseException:
-        directory.remove(*whole)
+        directory.remove(*temporary)
         raise
 
 
@@ -318,13 +318,13 @@ def _publish(
     """Rename the written files, and remove earlier files; may be called again."""
     directory = open_store(path, storage_options)
 
-    def move(whole: tuple[str, str], name: str) -> str:
+    def move(file: tuple[str, str], name: str) -> str:
         path = directory.path(name)
         try:
-            directory.move(directory.path(whole[0]), path)
+            directory.move(directory.path(file[0]), path)
         except FileNotFoundError:
             # An earlier call may have moved the file.
-            if directory.digest(name) != whole[1]:
+            if directory.digest(name) != file[1]:
                 raise
         return path
 

@@ -77,7 +77,7 @@ class LocalStore(Store):
             return "permission denied" if isinstance(err, PermissionError) else None
         if not stat.S_ISREG(mode):
             kind = _FILE_TYPES.get(stat.S_IFMT(mode), "special file")
-            return f"it is a {kind}, not a regular file: write what it gives to a file"
+            return f"it is a {kind}, not a regular file: copy its content to one"
         return None if os.access(path, os.R_OK) else "permission denied"
 
     def hint(self) -> str:

@@ -1,4 +1,4 @@
-"""Values that JSON lines keep as they came: of several kinds, in maps, and absent fields."""
+"""Values that JSON lines keep unchanged: several kinds, maps, and absent fields."""
 
 import json
 
@@ -139,7 +139,7 @@ MAPS = {
 
 
 def as_json(value):
-    """JSON's value of one of Python, where lists of pairs are maps."""
+    """The JSON value of a Python value, where lists of pairs are maps."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         pairs = [(key, as_json(item)) for key, item in value]
         is_text = isinstance(pairs[0][0], str)
