@@ -94,7 +94,9 @@ def test_what_a_stage_makes_of_json_must_be_json(tmp_path):
     reader = JsonlReader(tmp_path / "a.jsonl", types={"meta": "json"})
     run(reader, JsonlWriter(f"{tmp_path}/out"))
     assert lines_of(tmp_path / "out") == '{"meta": {"a": null}}\n{"meta": [null]}\n'
-    with pytest.raises(TypeError, match=r"column 'meta' is one of JSON, and holds .*another name"):
+    with pytest.raises(
+        TypeError, match=r"column 'meta' has the type JSON, and .* is not JSON.*another name"
+    ):
         run(reader, JsonlWriter(f"{tmp_path}/no"), lambda frame: frame.assign(meta="no JSON"))
 
 

@@ -153,15 +153,15 @@ def test_workers_read_what_is_verified(folder):
     assert summary.parts - summary.resumed_parts == 1
 
 
-def test_a_store_that_tells_of_content_is_not_read(place, bucket, monkeypatch):
-    pipeline = Pipeline([JsonlReader(f"{place}/in/*.jsonl"), ParquetWriter(f"{place}/out")])
+def test_a_store_that_tells_of_content_is_not_read(prefix, bucket, monkeypatch):
+    pipeline = Pipeline([JsonlReader(f"{prefix}/in/*.jsonl"), ParquetWriter(f"{prefix}/out")])
     pipeline.run()
     read = []
     digest = Store.digest
     monkeypatch.setattr(Store, "digest", lambda *call: read.append(call) or digest(*call))
     assert pipeline.run().checked.startswith("digests of 3 files")
     assert read == []
-    directory = open_store(f"{place}/out")
+    directory = open_store(f"{prefix}/out")
     name = min(name for name in directory.part_sizes() if name[0] not in "._")
     damaged = bytearray(directory.read(name))
     damaged[-1] ^= 1
