@@ -1,1 +1,1 @@
-"""Files in, files out, each part exactly once, continued by the same call; read `job.py` first."""
+"""Jobs from files to files, with each part written exactly once; read `job.py` first."""

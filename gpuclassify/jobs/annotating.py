@@ -1,4 +1,4 @@
-"""Jobs that write annotations: no row is dropped, and files that came later are annotated alone."""
+"""Jobs that write annotations: no row is dropped, and later runs annotate only new files."""
 
 from __future__ import annotations
 
@@ -23,90 +23,92 @@ from gpuclassify.mapping.partition_map import PartitionMap
 
 logger = logging.getLogger(__name__)
 
-KEEP = "keep"  # column of a filter's decision
-# Makes the job of a reader and a writer, for some files of the input and a folder of the set.
+KEEP = "keep"
+# Makes the job of a reader of some input files and a writer to a folder of the set.
 MakeJob = Callable[..., Any]
 
 
 def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: MakeJob) -> list[Any]:
-    """Make the jobs that annotate the reader's files: those of earlier files, and of new ones.
+    """Make the jobs that annotate the reader's files: one per earlier job, and one for new files.
 
     Raises AnnotationError for files that have changed since they were annotated, unless the writer
     redoes these.
     """
     if options.restart or not writer.directory.has(JOB):
         return [make(reader, writer)]
-    held = AnnotationSet.open(writer.path, writer.storage_options)
+    known = AnnotationSet.open(writer.path, writer.storage_options)
     files = find_files(reader.paths, reader.storage_options)
-    states = states_like(files, held.states, reader.storage_options)
-    changed = [n for n, state in states.items() if held.states.get(n, state) != state]
+    states = states_like(files, known.states, reader.storage_options)
+    changed = [n for n, state in states.items() if known.states.get(n, state) != state]
     if changed and not writer.redo_changed:
         raise AnnotationError(
-            f"{some_names(changed)} changed since {held.shown} annotated it: annotate such files "
+            f"{some_names(changed)} changed since {known.shown} annotated it: annotate such files "
             "again (redo_changed=True), or bring them back as they were"
         )
-    if gone := [name for name in held.states if name not in states]:
+    if gone := [name for name in known.states if name not in states]:
         logger.warning(
-            "%s keeps annotations of files that are gone: %s", held.shown, some_names(gone)
+            "%s keeps annotations of files that are gone: %s", known.shown, some_names(gone)
         )
-    held.read_columns()
+    known.read_columns()
     jobs, columns, abandoned = [], Counter[pa.Schema](), set()
-    for folder, described in held.jobs.items():
-        old, known = described["identity"]["input file"], held.input_columns(folder)
+    for folder, described in known.jobs.items():
+        old, schema = described["identity"]["input file"], known.input_columns(folder)
         if old.items() <= states.items():
-            job = make(reader.of_files(old, known), writer.below(folder))
-            jobs.append(_with_types(job, held))
-            known = known or input_columns(job.source)
-        elif folder in held.undone:  # it cannot go on, as some of its files changed or are gone
+            job = make(reader.of_files(old, schema), writer.below(folder))
+            jobs.append(_use_set_types(job, known))
+            schema = schema or input_columns(job.source)
+        elif folder in known.undone:  # it cannot go on, because files have changed or are gone
             abandoned.add(folder)
-        columns[known or pa.schema([])] += 1
+        columns[schema or pa.schema([])] += 1
     todo = [
         name
         for name in states
-        if name not in held.files or name in changed or held.files[name].folder in abandoned
+        if name not in known.files or name in changed or known.files[name].folder in abandoned
     ]
     if todo:
         done = len(states) - len(todo)
-        logger.warning("%s has %d of the files: %d are new or changed", held.shown, done, len(todo))
+        logger.warning(
+            "%s has %d of the files: %d are new or changed", known.shown, done, len(todo)
+        )
         narrowed = reader.of_files(todo, common_schema(columns))
-        job = make(narrowed, writer.below(held.next_folder()))
-        jobs.append(_with_types(job, held, todo))
+        job = make(narrowed, writer.below(known.next_folder()))
+        jobs.append(_use_set_types(job, known, todo))
     if not jobs:
         raise AnnotationError(
-            f"all that {held.shown} has is of files that are gone or have changed, and nothing is "
+            f"{known.shown} annotates only files that are gone or have changed, and nothing is "
             "left to do"
         )
     for job in jobs:
-        job.manifest.check_like(held.jobs[""]["identity"])
+        job.manifest.check_like(known.jobs[""]["identity"])
     return jobs
 
 
-def _with_types(job: Job, held: AnnotationSet, new: Sequence[str] = ()) -> Job:
-    """Return the job with the set's types for its columns, where these hold the values as well.
+def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
+    """Return the job with its columns in the set's types, if these can store the values.
 
-    Raises AnnotationError for another type of a column of `new` files, which are not written yet.
+    Raises AnnotationError if they cannot for `new` files, which are not written yet.
     """
     fields = []
     for field in job.spec.schema:
-        kind = held.columns.field(field.name).type if field.name in held.columns.names else None
-        is_held = kind is None or holds(kind, field.type)
-        if new and not is_held:
+        kind = known.columns.field(field.name).type if field.name in known.columns.names else None
+        fits = kind is None or holds(kind, field.type)
+        if new and not fits:
             raise AnnotationError(
-                f"{some_names(new)} would give {field.name!r} as {field.type}; {held.shown} has "
+                f"{some_names(new)} would give {field.name!r} as {field.type}; {known.shown} has "
                 f"it as {kind}, which cannot hold such values: cast the column in its stage, such "
                 "as by astype() (accept_changed_code=True), annotate these files into another "
                 "set, or annotate all files again (restart=True)"
             )
-        fields.append(field.with_type(kind) if kind is not None and is_held else field)
+        fields.append(field.with_type(kind) if kind is not None and fits else field)
     schema = pa.schema(fields, metadata=job.spec.schema.metadata)
     annotations = annotation_schema(schema, job.spec.label_fields)
     return replace(job, spec=replace(job.spec, schema=schema, annotations=annotations))
 
 
-def with_decisions(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
-    """Return the mappers with a column for the decision of a filter that has none.
+def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
+    """Return the mappers; a mapper that drops rows writes its decision to `KEEP` instead.
 
-    Raises ValueError where more than one would need it, or a mapper cannot have one.
+    Raises ValueError if several drop rows, or one that cannot write a column.
     """
     for mapper in mappers:
         if mapper.row_filter() is not None:

@@ -1,4 +1,4 @@
-"""Work on a Dask cluster: models are tried first, few tasks go at a time, lost ones go again."""
+"""Run tasks on a Dask cluster: try models first, limit tasks in flight, retry lost ones."""
 
 from __future__ import annotations
 
@@ -33,22 +33,21 @@ Result = TypeVar("Result")
 # Enough that no thread waits for the client, few enough that the client stays small.
 TASKS_PER_THREAD = 3
 FEWEST_TASKS = 32
-FILES_A_TASK = 64  # whose digests one task takes
-LOOK_EVERY_SECONDS = 10.0  # at how many threads the cluster has
-PAUSES_EVERY_SECONDS = 5.0  # between looks at whether workers are paused
-# Connections fail for a while, and workers on spot machines die of other causes than their tasks.
+FILES_A_TASK = 64  # files that one task digests
+LOOK_EVERY_SECONDS = 10.0  # interval of counting the cluster's threads
+PAUSES_EVERY_SECONDS = 5.0  # interval of looking for paused workers
+# Connections fail temporarily, and spot machines end workers whatever their tasks do.
 MOST_TRIES = 3
 
 
 def run_tasks(
     client: Client | None, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
 ) -> Iterator[Result]:
-    """Yield the results of ``function(*task)`` for the arguments of each task, as they come.
+    """Yield the results of ``function(*task)`` for each task, in order of completion.
 
-    Without a client, tasks run in this process. They are taken as room for them comes. Raises
-    ConnectionError if the scheduler is gone, else what the first task raises; tasks that have not
-    begun are dropped. On a cluster, tasks whose workers died, lost their GPU or lost a connection
-    are tried again first.
+    Without a client, tasks run in this process. `tasks` is consumed as earlier ones finish. Tasks
+    whose workers died, lost their GPU or lost a connection are retried. Raises ConnectionError if
+    the scheduler is gone, else the first task's error; tasks that have not begun are cancelled.
     """
     if client is None:
         yield from itertools.starmap(function, tasks)
@@ -56,7 +55,7 @@ def run_tasks(
     from distributed import as_completed
 
     waiting, completed = iter(tasks), as_completed(loop=client.loop)
-    pending: dict[Future, tuple[Any, ...]] = {}  # that the scheduler has
+    pending: dict[Future, tuple[Any, ...]] = {}
     size, looked = FEWEST_TASKS, -math.inf
 
     def submit(task: tuple[Any, ...]) -> Future:
@@ -69,13 +68,13 @@ def run_tasks(
         nonlocal size, looked
         if time.monotonic() - looked > LOOK_EVERY_SECONDS:
             looked = time.monotonic()
-            with contextlib.suppress(OSError):  # a lost scheduler cancels all tasks, which shows
+            with contextlib.suppress(OSError):  # a lost scheduler also cancels all tasks
                 size = max(FEWEST_TASKS, TASKS_PER_THREAD * sum(client.nthreads().values()))
         for task in itertools.islice(waiting, size - len(pending)):
             submit(task)
 
     try:
-        with _telling_pauses(client):
+        with _warn_of_pauses(client):
             fill()
             for future, result in _settled(completed, lambda future: submit(pending.pop(future))):
                 del pending[future]
@@ -86,9 +85,9 @@ def run_tasks(
 
 
 def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
-    """Yield the results of delayed tasks that may share inputs, as they come.
+    """Yield the results of delayed tasks that may share inputs, in order of completion.
 
-    Without a client they are computed here, and all come when the last is done. See `run_tasks`.
+    Without a client, this process computes all of them before it yields. See `run_tasks`.
     """
     if client is None:
         yield from dask.compute(*tasks, scheduler="sync")
@@ -105,7 +104,7 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
         return future
 
     try:
-        with _telling_pauses(client):
+        with _warn_of_pauses(client):
             for _, result in _settled(completed, retry):
                 yield result
     finally:
@@ -116,27 +115,28 @@ def digest_files(
     client: Client | None, directory: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the `Store.digests` of files, which workers read if there is a client."""
-    batches = [names[at : at + FILES_A_TASK] for at in range(0, len(names), FILES_A_TASK)]
+    starts = range(0, len(names), FILES_A_TASK)
+    batches = [names[start : start + FILES_A_TASK] for start in starts]
     calls = [(batch,) for batch in batches] if client else [(names,)]
     for digests in run_tasks(client, directory.digests, calls):
         yield from digests
 
 
 @contextlib.contextmanager
-def _telling_pauses(client: Client) -> Iterator[None]:
-    """Log a warning in this block each time that all workers are paused, and take no tasks."""
+def _warn_of_pauses(client: Client) -> Iterator[None]:
+    """Log a warning in the block whenever all workers are paused, and take no tasks."""
     is_over = threading.Event()
 
     def watch() -> None:
-        looks = 0  # at which all workers were paused, without a break
+        pauses = 0  # successive looks with all workers paused
         while not is_over.wait(PAUSES_EVERY_SECONDS):
             try:
                 workers = client.scheduler_info(n_workers=-1)["workers"].values()
-            except Exception:  # a lost scheduler, which the tasks show
+            except Exception:  # a lost scheduler, which the tasks report
                 continue
             is_paused = workers and all(worker["status"] == "paused" for worker in workers)
-            looks = looks + 1 if is_paused else 0
-            if looks == 2:  # a single look may see what passes by itself
+            pauses = pauses + 1 if is_paused else 0
+            if pauses == 2:  # a single look may see a short pause
                 logger.warning(
                     "the job waits, because all %d workers are paused: each uses most of its "
                     "memory, %s or more. If they stay so, stop the job, and run it again with "
@@ -155,11 +155,12 @@ def _telling_pauses(client: Client) -> Iterator[None]:
 
 
 def _settled(
-    completed: Iterable[Future], again: Callable[[Future], Future]
+    completed: Iterable[Future], retry: Callable[[Future], Future]
 ) -> Iterator[tuple[Future, Any]]:
     """Yield each future as it completes, with its result.
 
-    `again` returns the future of another try at a task that failed of what happens around it.
+    Tasks that a worker's death or a lost connection has stopped are submitted again by `retry`,
+    which returns the new future.
     """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
@@ -167,27 +168,27 @@ def _settled(
     tries: Counter[str] = Counter()
     for future in completed:
         if future.cancelled():
-            raise _lost()
+            raise _lost_tasks()
         try:
             yield future, future.result()
         except (KilledWorker, ConnectionError, TimeoutError):
             failed = tries[future.key] + 1
             if failed == MOST_TRIES:
                 raise
-            tries[again(future).key] = failed
+            tries[retry(future).key] = failed
         except (CommClosedError, concurrent.futures.CancelledError) as err:
-            if future.status == "error":  # the task itself failed so
+            if future.status == "error":  # the task itself raised it
                 raise
-            raise _lost() from err
+            raise _lost_tasks() from err
 
 
-def _lost() -> ConnectionError:
-    """Return the error for tasks that are cancelled: a job cancels none that it waits for."""
+def _lost_tasks() -> ConnectionError:
+    """Return the error for cancelled tasks; a job cancels none while it waits for them."""
     return ConnectionError("the Dask scheduler has lost the job's tasks, or is gone itself")
 
 
 def _cancel(client: Client, futures: list[Future]) -> None:
-    # A client that is cut off raises these.
+    # A disconnected client raises these errors.
     with contextlib.suppress(OSError, concurrent.futures.CancelledError):
         client.cancel(futures, force=True)
 
@@ -204,9 +205,9 @@ class ModelProbe:
             mapper.model.fetch()
 
     def run(self, memory_bytes: int) -> None:
-        """Load each model in turn and run it on a text, in so much host memory.
+        """Load each model in turn and run it on a text; `memory_bytes` are free on the host.
 
-        Raises MisfitError if a model is larger than what is free, or whatever else stops it.
+        Raises MisfitError if a model needs more memory, or the error that stops it.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
@@ -215,7 +216,7 @@ class ModelProbe:
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if the client's workers cannot do a job, unless the check is set off."""
+    """Raise PreflightError if the client's workers cannot do a job, unless `SETTING` is off."""
     if not dask.config.get(SETTING, True):
         return
     mappers = tuple(mapper for stage in stages for mapper in stage.text_mappers())
@@ -224,14 +225,14 @@ def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) 
 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
-    """Tell whether a job takes a GPU where a worker has one."""
+    """Return whether a job uses the GPUs of workers that have one."""
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
-    """Raise MisfitError if the weights are larger than what is free.
+    """Raise MisfitError if the weights are larger than the free memory.
 
-    Where models are loaded already, loading another one makes room for itself.
+    This is not checked if models are loaded already, because loading evicts them if necessary.
     """
     from gpuclassify.inference.residency import MODELS
 

@@ -23,7 +23,7 @@ from gpuclassify.jobs.ledger.encoding import (
     PLACE,
     arrow_table,
     folder_types,
-    with_plain_folders,
+    plain_folder_types,
 )
 from gpuclassify.jobs.ledger.manifest import Manifest, RunOptions
 from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 
 class PartsNote(str):
-    """Note on an error that tells how many parts are written, which can be `counted_again`."""
+    """Note on an error with the number of written parts, which `counted_again` updates."""
 
     manifest: Manifest
 
     @classmethod
-    def of(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
-        """Make the note from what is there now; workers of a client may add to it."""
+    def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
+        """Make the note from the parts written so far; workers may still write more."""
         parts = "parts that are done"
-        with contextlib.suppress(Exception):  # what went wrong may be that nothing can be listed
+        with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
             parts = f"{manifest.written()} of {manifest.count} parts"
-        going_on = ", and workers may end parts that they have begun" if client else ""
+        addition = ", and workers may end parts that they have begun" if client else ""
         note = cls(
-            f"{parts} are written to {manifest.directory}{going_on}: "
+            f"{parts} are written to {manifest.directory}{addition}: "
             "run the same job again to continue"
         )
         note.manifest = manifest
@@ -68,18 +68,18 @@ class PartsNote(str):
     @classmethod
     @contextlib.contextmanager
     def counted_again(cls) -> Iterator[None]:
-        """Count the parts in notes on the block's errors again, as workers work until its end."""
+        """Update the notes on the block's errors at its end, when all workers have stopped."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as err:
             notes = getattr(err, "__notes__", [])
-            notes[:] = [cls.of(n.manifest) if isinstance(n, cls) else n for n in notes]
+            notes[:] = [cls.make(n.manifest) if isinstance(n, cls) else n for n in notes]
             raise
 
 
 @dataclass(frozen=True)
 class Job:
-    """Job that is planned and checked; `writer` uploads its output, where it has a repository.
+    """Planned and checked job; `writer` uploads its output, if it has a repository.
 
     A job that adds new files to an annotation set first finishes the `earlier` jobs of the set.
     """
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def restart(self) -> bool:
-        """Whether `run` first removes what earlier runs wrote."""
+        """Whether `run` first removes the output of earlier runs."""
         return self.manifest.options.restart
 
     @property
@@ -111,19 +111,19 @@ class Job:
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has parts to do or files to upload; reads any manifest."""
+        """Return whether `run` has parts to do or files to upload; may read the manifest."""
         if any(job.needs_workers() for job in self.earlier):
             return True
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run what is not done yet; see `gpuclassify.jobs.recipe.Recipe.run`."""
+        """Run or continue the job; see `gpuclassify.jobs.recipe.Recipe.run`."""
         with self.current(client):
             return self.write(client, report)
 
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
-        """Write and publish the parts not done yet, then the report and manifest; upload all."""
+        """Write the missing parts, then the report and the manifest; upload the output."""
         for job in self.earlier:
             job.write(client, report)
         summary = JobSummary(output=str(self.directory))
@@ -135,10 +135,10 @@ class Job:
         _show(report, len(done), self.source.count, summary)
         try:
             self._write_rest(client, done, summary, report)
-        except (UnreadableInputError, JobChangedError):  # running again would fail, too
+        except (UnreadableInputError, JobChangedError):  # running the job again would fail, too
             raise
         except (Exception, KeyboardInterrupt) as err:
-            err.add_note(PartsNote.of(self.manifest, client))
+            err.add_note(PartsNote.make(self.manifest, client))
             raise
         check_current(self.directory, self.manifest.key)
         if self.writer.has_report:
@@ -156,11 +156,11 @@ class Job:
         return summary
 
     def write_report(self) -> None:
-        """Write the report of what is done so far."""
+        """Write the report of the finished parts."""
         write_report(self.directory, self.report_parts)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
-        """Make the output ready, and yield the records of finished parts that are undamaged."""
+        """Prepare the output directory, and yield the records of undamaged finished parts."""
         if self.restart:
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
@@ -199,7 +199,7 @@ class Job:
 
     @contextlib.contextmanager
     def current(self, client: Client | None) -> Iterator[None]:
-        """Make the client current, through which mappers hand secrets to the workers."""
+        """Make the client current, because mappers use it to send secrets to workers."""
         if client is None:
             yield
             return
@@ -232,9 +232,9 @@ def make_job(
     examples: int = 0,
     code: str = "",
 ) -> Job:
-    """Make a job whose output may be written to, from a checked source, stages and writer.
+    """Make a job from a checked source, stages and writer, and check its output.
 
-    `identity` is what the job is beside these, and `code` makes the same job, for people.
+    `identity` has further settings that identify the job; `code` is Python code that makes it.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
@@ -244,17 +244,17 @@ def make_job(
     spec.encoding.check(spec.schema)
     folders = folder_types(spec.encoding.partition_by, spec.schema)
     written = spec.schema.names if spec.annotations is None else [*source.meta.columns]
-    for where, columns in (("input", [*source.meta.columns]), ("output", written)):
+    for side, columns in (("input", [*source.meta.columns]), ("output", written)):
         if source_field is not None and source_field not in columns:
             raise ValueError(
-                f"no column {source_field!r} in the {where} to count rows by; columns are "
+                f"no column {source_field!r} in the {side} to count rows by; columns are "
                 f"{columns}.{nearest(source_field, map(str, columns))} "
                 "Pass source_field= to name yours"
             )
-    whole = {**identity_of(source, spec), **(identity or {})}
+    full_identity = {**identity_of(source, spec), **(identity or {})}
     manifest = Manifest(
         directory,
-        whole,
+        full_identity,
         source.count,
         writer.encoding,
         options,
@@ -269,37 +269,37 @@ def make_job(
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """Make the spec of every task of the job, and remember the storage options that it needs."""
+    """Make the spec of a job's tasks, and remember the storage options that it needs."""
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
     schema = arrow_table(chain.meta(meta), keep_index).schema
     for name in json_columns(source.input_schema.arrow if source.input_schema else ()):
         if name in schema.names and is_text(schema.field(name).type):
             schema = schema.set(schema.names.index(name), pa.field(name, pa.json_()))
-    beside, read = None, source.input_schema
-    noted = read.annotations if read else ()
+    annotations, read = None, source.input_schema
+    sets = read.annotations if read else ()
     counted = {*chain.schema().names, *(read.annotation_fields if read else ())}
     if writer.annotates:
         if not isinstance(source, FileSource):
             raise TypeError(
-                "annotations stand beside the rows of files, and a job of a Dask frame has none: "
+                "annotations are of rows in files, and a job of a Dask frame reads none: "
                 "begin with a ParquetReader or JsonlReader"
             )
-        schema = _beside_input(schema, source, chain)
-        beside = annotation_schema(schema, label_fields(chain.mappers))
-        read = _read_beside(source, chain, settings["on_error"])
+        schema = _new_columns(schema, source, chain)
+        annotations = annotation_schema(schema, label_fields(chain.mappers))
+        read = _schema_to_annotate(source, chain, settings["on_error"])
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
-        schema=with_plain_folders(writer.encoding.partition_by, schema),
+        schema=plain_folder_types(writer.encoding.partition_by, schema),
         directory=writer.directory,
         encoding=writer.encoding,
         keep_index=keep_index,
-        label_fields=(*label_fields(chain.mappers), *(n for each in noted for n in each.labels)),
+        label_fields=(*label_fields(chain.mappers), *(n for known in sets for n in known.labels)),
         number_fields=tuple(f.name for f in schema if f.type == pa.float32() and f.name in counted),
         text_fields=chain.text_fields,
         input_schema=read,
-        annotations=beside,
+        annotations=annotations,
         input_name=source.options_name,
         **settings,
     )
@@ -308,13 +308,13 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns that files of the input hold; None for a frame."""
+    """Return the columns in files of the input; None for a frame."""
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
 
-def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
-    """Return the new columns of an output; raise unless they can be written beside an input."""
+def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
+    """Return the columns that stages add; raise ValueError if they cannot be annotations."""
     if source.reader.path_field is not None:
         raise ValueError(
             f"path_field={source.reader.path_field!r} adds a column to the input: leave it out, "
@@ -322,7 +322,7 @@ def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sch
         )
     if replaced := [name for name in chain.schema().names if name in source.meta.columns]:
         raise ValueError(
-            f"annotations stand beside the input, which has {replaced} already: choose other names"
+            f"the input has columns {replaced} already: choose other names for the annotations"
         )
     new = [field for field in schema if field.name not in source.meta.columns]
     if not new:
@@ -332,8 +332,8 @@ def _beside_input(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sch
     return pa.schema(new, metadata=schema.metadata)
 
 
-def _read_beside(source: FileSource, chain: Chain, on_error: str) -> InputSchema:
-    """Return the columns to read: those that stages need, where that leaves out no other rows."""
+def _schema_to_annotate(source: FileSource, chain: Chain, on_error: str) -> InputSchema:
+    """Return the columns to read: only those needed, unless that changes which rows fail."""
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
         names = [name for name in schema.arrow.names if name in chain.read_fields]
@@ -347,7 +347,7 @@ def _read_beside(source: FileSource, chain: Chain, on_error: str) -> InputSchema
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
-    """Return the identity of the job, without `on_error`: it may continue with another one."""
+    """Return the identity of the job; it may continue with another `on_error`."""
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)
         for number, stage in enumerate(spec.chain.mappers, 1)

@@ -1,4 +1,4 @@
-"""Pipeline: files in, classifiers, files out; every part of the output exactly once."""
+"""Pipeline: a job that reads files, runs classifiers, and writes each part exactly once."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def stage_list(stages: Any) -> list[Any]:
 
 @declared
 class Pipeline(Recipe):
-    """A job: a reader, what is done with each part, and a writer.
+    """Job of a reader, stages for each part, and a writer.
 
     The input is cut into parts once; each is read, mapped and written by one task. Each part of the
-    output is there whole and once, whatever dies in between; running the same job again continues
-    where it stopped, and leaves a finished one as it is.
+    output is written whole and exactly once, even if processes die. Running the same job again
+    continues it, and does nothing once it is finished.
 
     Parameters
     ----------
@@ -44,21 +44,21 @@ class Pipeline(Recipe):
         First a `JsonlReader`, `ParquetReader` or Dask DataFrame; last a `JsonlWriter`, a
         `ParquetWriter`, or an `AnnotationWriter` for new columns alone; between them classifiers,
         embedders, `Select`, `ToBackend`, or any callable from a plain frame to a plain frame. A
-        stage sees one part: what needs a shuffle is done before, on a Dask frame. All classifiers
-        run in one pass, in which each text is tokenized once.
+        stage sees one part: do shuffles before, on a Dask frame. All classifiers run in one pass,
+        in which each text is tokenized once.
     backend : {"pandas", "cudf"}
-        Frames that parts are read as. With "cudf", only workers touch cudf, and only where a stage
-        sees the difference: classifiers alone, whose texts the host tokenizes, get pandas frames.
+        Library of the frames that stages get. With "cudf", only workers use cudf. Classifiers
+        alone get pandas frames, because the host tokenizes their texts.
     on_error : {"raise", "quarantine"}
         Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
         job, or is left out and described in ``_quarantine/`` of the output.
     source_field : str, optional
-        Column that says where a row is from, such as "url_host": the report counts rows read and
-        kept by its values.
+        Column with the origin of rows, such as "url_host"; the report counts rows read and kept by
+        its values.
     examples : int
-        Texts that the report shows of each label and of each reason why rows are dropped: at most
-        so many of the most and of the least certain. 0 for none. A job may continue with
-        another number.
+        Number of the most certain texts, and of the least certain, that the report shows for each
+        label and each reason why rows are dropped. 0 for none. A job may continue with another
+        number.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Pipeline(Recipe):
         return self
 
     def parts(self) -> tuple[object, list[Any], FileWriter]:
-        """Return the first stage, those between, and the last one; TypeError if it is no writer."""
+        """Return the first stage, the middle ones and the last, which must be a writer."""
         if len(self.stages) < 2 or not isinstance(self.stages[-1], FileWriter):
             last = type(self.stages[-1]).__qualname__ if self.stages else "nothing"
             raise TypeError(
@@ -105,15 +105,15 @@ class Pipeline(Recipe):
         """Estimate the job from a sample: rows, tokens, time and memory; writes nothing.
 
         Rows are drawn from all over the input. The tokenizer of each classifier counts their
-        tokens, and some of them are run here, in this process; rows of files as pandas frames,
-        whatever `backend` is. The pipeline needs no writer.
+        tokens, and the stages are run on some of them in this process. Rows of files are pandas
+        frames for any `backend`. The pipeline needs no writer.
 
         Parameters
         ----------
         sample_rows : int
             About how many rows to draw.
         seed : int
-            The same one draws the same rows; others show how far the estimates vary.
+            An equal seed draws equal rows; other seeds show how far the estimates vary.
         trial_seconds : float, optional
             About how long to run the stages. None times nothing, and needs no weights.
 
@@ -181,6 +181,6 @@ def push_to_hub(
     pipeline = Pipeline([ddf, HubWriter(repo, staging=staging, **options)])
     distributed = sys.modules.get("distributed")
     if client is None and distributed is not None:
-        with contextlib.suppress(ValueError):  # there is none
+        with contextlib.suppress(ValueError):  # no client is current
             client = distributed.default_client()
     return pipeline.run(client, restart=restart, verify=verify, report=report)

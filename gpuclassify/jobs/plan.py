@@ -1,4 +1,4 @@
-"""A job's plan before it runs: rows, tokens, time and memory, estimated from a sample of rows."""
+"""Plan of a job before it runs: rows, tokens, time and memory, estimated from a sample."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FIRST_ROWS = 4  # rows of the warm-up, and of the run that predicts how many row
 
 @dataclass(frozen=True)
 class ClassifierPlan:
-    """Texts and tokens that one classifier or embedder has to read, and the memory it needs."""
+    """Texts and tokens that one classifier or embedder reads, and the memory that it needs."""
 
     name: str
     model: str
     limit_tokens: int | None  # per text or window
     limit_chars: int | None
-    mean_tokens: float  # per whole text, before it is cut, as in the next three
+    mean_tokens: float  # per text before it is cut, as in the next three fields
     median_tokens: int
     p95_tokens: int
     most_tokens: int
@@ -46,7 +46,7 @@ class ClassifierPlan:
     batch_bytes: int | None
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of text that are shown below its name."""
+        """Yield the lines of text to display below its name."""
         yield (
             f"a text has {self.mean_tokens:,.0f} tokens on average, median {self.median_tokens:,}, "
             f"95% have at most {self.p95_tokens:,}, the longest {self.most_tokens:,}"
@@ -74,7 +74,7 @@ class TimePlan:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Estimates of a job's rows, tokens, time and memory, as far as a sample shows."""
+    """Estimates of a job's rows, tokens, time and memory, from a sample."""
 
     rows: float
     is_exact: bool  # whether `rows` is known, as from Parquet files
@@ -155,12 +155,12 @@ def make_plan(
     weights: dict[str, int] = {}  # bytes by file, because mappers may share a decoder
     is_known = True
     for stage in chain.mappers:
-        if isinstance(stage, Function):  # it may drop rows, which no classifier will read
+        if isinstance(stage, Function):  # it may drop rows
             frame = _rows_left(stage, frame, warnings)
         for name in {*stage.read_fields} - {*stage.text_fields} - {*frame.columns}:
             warnings.append(
-                f"column {name!r} is written by another stage, so that tokens of every model of "
-                f"{stage.__name__} are those of all rows, and not of its rows alone"
+                f"column {name!r} is written by another stage, so that the tokens of every model "
+                f"of {stage.__name__} are counted for all rows, and not for its rows alone"
             )
         pairs = [(mapper, frame) for mapper in stage.text_mappers()]
         for mapper, rows in stage.parts_of(frame) if isinstance(stage, Route) else pairs:
@@ -177,8 +177,8 @@ def make_plan(
         texts = backend_of(sample.frame).texts(sample.frame, name, None)
         lengths += [len((text or "").encode("utf-8", "surrogatepass")) for text in texts]
     text_bytes = sample.rows * float(lengths.mean())
-    # All weights, which stay side by side if they fit, one batch, and one part's text, which
-    # is in the frame and in Python's strings.
+    # All weights, which stay loaded together if they fit, one batch, and one part's text, which
+    # exists in the frame and as Python strings.
     batch_bytes = max((plan.batch_bytes or 0 for plan in plans), default=0)
     worker_bytes = int(sum(weights.values()) + batch_bytes + 2 * text_bytes * share)
     return Plan(
@@ -200,13 +200,13 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows that a function leaves, or all, with a warning, if that is not known."""
+    """Return the rows that a function leaves; if unknown, add a warning and return all."""
     try:
         mapped = stage.map_frame(frame)
         if mapped.index.is_unique and mapped.index.isin(frame.index).all():
             return mapped
         reason = "it changes the index of its frame"
-    except Exception as err:  # whatever the user's code raises
+    except Exception as err:  # user code may raise any error
         reason = f"{type(err).__name__}: {err}"
     warnings.append(
         f"stage {stage.__name__} is left out of the count of tokens, because it cannot be run on "
@@ -218,7 +218,7 @@ def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
 def _count(
     mapper: TextMapper, frame: Frame, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
 ) -> tuple[ClassifierPlan, dict[str, int]]:
-    """Tokenize texts as the mapper will, and add tokens and nulls to those of the sample's rows."""
+    """Tokenize texts as the mapper will; add to `tokens`, and set `nulls`, of the sample's rows."""
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]
@@ -256,10 +256,10 @@ def _count(
 def _time(
     chain: Chain, dtypes: object, sample: Sample, tokens: np.ndarray, seconds: float, on_error: str
 ) -> TimePlan:
-    """Time the stages for about `seconds` by the tokens of each row.
+    """Time the stages for about `seconds`; `tokens` of each row measure its work.
 
-    Models that this loads are dropped at its end: it may be the client's process, whose GPU a
-    worker needs.
+    Models loaded here are evicted at the end, because this may be the client's process, and a
+    worker needs its GPU.
     """
     from gpuclassify.inference.residency import MODELS
 
@@ -283,7 +283,7 @@ def _time(
     try:
         first = min(FIRST_ROWS, len(order))
         for mapper in chain.text_mappers():
-            mapper.setup()  # loads its model, even if none of the first rows is for it
+            mapper.setup()  # the first rows may have none for this model
         time_rows(first)
         possible = done[first - 1] * seconds / time_rows(first)
         count = max(first, int(np.searchsorted(done, possible, side="right")))

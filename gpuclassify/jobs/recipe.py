@@ -1,4 +1,4 @@
-"""Recipe: a reader, stages, a writer, and steps before documents are written; and how it is run."""
+"""Recipe: base of jobs over files, which have a reader, stages, a writer and earlier steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuclassify.jobs.annotating import earlier_jobs, with_decisions
+from gpuclassify.jobs.annotating import add_decision_column, earlier_jobs
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sample import sample_files, sample_partitions
 from gpuclassify.jobs.input.sources import FileSource, Source, as_source
@@ -37,37 +37,36 @@ if TYPE_CHECKING:
 
 @declared
 class Recipe(Declared):
-    """Base of jobs over files: a reader, stages and a writer, and steps before these.
+    """Base of jobs over files: a reader, stages and a writer, and optional steps before these.
 
-    A subclass declares its settings as fields, and gives the reader, stages and writer (`parts`).
-    If documents are written by something that all of them decide, it names a `folder`, takes
-    steps (`take_steps`) and makes the job that writes documents from their results (`last_pass`).
-    Each step is done once: running the same recipe again continues it.
+    A subclass declares its settings as fields, and returns the reader, stages and writer
+    (`parts`). If writing a document depends on all documents, it names a `folder`, takes steps
+    (`take_steps`), and makes the job that writes documents from their results (`last_pass`). Each
+    step is done once: running the same recipe again continues it.
     """
 
     backend: Backend = setting(default="pandas", changes_results=False)
     on_error: OnError = setting(default="raise", changes_results=False)
 
-    # Folder of the steps' results in the output, which readers of datasets pass over; "" for none.
+    # Folder of the steps' results in the output, which readers of datasets ignore; "" for no steps.
     folder: ClassVar[str] = ""
-    # The name of the last pass in reports of progress, and titles of steps by the first word of
-    # their names.
+    # Name of the last pass in progress reports, and titles of steps by the first word of the name.
     last_step: ClassVar[str] = "documents"
     words: ClassVar[Mapping[str, str]] = {}
 
     @property
     def ledger(self) -> str:
-        """File in the folder without which nothing there counts."""
+        """Path of the steps' ledger; without it, the other files of the folder are ignored."""
         return f"{self.folder}/{LEDGER}"
 
-    # What a subclass says.
+    # Methods for subclasses.
 
     @abstractmethod
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
         """Return the reader, the stages and the writer; raise TypeError if one is missing."""
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return readers and Dask frames that are read next to the reader, by name."""
+        """Return further readers and Dask frames by name."""
         return {}
 
     def check_job(self, job: RecipeJob) -> None:
@@ -78,22 +77,22 @@ class Recipe(Declared):
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that make another job if they change, as JSON values by heading."""
+        """Return the settings that identify the job, as JSON values by heading."""
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of the recipe to the report; those of stages come by themselves."""
+        """Additions of the recipe to the report; its stages have their own."""
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
-        """Take the steps that are left, and return their results.
+        """Take the remaining steps, and return their results.
 
-        `is_done`: all documents are written already.
+        With `is_done`, all documents are written already.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
-        """Return the job that writes documents, by the results of the steps."""
+        """Return the job that writes documents, from the results of the steps."""
         return job
 
     def has_steps_to_do(self, job: RecipeJob) -> bool:
@@ -105,10 +104,10 @@ class Recipe(Declared):
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
-        """Return the lines that a command prints; default: none, for the labels and totals."""
+        """Return the lines that a command prints; default: none, which prints labels and totals."""
         return []
 
-    # How it is run.
+    # Running.
 
     def prepare(
         self,
@@ -130,13 +129,13 @@ class Recipe(Declared):
         Raises
         ------
         TypeError
-            The stages do not begin with a reader and end with a writer, or one is none.
+            The stages do not begin with a reader and end with a writer, or one is not a stage.
         UnreadableInputError
             The input cannot be read.
         JobChangedError
             The output has parts of a job that differs from this one, and `restart` is false.
         DamagedMetadataError
-            What says whose parts the output has cannot be read, and `restart` is false.
+            The metadata of the output is damaged, and `restart` is false.
         FileExistsError, NotADirectoryError
             The output has data files that no job wrote, or is a file.
         ValueError
@@ -155,9 +154,9 @@ class Recipe(Declared):
     def plan_job(
         self, reader: Any, writer: FileWriter, stages: list[Any], options: RunOptions
     ) -> RecipeJob:
-        """Make the job of a reader, a writer and stages, checked."""
+        """Make and check the job of a reader, a writer and stages."""
         if writer.annotates:
-            stages = with_decisions(as_chain(stages).mappers)
+            stages = add_decision_column(as_chain(stages).mappers)
         needed = as_chain(stages).read_fields
         source = self.open_source(reader, self.on_error, needed, lends_places=writer.annotates)
         chain = self.make_chain(source, stages)
@@ -185,11 +184,11 @@ class Recipe(Declared):
         return planned
 
     def open_source(self, reader: Any, on_error: str, needed: Any = (), **options: Any) -> Source:
-        """Return the source of a reader or a Dask frame; steps see a frame as it is."""
+        """Return the source of a reader or a Dask frame; with steps, its partitions stay."""
         return as_source(reader, on_error, needed, keeps_partitions=bool(self.folder), **options)
 
     def make_chain(self, source: Source, stages: list[Any]) -> Chain:
-        """Return the stages as one mapper, checked for the source's columns."""
+        """Return the stages as one mapper, after checking that it accepts the source's columns."""
         is_moved = self.backend != "pandas" and not source.reads_any_backend
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
         chain.check(source.meta)
@@ -211,20 +210,19 @@ class Recipe(Declared):
         client : distributed.Client, optional
             Default: everything runs here, one part after another.
         restart : bool
-            Start over, and remove what earlier runs wrote; nothing else is ever removed.
+            Start over, and remove the output of earlier runs; nothing else is ever removed.
         verify : {"digest", "size"}
-            How to find out whether parts that earlier runs wrote are still what they wrote: by the
-            SHA-256 of their files, which are read at the speed of the disk, by the workers of
-            `client` or by threads here; a store that tells the MD5 of its objects is asked for it
-            instead. "size" looks at names and sizes alone, and reads nothing. What does not hold
-            is done again, and named in Python's log.
+            How to verify parts of earlier runs. "digest" compares the SHA-256 of their files, which
+            the workers of `client` or threads here read at the speed of the disk, or the MD5 that a
+            store reports. "size" compares names and sizes, and reads nothing. Damaged parts are
+            done again, and named in Python's log.
         accept_changed_code : bool
-            Continue, and keep the parts that are there, although a callable among the stages has
-            other code: where you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep finished parts, although a callable among the stages has other code.
+            Use it if you know that it gives the same rows. Nothing else may differ.
         report : callable, optional
-            ``report(parts_done, parts, summary_so_far)``, at first and after every part; of a
-            recipe with steps ``report(step, done, of, summary)``, of every step. Default: a live
-            line on a terminal, a widget in a notebook, or a line a minute in Python's log.
+            ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
+            a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a
+            terminal, a widget in a notebook, or a line a minute in Python's log.
 
         Returns
         -------
@@ -236,11 +234,11 @@ class Recipe(Declared):
         TypeError, ValueError, FileExistsError, NotADirectoryError
             See `prepare`. `client` is no Client of Dask, or an asynchronous one.
         ChangedInputError
-            A file is not what it was when the job began.
+            A file has changed since the job began.
         JobChangedError
             Another run has started over in the output meanwhile.
         Exception
-            The first one that a part raises. What is written stays: run the same job again.
+            The first error of a part. Written parts stay: run the same job again.
         """
         job = self.prepare(restart=restart, verify=verify, accept_changed_code=accept_changed_code)
         if report is not None:
@@ -248,7 +246,7 @@ class Recipe(Declared):
         with JobProgress(job.title, client=client) as progress:
             return job.run(client, job.shown_by(progress))
 
-    # How it is shown.
+    # Display.
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
         """Return the call that makes the recipe, a line for each stage."""
@@ -275,7 +273,7 @@ class Recipe(Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeJob(Job):
-    """A recipe that is planned and checked; `others` are its other inputs by name."""
+    """Planned and checked job of a recipe; `others` are its other inputs by name."""
 
     recipe: Recipe
     others: Mapping[str, Source]
@@ -324,11 +322,11 @@ class RecipeJob(Job):
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has steps or parts to do or files to upload; reads any manifest."""
+        """Return whether `run` has steps or parts to do, or files to upload."""
         return super().needs_workers() or self.recipe.has_steps_to_do(self)
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run what is not done yet; see `Recipe.run`."""
+        """Run or continue the job; see `Recipe.run`."""
         if not self.recipe.folder:
             return super().run(client, report)
         with self.current(client):
@@ -337,7 +335,7 @@ class RecipeJob(Job):
     def _run_steps(self, client: Client | None, report: StepReport | None) -> Any:
         recipe = self.recipe
         if self.restart or not self.directory.has(JOB):
-            # Remove what earlier runs kept; first the ledger: half removed, nothing counts.
+            # The ledger goes first, so that files left by an interrupt are ignored.
             self.directory.remove(recipe.ledger)
             self.directory.remove_folder(recipe.folder)
         is_done = sum(1 for _ in self.begin(client)) == self.manifest.count

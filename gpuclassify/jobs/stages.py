@@ -28,16 +28,16 @@ class Function(PartitionMap):
         return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        # Dask knows what can be imported by its name alone, whose code may have changed since, and
-        # all else with its file's name and lines, which may change while the code stays.
+        # Dask identifies importable functions by name alone, although their code may change, and
+        # others by the name and lines of their file, which may change while their code does not.
         return (self.__name__, value_digest(self.function))
 
     def digest(self) -> dict[str, str]:
-        """Return the digest of the callable's code, whose change a user may accept."""
+        """Return the digest of the callable's code; users may accept changes of it."""
         return {FUNCTION: value_digest(self.function)}
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the callable takes a frame without rows, which a part may be."""
+        """Raise ValueError unless the callable accepts an empty frame, which a part may be."""
         try:
             self.meta(frame)
         except Exception as err:
@@ -80,23 +80,23 @@ class ToBackend(PartitionMap):
         return f"ToBackend({self.name!r})"
 
     def check(self, frame: Frame) -> None:
-        """Accept every frame: all can be moved."""
+        """Accept every frame."""
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the frame as it is, without rows: the client does without cudf."""
+        """Return the frame without rows, not moved, because the client may lack cudf."""
         return frame.iloc[:0]
 
     @property
     def moves_frames(self) -> bool:
-        """Always True: the stage moves frames, and does nothing else."""
+        """Always True."""
         return True
 
     def map_lazily(self, dataset: Any) -> LazyFrame:
-        """Return a Dask frame whose meta, too, is of the other library."""
+        """Return a Dask frame of the other library, including its meta."""
         if self._is_there(dataset._meta):
             return dataset
         if self.name == "cudf":
-            import_cudf()  # whose absence it explains
+            import_cudf()  # explains a missing cudf
         return dataset.to_backend(self.name)
 
     def map_frame(self, frame: Any, meta_dtypes: object = None) -> Frame:
@@ -114,13 +114,13 @@ class ToBackend(PartitionMap):
 def as_chain(stages: Iterable[object]) -> Chain:
     """Return the stages as one mapper, which reads each text's tokens once."""
     check_ordered("stages", stages)
-    return Chain(tuple(_as_mappers(stages)))
+    return Chain(tuple(_iterate_mappers(stages)))
 
 
 def describe(stage: PartitionMap) -> dict[str, Any]:
-    """Describe a stage, for people and to compare with: JSON values, no secret.
+    """Describe a stage for people and for comparison, as JSON values without secrets.
 
-    The digest distinguishes two stages with equal settings, such as those of other models.
+    The digest distinguishes stages with equal settings, for example when a model has changed.
     """
     return {"stage": stage.__name__, **stage.describe(), **stage.digest()}
 
@@ -128,7 +128,7 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 def describe_settings(
     heading: str, settings: Declared, mappers: Iterable[PartitionMap] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Describe settings under a heading; functions among them and their `mappers` on their own.
+    """Describe settings under a heading, and functions among them and `mappers` under their own.
 
     Mappers are prepared, which resolves their models.
     """
@@ -147,7 +147,7 @@ def describe_settings(
 
 
 def shown(stage: Any) -> str:
-    """Return a stage in one line; the text of a Dask frame is long."""
+    """Return a stage in one line; a Dask frame is abbreviated."""
     import dask
 
     if dask.is_dask_collection(stage):
@@ -158,9 +158,9 @@ def shown(stage: Any) -> str:
 
 
 def import_lines(things: Iterable[object]) -> str:
-    """Return the imports for code that shows these classes, functions and instances.
+    """Return the imports for code with these classes, functions and instances.
 
-    What a script or a function defines itself cannot be imported, and has no line.
+    Definitions of a script or inside a function cannot be imported, and have no line.
     """
     import dask
 
@@ -172,7 +172,7 @@ def import_lines(things: Iterable[object]) -> str:
     stages = [thing for thing in things if isinstance(thing, PartitionMap)]
     things += [mapper for stage in stages for mapper in stage.text_mappers()]
     for thing in things:
-        if dask.is_dask_collection(thing):  # of which no code tells how it is made
+        if dask.is_dask_collection(thing):  # no import makes it
             continue
         named = thing if hasattr(thing, "__qualname__") else type(thing)
         # Methods of built-in types, such as `str.lower`, have no module.
@@ -186,10 +186,10 @@ def import_lines(things: Iterable[object]) -> str:
     return "\n".join(lines)
 
 
-def _as_mappers(stages: Iterable[object]) -> Iterator[PartitionMap]:
+def _iterate_mappers(stages: Iterable[object]) -> Iterator[PartitionMap]:
     for stage in stages:
         if isinstance(stage, Chain):
-            yield from _as_mappers(stage.mappers)
+            yield from _iterate_mappers(stage.mappers)
         elif isinstance(stage, PartitionMap):
             yield stage
         elif isinstance(stage, type):

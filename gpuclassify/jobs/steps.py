@@ -1,4 +1,4 @@
-"""Steps of a recipe: results that are kept in the output until documents are written."""
+"""Steps of a recipe: intermediate results, kept in the output until documents are written."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# ``report(step, done, of, summary)``, at first and after every part of a step.
+# ``report(step, done, of, summary)``, called at first and after every part of a step.
 StepReport = Callable[[str, int, int, JobSummary], None]
-# Called with a part, its number, and the rows that a step has kept for it, by ``document``.
+# Function of a part, its number, and the part's rows of a step, indexed by ``document``.
 PartAction = Callable[["Frame", int, pd.DataFrame], Any]
-WHOLE_FILE = 1 << 62  # bytes of a part
+WHOLE_FILE = 1 << 62  # part size in bytes that keeps every file in one part
 
 
 class StepWriter(ParquetWriter):
@@ -60,21 +60,21 @@ class StepWriter(ParquetWriter):
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: a row's position in its frame is no data."""
+        """Always False: the index has positions in a frame, which are no data."""
         return False
 
     @property
     def has_report(self) -> bool:
-        """Always False: the report of the job tells of its steps."""
+        """Always False: the report of the job includes its steps."""
         return False
 
 
 class Steps:
-    """Frames and results that one job computes one after another, each of them once.
+    """Frames and results that a job computes one after another, each of them once.
 
     A frame is written part by part as the output of a separate job, and read from there, so that
-    nothing stays in memory between two steps, and an interrupted step continues part by part. What
-    is no longer as it was written is computed again. The job's key is part of what each step is.
+    nothing stays in memory between two steps, and an interrupted step continues part by part.
+    Damaged parts are computed again. A step's identity includes the job's key.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Steps:
         self._options = replace(job.manifest.options, restart=False, command="")
         self.client, self._report = client, report
         begun = read_ledger(self._directory, self._folder, self._key)
-        # Rows of each step that is done, and seconds of the run that finished it; noted results.
+        # Finished steps, with their rows and seconds, and results added by `note`.
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
@@ -98,16 +98,16 @@ class Steps:
             check_cluster(self.client, mappers, backend)
 
     def begin(self, name: str) -> None:
-        """Report that a step has begun that runs as a whole."""
+        """Report that a step without parts has begun."""
         if (report := self.report_of(name)) is not None:
             report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
-        """Tell whether a step has been noted as done."""
+        """Return whether the ledger has a step as done."""
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
-        """Tell whether a step's files are there, and as they were written."""
+        """Return whether all files of a step exist and are undamaged."""
         try:
             manifest = self.manifest(name)
             recorded, damage = manifest.examine(functools.partial(digest_files, self.client))
@@ -117,15 +117,15 @@ class Steps:
             return False
         if damage or len(recorded) < manifest.count:
             return False
-        if not manifest.is_complete():  # it was cut off behind its last part
+        if not manifest.is_complete():  # interrupted after its last part
             manifest.directory.sweep("", METADATA)
             manifest.finish()
-        if not self.is_done(name):  # or behind that
+        if not self.is_done(name):  # interrupted after its manifest
             self._finish(name, sum(record.rows_out for record in recorded.values() if record), 0.0)
         return True
 
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
-        """Write what is not yet written of a frame; return a frame that reads the files."""
+        """Write the missing parts of a frame; return a frame that reads the files."""
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
             self.job, name, source, as_chain([]), backend="pandas", on_error="raise"
@@ -151,13 +151,13 @@ class Steps:
         return make_job(source, chain, writer, options, **settings)
 
     def read(self, name: str) -> LazyFrame:
-        """Return the frame that a finished step has kept, read from its files."""
+        """Return the frame of a finished step, read from its files."""
         names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
     def folder(self, name: str) -> Store:
         """Return the folder of a step's files."""
-        self._directory.path(f"{self._folder}/{name}")  # no link
+        self._directory.path(f"{self._folder}/{name}")  # raises for a link
         return self._directory.below(f"{self._folder}/{name}")
 
     def manifest(self, name: str) -> Manifest:
@@ -165,28 +165,27 @@ class Steps:
         return replace(manifest_of(self.folder(name)), options=self._options)
 
     def source(self, name: str) -> Source:
-        """Return the source of the files of a finished step, a part for each."""
+        """Return the source of a finished step's files, one part per file."""
         folder = self.folder(name)
-        whole: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
-        reader = ParquetReader(folder.address, storage_options=folder.storage_options, **whole)
+        options: dict[str, Any] = {"part_bytes": WHOLE_FILE, "files_per_partition": 1}
+        reader = ParquetReader(folder.address, storage_options=folder.storage_options, **options)
         source = as_source(reader, "raise")
         remember(source.options_name, source.storage_options)
         share_with_workers([source.options_name])
         return source
 
     def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, int]:
-        """Make a step's quarantine that of the job, and remove the rows that the step wrote.
+        """Move a step's quarantine to the job, and remove the rows of the step.
 
-        The step's report, with these `parts`, stays.
-
-        Returns counts by kind of the files, lines and rows in quarantine; empty without the step.
+        The step's report, with these `parts`, stays. Returns counts by kind of the files, lines and
+        rows in quarantine; empty without the step.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
             return {}
         left_out: dict[str, int] = write_report(folder, parts)["left_out"]
         names = zip(self.manifest(name).names(), job.manifest.names(), strict=True)
-        targets = {quarantine_path(of_step): quarantine_path(of_job) for of_step, of_job in names}
+        targets = {quarantine_path(source): quarantine_path(target) for source, target in names}
         for file in folder.sizes(QUARANTINE):
             self._directory.make(QUARANTINE)
             path = f"{QUARANTINE}/{file}"
@@ -195,7 +194,7 @@ class Steps:
         return left_out
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return the function that acts on a part by the rows that a step has kept for it."""
+        """Return a function that calls `act` on a part and the rows that a step has for it."""
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
 
@@ -204,7 +203,7 @@ class Steps:
         return compute_tasks(self.client, tasks)
 
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
-        """Compute delayed tasks, and return their results in any order."""
+        """Compute delayed tasks as a step, and return their results in any order."""
         results: list[Any] = []
         started, summary = time.perf_counter(), JobSummary()
         report = self.report_of(name) or (lambda *_: None)
@@ -218,12 +217,12 @@ class Steps:
         return results
 
     def note(self, name: str, value: Any) -> None:
-        """Note a result in the ledger, as JSON."""
+        """Add a JSON value to the ledger."""
         self.ledger[name] = value
         self._write_ledger()
 
     def remove(self, but: Collection[str]) -> None:
-        """Remove the files of all steps but those in `but`."""
+        """Remove the files of all steps except the ones named in `but`."""
         for name in {*self._directory.folders(self._folder)} - {*but}:
             self._directory.remove_folder(f"{self._folder}/{name}")
 
@@ -246,9 +245,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class RowsOfPart:
-    """Function that acts on a part by the rows in its file of a step.
+    """Function that calls `act` on a part and its rows in a step's file.
 
-    `key` is in the names of the `count` files in `folder`.
+    `folder` has the step's `count` files, whose names contain `key`.
     """
 
     folder: Store
@@ -265,5 +264,5 @@ class RowsOfPart:
 def read_rows(name: str, folder: Store, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Read one file of a step, or some of its columns."""
     content = folder.read(name)
-    chosen = None if columns is None else list(columns)
-    return pq.read_table(pa.BufferReader(content), columns=chosen).to_pandas()
+    names = None if columns is None else list(columns)
+    return pq.read_table(pa.BufferReader(content), columns=names).to_pandas()

@@ -68,60 +68,60 @@ from gpuclassify.workers.secrets import recall
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Specification of what every task of a job does with its part."""
+    """Specification shared by all tasks of a job."""
 
     chain: Chain
-    meta_dtypes: Any  # what `chain` must know of the input's meta
-    schema: pa.Schema  # of every part that is written
-    directory: Store  # of the output
+    meta_dtypes: Any  # see `Chain.meta_dtypes`
+    schema: pa.Schema  # schema of every written part
+    directory: Store  # output directory
     encoding: Encoding
     on_error: str  # "raise", "quarantine" or "whole"; see `FileReader.find_parts`
-    backend: str  # of the frames that files are read as, where a stage sees the difference
+    backend: str  # see `part_backend`
     keep_index: bool  # whether files get the frames' index as a column
     # Columns that are counted: labels and scores of the output, texts of the input.
     label_fields: tuple[str, ...]
     number_fields: tuple[str, ...]
     text_fields: tuple[str, ...]
-    input_schema: InputSchema | None  # of input files, without storage options
-    input_name: str  # under which `gpuclassify.workers.secrets` knows the storage options
-    source_field: str | None = None  # by whose values rows of input and output are counted
-    examples: int = 0  # texts at each end of a group of examples, at most
+    input_schema: InputSchema | None  # schema of input files, without storage options
+    input_name: str  # name of the storage options in `gpuclassify.workers.secrets`
+    source_field: str | None = None  # column by which rows of input and output are counted
+    examples: int = 0  # maximum texts at each end of a group of examples
     run_began: float = 0.0  # see `Record`
-    annotations: pa.Schema | None = None  # of what is written beside the input, instead of rows
-    # What is done with a part before the stages: a function of its frame and its number.
+    annotations: pa.Schema | None = None  # schema of annotations, if they are written
+    # Function of a part's frame and number that is called before the stages.
     before: Callable[[Frame, int], Frame] | None = None
 
     @property
     def part_backend(self) -> str:
-        """Library of the frames that the stages get: cudf only where one sees them.
+        """Library of the frames that the stages get: cudf only if some stage uses them.
 
-        Others tokenize on the host, and would all have to bring the texts back from the GPU.
+        Stages that read only texts tokenize on the host, and would copy them back from the GPU.
         """
         first = itertools.takewhile(lambda stage: not stage.moves_frames, self.chain.mappers)
         reads_texts = self.before is None and all(stage.text_mappers() for stage in first)
         return "pandas" if reads_texts else self.backend
 
-    def first_select(self) -> tuple[CountedSelect | None, TaskSpec]:
-        """Return the first stages, if reading can do what they do, and the spec of the others.
+    def split_filters(self) -> tuple[CountedSelect | None, TaskSpec]:
+        """Split off the first stages if they only filter rows, which reading can do.
 
-        Not where rows read are counted by a column, of those that they drop, too.
+        With `source_field`, nothing is split off, because the rows that they drop are counted.
         """
-        choices: list[RowFilter] = []
+        filters: list[RowFilter] = []
         for mapper in self.chain.mappers:
-            choice = mapper.row_filter()
-            if choice is None or mapper.schema().names:
+            row_filter = mapper.row_filter()
+            if row_filter is None or mapper.schema().names:
                 break
-            choices.append(choice)
-        if not choices or self.source_field is not None:
+            filters.append(row_filter)
+        if not filters or self.source_field is not None:
             return None, self
-        count = len(choices)
+        count = len(filters)
         rest = replace(
             self, chain=Chain(self.chain.mappers[count:]), meta_dtypes=self.meta_dtypes[count:]
         )
-        return CountedSelect(choices), rest
+        return CountedSelect(filters), rest
 
     def pack(self) -> bytes:
-        """Pickle the spec: a scheduler unpickles tasks, and need not have the modules of stages."""
+        """Pickle the spec: the scheduler unpickles tasks, and may not have the stages' modules."""
         return cloudpickle.dumps(self)
 
     @staticmethod
@@ -131,20 +131,20 @@ class TaskSpec:
 
 
 class CountedSelect:
-    """Choices that pieces of a part are read by, several at a time, and their counts in all."""
+    """Row filters for the pieces of a part, read by several threads, and their total counts."""
 
-    def __init__(self, choices: Sequence[RowFilter]) -> None:
-        fields = (name for choice in choices for name in choice.read_fields)
+    def __init__(self, filters: Sequence[RowFilter]) -> None:
+        fields = (name for row_filter in filters for name in row_filter.read_fields)
         self.read_fields = tuple(dict.fromkeys(fields))
         self.counts: dict[str, Any] = {}
-        self._choices, self._lock = choices, threading.Lock()
+        self._filters, self._lock = filters, threading.Lock()
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows all choose, bool (rows,)."""
+        """Return a mask of the rows that all filters keep, bool (rows,)."""
         kept = np.ones(len(columns), dtype=bool)
         with run_context(stages=StageCounts()) as context:
-            for choice in self._choices:
-                kept[kept] = choice.choose(columns.filter(pa.array(kept)))
+            for row_filter in self._filters:
+                kept[kept] = row_filter.choose(columns.filter(pa.array(kept)))
         with self._lock:
             add_counts(self.counts, context.stages.counts if context.stages else {})
         return kept
@@ -152,19 +152,19 @@ class CountedSelect:
 
 @dataclass(frozen=True)
 class PartRead:
-    """One part of a job, as it was read: its rows and everything else that its record needs."""
+    """Part after reading: its rows, and everything else that its record needs."""
 
-    name: str  # of the file that is written
+    name: str  # name of the file to write
     number: int
     spec: TaskSpec
     frame: Frame
-    source: dict[str, Any]  # where the rows are from
-    counted: Frame | pa.Table  # the same rows, as they are counted: no GPU gives them back
-    rows: int  # count of rows read, also of those that a choice of rows has dropped
+    source: dict[str, Any]  # see `Record`
+    counted: Frame | pa.Table  # the same rows in host memory, for counting
+    rows: int  # rows read, including those that filters dropped
     problems: list[Problem] = field(default_factory=list)
-    first_stages: dict[str, Any] = field(default_factory=dict)  # counts of stages that reading did
-    places: pa.Table | None = None  # file and place of each row, for annotations
-    seconds: float = 0.0  # of reading
+    first_stages: dict[str, Any] = field(default_factory=dict)  # counts of filters while reading
+    positions: pa.Table | None = None  # file and position of each row, for annotations
+    seconds: float = 0.0  # reading time
 
 
 @retire_on_broken_device
@@ -185,19 +185,19 @@ def run_part(
 def _read(
     part: Part, number: int, name: str, spec: TaskSpec, files: Sequence[InputFile | None]
 ) -> PartRead:
-    """Read a part, by the choices of rows that are its first stages."""
+    """Read a part, and apply the row filters that are its first stages."""
     started = time.perf_counter()
     assert spec.input_schema is not None
     schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
     text_fields = spec.chain.main_text_fields
-    select, spec = spec.first_select()
+    select, spec = spec.split_filters()
     table, problems, source = read_pieces(part, files, schema, spec.on_error, text_fields, select)
     first = {} if select is None else select.counts
-    places = None
+    positions = None
     if spec.annotations is not None:
-        places = table.select([FILE, PLACE])
-        lent = {*spec.chain.read_fields}
-        table = table.drop_columns([name for name in (FILE, PLACE) if name not in lent])
+        positions = table.select([FILE, PLACE])
+        needed = {*spec.chain.read_fields}
+        table = table.drop_columns([name for name in (FILE, PLACE) if name not in needed])
     frame = to_frame(table, spec.part_backend)
     return PartRead(
         name=name,
@@ -209,7 +209,7 @@ def _read(
         rows=next((counts["read"] for counts in first.values()), len(table)),
         problems=problems,
         first_stages=first,
-        places=places,
+        positions=positions,
         seconds=time.perf_counter() - started,
     )
 
@@ -226,7 +226,7 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 
 @contextlib.contextmanager
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
-    """Name the part in errors, and another run's start if files have vanished because of it."""
+    """Name the part in errors; if a file is missing, first check for another run's restart."""
     try:
         try:
             yield
@@ -244,17 +244,17 @@ def _run(part: PartRead) -> Record:
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
     with run_context(stats=[], part=progress) as context:
-        left = frame if spec.before is None else spec.before(frame, part.number)
-        table, failed, stages = _map_rows(left, part.source, spec)
+        frame = frame if spec.before is None else spec.before(frame, part.number)
+        table, failed, stages = _map_rows(frame, part.source, spec)
     mapped = time.perf_counter()
     stats: dict[str, float] = {}
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
     names, source, rows = spec.encoding.partition_by, part.source, part.rows
-    if spec.annotations is not None and part.places is not None:
-        failed = [_placed(problem, part.places) for problem in failed]
+    if spec.annotations is not None and part.positions is not None:
+        failed = [_add_position(problem, part.positions) for problem in failed]
         problems = [*part.problems, *failed]
-        table = annotation_table(table, part.places, problems, spec.annotations)
+        table = annotation_table(table, part.positions, problems, spec.annotations)
         source, rows = {**source, ANNOTATED: extents(table)}, len(table)
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*part.problems, *failed]
@@ -303,15 +303,15 @@ def _map_rows(
         stages = StageCounts(spec.examples)
         with run_context(stages=stages), as_errors():
             rows = frame.iloc[start:stop]
-            if spec.annotations is not None:  # a stage may number rows anew, as merging does
+            if spec.annotations is not None:  # a stage may renumber rows, as merging does
                 rows = rows.reset_index(drop=True)
             mapped = spec.chain.map_frame(rows, spec.meta_dtypes)
             if spec.annotations is not None:
-                mapped = _beside(rows, mapped, spec.schema.names)
+                mapped = _take_new_columns(rows, mapped, spec.schema.names)
             folders = spec.encoding.partition_by
             table = conform(arrow_table(mapped, spec.keep_index), spec.schema, folders)
             check_values(table, folders)
-        add_counts(done.counts, stages.counts)  # now that nothing has failed
+        add_counts(done.counts, stages.counts)  # counted only if all rows have passed
         add_examples(done.examples, stages.examples)
         return table
 
@@ -326,22 +326,22 @@ def _map_rows(
     return pa.concat_tables(tables or [run(0, 0)]), problems, done
 
 
-def _beside(rows: Frame, mapped: Frame, names: list[str]) -> Any:
+def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
     """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
-            "a stage has dropped, made or moved rows, and annotations stand beside all of them: "
+            "a stage has dropped, made or moved rows, and annotations need all of them in order: "
             "let it add a column instead, and keep the order of rows"
         )
     return mapped[names]
 
 
 def _have_moved(rows: Frame, mapped: Frame) -> bool:
-    """Return whether rows have moved; a stage that moves them may number them anew.
+    """Return whether rows have moved, even if a stage has renumbered them.
 
-    Most of the changed values of a column lie in another changed row then. They do not if a stage
-    changes values in place, such as by stripping texts, or an unchanged column identifies most
-    rows.
+    Rows have moved if most changed values of a column were in other changed rows before. They were
+    not if a stage changes values in place, such as by stripping texts. An unchanged column that
+    identifies most rows shows that no row has moved.
     """
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):
@@ -351,7 +351,7 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
             if not (is_text(kind) or pa.types.is_integer(kind)):
                 continue
             old, new = old.cast(kind), new.cast(kind)
-        except (TypeError, ValueError, NotImplementedError):  # the stage has made other values
+        except (TypeError, ValueError, NotImplementedError):  # the column has a new type
             continue
         is_changed = pc.fill_null(pc.not_equal(old, new), False)
         if pc.any(is_changed).as_py():
@@ -362,13 +362,14 @@ def _have_moved(rows: Frame, mapped: Frame) -> bool:
     return have_moved
 
 
-def _placed(problem: Problem, places: pa.Table) -> Problem:
+def _add_position(problem: Problem, positions: pa.Table) -> Problem:
     row = problem.row or 0
-    return replace(problem, file=places[FILE][row].as_py(), place=places[PLACE][row].as_py())
+    file, position = positions[FILE][row].as_py(), positions[PLACE][row].as_py()
+    return replace(problem, file=file, place=position)
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of one row that cannot be scored or written, whatever its neighbours."""
+    """Return the error types of a row that cannot be scored or written, even alone."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
@@ -382,11 +383,11 @@ def row_errors() -> tuple[type[Exception], ...]:
 
 
 def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exception) -> Problem:
-    one = frame.iloc[row : row + 1]
+    row_frame = frame.iloc[row : row + 1]
     try:
-        record = arrow_table(one, keep_index=False).to_pylist()[0]
+        record = arrow_table(row_frame, keep_index=False).to_pylist()[0]
         content = shortened(json.dumps(record, ensure_ascii=False, default=str))
-    except (ValueError, OverflowError):  # what Python cannot write or lacks is not shown either
+    except (ValueError, OverflowError):  # a value has no Python or JSON form
         content = name_row(frame, row)
     for file in source.get("files", ()):
         source = {key: value for key, value in file.items() if key != "rows"}
@@ -404,7 +405,7 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
         values = _columns(read, [column])[column]
         sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
-    fields += [each.labels for each in spec.input_schema.annotations] if spec.input_schema else []
+    fields += [known.labels for known in spec.input_schema.annotations] if spec.input_schema else []
     first_labels = [labels[0] for labels in fields if labels]
     return {
         "labels": count_labels(kept, spec.label_fields),
@@ -420,14 +421,14 @@ def _columns(read: Frame | pa.Table, names: list[str]) -> pa.Table:
 
 
 def _texts(read: Frame | pa.Table, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns of text that the input has."""
+    """Return the text columns that the input has."""
     known = read.column_names if isinstance(read, pa.Table) else read.columns
-    there = [name for name in fields if name in known]
-    if not there:
+    present = [name for name in fields if name in known]
+    if not present:
         return {}
     try:
-        table = _columns(read, there)
+        table = _columns(read, present)
     except UnicodeEncodeError:
         return {}
     kinds = (pa.string(), pa.large_string())
-    return {name: table[name] for name in there if table[name].type in kinds}
+    return {name: table[name] for name in present if table[name].type in kinds}

@@ -1,4 +1,4 @@
-"""Pipelines: what goes in, what comes out, what is refused, and that running again is safe."""
+"""Pipelines: input, output, refusals, and repeated runs."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def records():
 
 @pytest.fixture
 def source(tmp_path, records):
-    """JSON lines of several kinds of compression, with a name that occurs twice."""
+    """JSON lines with several compressions, and one name twice."""
     lines = [json.dumps(record).encode() + b"\n" for record in records]
     for folder in ("a", "b"):
         (tmp_path / "in" / folder).mkdir(parents=True)
@@ -73,7 +73,7 @@ def read_parquet(folder):
     return pd.read_parquet(folder).sort_values("id", ignore_index=True)
 
 
-# What comes out.
+# Output.
 
 
 @pytest.mark.parametrize("backend", ["pandas", pytest.param("cudf", marks=pytest.mark.gpu)])
@@ -102,7 +102,7 @@ def test_a_job_gives_what_the_classifiers_give(
 
 
 class OnGpu:
-    """Stands for a frame of cudf, and counts what goes there and what comes back."""
+    """Stand-in for a cudf frame that counts moves there and back."""
 
     copies = Counter()
 
@@ -128,7 +128,7 @@ class OnGpu:
 
 
 class Seen(PartitionMap):
-    """A stage that sees its frames, and reads their texts where they are."""
+    """A stage that gets frames, and reads texts without moving them."""
 
     text_fields = ("text",)
 
@@ -176,7 +176,7 @@ def test_missing_cudf_is_told_with_the_cure(monkeypatch):
 
 
 class OfCudf(pd.DataFrame):
-    """Stands for a frame of cudf, whose library is known by its name."""
+    """Stand-in for a cudf frame, whose library is recognized by name."""
 
     _constructor = property(lambda self: OfCudf)
 
@@ -186,7 +186,7 @@ OfCudf.__module__ = "cudf.core"
 
 
 class CudfOfDask:
-    """Stands for what dask_cudf registers."""
+    """Stand-in for the functions that dask_cudf registers."""
 
     @staticmethod
     def to_backend(frame):
@@ -311,7 +311,7 @@ def test_thousands_of_files_are_planned(tmp_path):
     assert len(reader.find_parts().parts) == len(reader.find_parts().files) == 3_000
 
 
-# What is refused, before anything is written.
+# Refusals before anything is written.
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_a_client_that_is_none_is_refused(folder_of_two_parts):
 
 @pytest.fixture
 def finished(folder_of_two_parts, checkpoint):
-    """A finished job in ``out`` and what makes it again, changed or not."""
+    """A finished job in ``out``, and a function that makes it again, changed or not."""
     folder = folder_of_two_parts
     shutil.copytree(checkpoint("domain"), folder / "model")
 

@@ -1,4 +1,4 @@
-"""Broken files, lines and rows: told with their place, or left out and described."""
+"""Broken files, lines and rows: errors with position, or descriptions in quarantine."""
 
 import contextlib
 import gzip
@@ -102,8 +102,8 @@ def test_a_bad_line_stops_a_job_or_is_left_out_with_its_place(write, tmp_path, k
         content = b"\n".join([*GOOD[:at], BAD[kind], *GOOD[at:]])
         contents[str(write(f"{at}.jsonl", content))] = content
     reader = JsonlReader(f"{tmp_path}/in", part_bytes=len(content) // 4)
-    place = r"\.jsonl, line \d+, from byte \d+ cannot be read.*on_error=\"quarantine\""
-    with pytest.raises(UnreadableInputError, match=place) as caught:
+    message = r"\.jsonl, line \d+, from byte \d+ cannot be read.*on_error=\"quarantine\""
+    with pytest.raises(UnreadableInputError, match=message) as caught:
         Pipeline([reader, same, JsonlWriter(f"{tmp_path}/no")]).run()
     (named,) = [path for path in contents if path in str(caught.value)]
     assert f"from byte {contents[named].index(BAD[kind])} " in str(caught.value)
@@ -140,7 +140,7 @@ def test_a_column_may_be_as_deep_as_readers_of_parquet_bear(write, tmp_path, beg
 
 @pytest.mark.parametrize("zeros", [1, 511, 100_000])
 def test_zeros_behind_gzip_are_none_of_it(write, tmp_path, zeros):
-    """As `gzip -d` has it: tapes and `dd` fill blocks with zeros."""
+    """As in `gzip -d`, because tapes and `dd` fill blocks with zeros."""
     content = gzip.compress(b"\n".join(GOOD[:30]) + b"\n") + b"\0" * zeros
     path = write("a.jsonl.gz", content + gzip.compress(b"\n".join(GOOD[30:])) + b"\0" * zeros)
     assert gzip.decompress(path.read_bytes()) == b"\n".join(GOOD)
@@ -214,8 +214,8 @@ def test_a_bit_that_flips_in_a_page_with_a_checksum_is_noticed(tmp_path, compres
     content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     reader = ParquetReader(f"{tmp_path}/in", part_bytes=1)
-    told = r"a\.parquet, row groups 1 to 1 cannot be read: .*checksum.*bring the file again"
-    with pytest.raises(UnreadableInputError, match=told):
+    message = r"a\.parquet, row groups 1 to 1 cannot be read: .*checksum.*bring the file again"
+    with pytest.raises(UnreadableInputError, match=message):
         Pipeline([reader, same, ParquetWriter(f"{tmp_path}/no")]).run()
     with pytest.raises(UnreadableInputError, match=r"a\.parquet.*checksum"):
         first_rows([f"{tmp_path}/in"], 400)
@@ -225,7 +225,7 @@ def test_a_bit_that_flips_in_a_page_with_a_checksum_is_noticed(tmp_path, compres
 
 @pytest.fixture
 def odd_files(write, tmp_path):
-    """What is no file, by name and by what is told of it."""
+    """Names that are no regular files, with the reason in their error messages."""
     write("a.jsonl", b"\n".join(GOOD))
     inside = tmp_path / "in"
     os.mkfifo(inside / "fifo.jsonl")
@@ -265,9 +265,9 @@ def test_what_is_no_file_is_named_and_hangs_nothing(odd_files, tmp_path, kind, s
         FileReader(f"{tmp_path}/in/gone.{kind}").find_parts()
     assert run(tmp_path, reader).left_out == {"file": len(odd_files)}
     assert rows(tmp_path)["id"].tolist() == list(range(60))
-    told = {Path(problem["source"]).stem: problem["reason"] for problem in problems(tmp_path)}
-    assert told.keys() == odd_files.keys()
-    assert all(what in told[name] for name, what in links.items())
+    reasons = {Path(problem["source"]).stem: problem["reason"] for problem in problems(tmp_path)}
+    assert reasons.keys() == odd_files.keys()
+    assert all(what in reasons[name] for name, what in links.items())
 
 
 def test_rows_of_parquet_that_are_no_utf8_are_left_out(tmp_path):
@@ -410,7 +410,7 @@ def test_a_panic_of_a_tokenizer_leaves_out_its_row_or_ends_the_job(panicking, tm
 
 
 class Stop(BaseException):
-    """As a library raises it that wants no handler of errors to see it."""
+    """An error that a library hides from handlers of `Exception`."""
 
 
 def leaves(frame):

@@ -61,13 +61,13 @@ def test_a_file_system_that_links_only_within_a_folder_is_refused(tmp_path, monk
 
 @pytest.mark.parametrize("is_other", [False, True])
 def test_a_container_of_the_same_name_and_number_keeps_its_files(tmp_path, monkeypatch, is_other):
-    here = store._HERE
+    namespace = store._NAMESPACE
     if is_other:
-        monkeypatch.setattr(store, "_HERE", "0" * 8)
+        monkeypatch.setattr(store, "_NAMESPACE", "0" * 8)
     directory = open_store(str(tmp_path))
-    name = f".part.{store.new_mark()}"  # of a process of this very number
+    name = f".part.{store.new_mark()}"  # from a process with the same ID
     (tmp_path / name).touch()
-    monkeypatch.setattr(store, "_HERE", here)
+    monkeypatch.setattr(store, "_NAMESPACE", namespace)
     directory.sweep("")
     assert (tmp_path / name).exists() == is_other
     os.utime(tmp_path / name, (0, 0)) if is_other else None

@@ -346,7 +346,7 @@ def with_annotations(
     stores = [open_store(path, storage_options) for path in paths]
 
     def takes_in(name: str) -> bool:
-        return name not in listed and any(store.takes_in(name) for store in stores)
+        return name not in listed and any(store.matches(name) for store in stores)
 
     real = {file.path: redacted(file.real) for file in plan.files}
     last = {piece.path: piece for part in plan.parts for piece in part.pieces}

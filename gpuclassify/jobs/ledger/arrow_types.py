@@ -1,4 +1,4 @@
-"""Nested Arrow types with something in them changed, such as objects without fields."""
+"""Convert nested Arrow types, to types that Parquet can store and to common types."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from gpuclassify.frames import Change, cast_views, is_text, map_nested, plain_ty
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 NO_FIELDS = pa.struct([])
-# Parquet has no object without fields. One field stands for none, by the name that Spark has for it
-# in empty messages of protobuf; of the null type, so that nothing can be lost with it.
+# Parquet has no objects without fields. They are stored with one field of nulls, whose name Spark
+# uses for empty protobuf messages.
 STORED_NO_FIELDS = pa.struct([("__dummy_field_in_empty_struct", pa.null())])
 
 
 def stored(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a Parquet file has for `kind`.
+    """Return the type that stores `kind` in a Parquet file.
 
-    JSON becomes text, as some readers may refuse JSON. Views become plain types, because pyarrow
-    does not write them in dictionaries and in lists of a fixed size.
+    JSON becomes text, because some readers may refuse JSON. Views become plain types, because
+    pyarrow does not write them in dictionaries and in lists of a fixed size.
     """
     if isinstance(kind, pa.JsonType):
         return kind.storage_type
@@ -32,7 +32,7 @@ def restored(kind: pa.DataType) -> pa.DataType:
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
-    """Tell whether values of this type hold objects without fields."""
+    """Return whether values of this type contain objects without fields."""
     return stored(kind) != kind
 
 
@@ -42,10 +42,10 @@ def changed(table: pa.Table, change: Change) -> pa.Table:
 
 
 def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of both types, at any nesting.
+    """Return the common type of two types, at any nesting.
 
-    Raises ArrowTypeError if there is none. Both are of `plain_type`, or JSON. Objects have the
-    fields of both, those of `one` first.
+    Both are of `plain_type`, or JSON. Objects get the fields of both, the fields of `one` first.
+    Raises ArrowTypeError if there is no common type.
     """
     if one == other or pa.types.is_null(other):
         return one
@@ -86,11 +86,11 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Cast the column to a type.
 
-    Arrow 26 breaks nested lists of objects with nulls that it casts to the type that they have.
+    Arrow 26 corrupts nested lists of objects with nulls in a cast to the same type.
     """
     if column.type == kind:
         return column
-    if isinstance(column.type, pa.JsonType):  # is cast to no other type at once
+    if isinstance(column.type, pa.JsonType):  # has a cast to its storage type only
         column = column.cast(column.type.storage_type)
     if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), kind)])
@@ -99,7 +99,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     try:
         return column.cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        # Fields in another order, before Arrow 21, and within objects what is null throughout.
+        # Arrow does not cast all-null fields of objects, nor, before Arrow 21, reorder fields.
         if not pa.types.is_nested(kind) or not pa.types.is_nested(column.type):
             raise
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])

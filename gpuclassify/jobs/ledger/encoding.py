@@ -1,7 +1,6 @@
-"""Frames as Arrow tables, and tables as the bytes of files that every reader takes.
+"""Convert frames to Arrow tables, and tables to the bytes of files for plain readers.
 
-With `partition_by`, files lie in folders that values of columns name, such as ``bucket=19``, in the
-way of Hive.
+With `partition_by`, rows go to Hive-style folders such as ``bucket=19``.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from gpuclassify.settings.checks import nearest
 FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"
 
 JSON_ROWS_AT_A_TIME = 1_000
-BLOCK_BYTES = 1 << 20  # of lines that are counted at a time
-LONGEST_TYPE = 100  # characters of one that a message shows
-NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and pyarrow take for it
-MOST_VALUES = 1_000  # of a column, in one part
-MOST_NAME_BYTES = 255  # of a folder, on the file systems in use
-# Of annotations: pieces that can be read alone, places that take few bytes, damage that shows.
+BLOCK_BYTES = 1 << 20
+LONGEST_TYPE = 100  # characters of a type in a message
+NULL = "__HIVE_DEFAULT_PARTITION__"  # name of null in Hive, Spark and pyarrow
+MOST_VALUES = 1_000  # per column and part
+MOST_NAME_BYTES = 255  # limit of common file systems
+# Row groups can be read alone, delta encoding keeps positions small, checksums reveal damage.
 ANNOTATION_LAYOUT: dict[str, Any] = {
     "row_group_size": 1 << 17,
     "use_dictionary": [FILE],
@@ -53,23 +52,26 @@ class Encoding:
 
     file_format: str
     compression: str | None
-    partition_by: tuple[str, ...] = ()  # columns whose values become names of folders
+    partition_by: tuple[str, ...] = ()  # columns whose values name folders
 
     @property
     def suffix(self) -> str:
         """Suffix of the names of part files."""
         if self.file_format == PARQUET or self.compression is None:
             return f".{self.file_format}"
-        shown = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
-        return f".{self.file_format}{shown}"
+        ending = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
+        return f".{self.file_format}{ending}"
 
     def encode(self, table: pa.Table) -> bytes:
         """Encode the table as the content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
-            is_set = table.column_names[:3] == [FILE, PLACE, LEFT_OUT]
-            is_set = is_set and table.schema.field(PLACE).type == pa.int64()  # not a user's column
-            layout = ANNOTATION_LAYOUT if is_set else {}
+            # A user's columns may have these names, too.
+            has_positions = (
+                table.column_names[:3] == [FILE, PLACE, LEFT_OUT]
+                and table.schema.field(PLACE).type == pa.int64()
+            )
+            layout = ANNOTATION_LAYOUT if has_positions else {}
             pq.write_table(changed(table, stored), sink, compression=self.compression, **layout)
         elif self.compression is None:
             self._write_json_lines(table, sink)
@@ -87,7 +89,7 @@ class Encoding:
             try:
                 records = batch.to_pylist()
             except (OverflowError, ValueError):
-                records = map(_as_python, batch.to_struct_array())
+                records = map(_python_value, batch.to_struct_array())
             for record in map(to_json, records):
                 try:
                     line = dump(record)
@@ -96,11 +98,11 @@ class Encoding:
                 file.write(line.encode("utf-8", "replace") + b"\n")
 
     def check_rows(self, files: Iterable[bytes], rows: int) -> None:
-        """Raise RuntimeError unless files with these contents have `rows` rows together."""
-        held = sum(map(self._count_rows, files))
-        if held != rows:
+        """Raise RuntimeError unless files with these contents have `rows` rows in total."""
+        encoded = sum(map(self._count_rows, files))
+        if encoded != rows:
             raise RuntimeError(
-                f"{rows:,} rows became files of {held:,} rows: nothing is published. This is a "
+                f"{rows:,} rows became files of {encoded:,} rows: nothing is published. This is a "
                 "defect of gpuclassify or of Arrow; please report it with the columns' types"
             )
 
@@ -116,7 +118,7 @@ class Encoding:
         return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise TypeError for the first column that files cannot hold, or that readers refuse."""
+        """Raise TypeError for the first column that files cannot store, or that readers refuse."""
         try:
             if self.file_format == PARQUET:
                 pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
@@ -139,7 +141,7 @@ class Encoding:
 def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
     """Convert a plain pandas or cudf frame to an Arrow table with metadata for plain readers.
 
-    ValueError if columns or levels of the index have equal names as text.
+    Raises ValueError if columns or levels of the index have equal names as text.
     """
     import pandas as pd
 
@@ -158,22 +160,22 @@ def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
     declared = json.loads(table.schema.metadata[b"pandas"])
     declared.get("attributes", {}).pop(WITHOUT_VALUES, None)
     for column in declared["columns"]:
-        if "<" in str(column["numpy_type"]):  # list<item: float>[pyarrow], which none can parse
+        if "<" in str(column["numpy_type"]):  # pandas cannot parse list<item: float>[pyarrow]
             column["numpy_type"] = "object"
-    return _declaring(table, declared)
+    return _replace_pandas_metadata(table, declared)
 
 
-def _declaring(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
-    """Return the table with other metadata for pandas."""
+def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
+    """Return the table with `declared` as its metadata for pandas."""
     metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
     return table.replace_schema_metadata(metadata)
 
 
 def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
-    """Cast the table to the column types that all parts have, or raise TypeError.
+    """Cast the table to the column types of all parts, or raise TypeError.
 
-    A type that is unknown without rows, of columns of objects or of categories that a stage makes,
-    stays as it is. Only text of such columns can name folders.
+    The types of object columns, and of categories that a stage makes, may be unknown without rows;
+    such columns keep their type. Of these, only text can name folders.
     """
     if table.column_names != schema.names:
         raise TypeError(
@@ -208,15 +210,15 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _as_python(value: pa.Scalar) -> Any:
-    """Convert the value to Python's; times beyond its years become Arrow's text."""
+def _python_value(value: pa.Scalar) -> Any:
+    """Convert a scalar to a Python value; times beyond Python's years become Arrow's text."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
         if pa.types.is_struct(value.type):
-            return {name: _as_python(item) for name, item in value.items()}
+            return {name: _python_value(item) for name, item in value.items()}
         if pa.types.is_nested(value.type):
-            items = [_as_python(item) for item in value.values]
+            items = [_python_value(item) for item in value.values]
             return [(*item.values(),) for item in items] if pa.types.is_map(value.type) else items
         return value.cast(pa.string()).as_py()
 
@@ -226,54 +228,55 @@ def _same(value: object) -> object:
 
 
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
-    """Return the function that converts Python's value of a field to JSON's."""
+    """Return the function that converts a field's Python values to JSON values."""
     kind = field.type
     if isinstance(kind, pa.JsonType):
         return lambda text: text if text is None else _checked(text, field.name)
     if pa.types.is_struct(kind):
-        makers = {child.name: _converter(child) for child in kind}
-        if {*makers.values()} <= {_same}:
+        converters = {child.name: _converter(child) for child in kind}
+        if {*converters.values()} <= {_same}:
             return _same
-        return lambda value: value and {n: makers[n](item) for n, item in value.items()}
+        return lambda value: value and {n: converters[n](item) for n, item in value.items()}
     if not pa.types.is_nested(kind):
         return _same
     is_map = pa.types.is_map(kind)
-    make = _converter(kind.item_field if is_map else kind.value_field)
+    convert = _converter(kind.item_field if is_map else kind.value_field)
     if is_map and is_text(plain_type(kind.key_type)):
-        return lambda items: items if items is None else {key: make(item) for key, item in items}
+        return lambda items: items if items is None else {key: convert(item) for key, item in items}
     if is_map:
-        return lambda items: items and [{"key": key, "value": make(item)} for key, item in items]
-    return _same if make is _same else lambda items: items and [make(item) for item in items]
+        return lambda items: items and [{"key": key, "value": convert(item)} for key, item in items]
+    return _same if convert is _same else lambda items: items and [convert(item) for item in items]
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise ArrowInvalid for a type whose values Python lacks."""
+    """Raise ArrowInvalid for a type whose values have no Python equivalent."""
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
-        pa.scalar(0, kind).as_py()  # its time zone may be unknown here
+        pa.scalar(0, kind).as_py()  # raises for an unknown time zone
     if pa.types.is_nested(kind):
-        for number in range(kind.num_fields):
-            _check_json(kind.field(number).type)
+        for index in range(kind.num_fields):
+            _check_json(kind.field(index).type)
 
 
 def _dump(record: Any) -> str:
     """Return one line of JSON; raise ValueError for a non-finite number."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of)
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_json_text)
 
 
 class _Json(str):
-    """JSON text that goes into a line as it is."""
+    """JSON text that is written to a line verbatim."""
 
 
 def _checked(text: str, column: str) -> _Json:
-    """Return the text of a column of JSON; raise TypeError if it is no JSON."""
+    """Return a text of a JSON column as valid JSON; raise TypeError if it cannot be parsed."""
     try:
-        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)  # refuses NaN
+        # int() raises ValueError for NaN.
+        json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)
     except json.JSONDecodeError as err:
         raise TypeError(
-            f"column {column!r} is one of JSON, and holds {text[:LONGEST_TYPE]!r}, which is none: "
-            "give what a stage makes of it another name"
+            f"column {column!r} has the type JSON, and {text[:LONGEST_TYPE]!r} in it is not JSON: "
+            "write what a stage makes of the column to one of another name"
         ) from err
     except ValueError:
         text = _dump(_finite(json.loads(text)))
@@ -281,17 +284,17 @@ def _checked(text: str, column: str) -> _Json:
 
 
 def _dump_with_json(record: dict[str, Any]) -> str:
-    """Return one line of JSON as `_dump` does, for a record with columns that hold JSON."""
+    """Return one line of JSON as `_dump` does, for a record with JSON columns."""
     texts = (v if isinstance(v, _Json) else _dump(v) for v in record.values())
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
-def _text_of(value: object) -> str:
+def _json_text(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with null in place of numbers that are not finite."""
+    """Replace numbers that are not finite by null, at any nesting."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -303,21 +306,21 @@ def _finite(value: Any) -> Any:
 
 
 class UnnamedFolderError(ValueError):
-    """Error for a value that names no folder, or whose folder would be read as another value."""
+    """Error for a value that cannot name a folder, or whose folder reads as another value."""
 
 
-def with_plain_folders(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the types of the values themselves for columns that name folders."""
-    for number, field in enumerate(schema):
+def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
+    """Return the schema with plain types, not dictionaries, for columns that name folders."""
+    for index, field in enumerate(schema):
         kind = _value_type(field.type)
         kind = pa.string() if pa.types.is_string_view(kind) else kind
         if field.name in names:
-            schema = schema.set(number, field.with_type(kind))
+            schema = schema.set(index, field.with_type(kind))
     return schema
 
 
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-    """Return the Arrow types of the columns whose values name folders; raise unless they can.
+    """Return the Arrow type of each column that names folders; raise if its values cannot.
 
     A type that is unknown without rows is text; see `conform`.
     """
@@ -367,7 +370,7 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
     """Serialize all rows of a part for `folder_files`.
 
-    Raises ValueError for a column of too many values.
+    Raises ValueError if a column in `names` has too many values.
     """
     for name in names:
         count = pc.count_distinct(table[name], mode="all").as_py()
@@ -385,9 +388,9 @@ def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
 
 
 def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, bytes]:
-    """Return the files of a part by their paths, one for each of its folders.
+    """Return the files of a part by path, one for each of its folders.
 
-    `content` is from `pack_rows`; whoever asks with the same gets the same files.
+    `content` is from `pack_rows`; equal content gives equal files.
     """
     table = pa.ipc.open_stream(content).read_all()
     split = split_by_folder(table, encoding.partition_by)
@@ -397,10 +400,10 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
-    """Split the rows by the folder that columns' values name, in order, without these columns.
+    """Split the rows by their folder, keeping their order, and drop the columns of `names`.
 
-    Folders are called ``column=value``, percent-encoded; several columns make one in the other.
-    Columns hold what `check_values` lets pass.
+    Folders are called ``column=value``, percent-encoded, and nested for several columns. The
+    values have passed `check_values`.
     """
     if not names:
         return {"": table}
@@ -409,14 +412,14 @@ def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table
     encoded = column.dictionary_encode(null_encoding="encode")
     values, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     declared = json.loads(table.schema.metadata[b"pandas"])
-    declared["columns"] = [each for each in declared["columns"] if each["name"] != name]
-    left = _declaring(table.drop_columns([name]), declared)
+    declared["columns"] = [entry for entry in declared["columns"] if entry["name"] != name]
+    left = _replace_pandas_metadata(table.drop_columns([name]), declared)
     ordered = left.take(np.argsort(codes, kind="stable"))
     counts = np.bincount(codes, minlength=len(values))
     split = {}
     for value, start, rows in zip(values, np.cumsum(counts) - counts, counts, strict=True):
-        for below, part in split_by_folder(ordered.slice(start, rows), rest).items():
-            split[posixpath.join(_folder(name, value), below).rstrip("/")] = part
+        for subfolder, part in split_by_folder(ordered.slice(start, rows), rest).items():
+            split[posixpath.join(_folder(name, value), subfolder).rstrip("/")] = part
     return split
 
 

@@ -1,7 +1,7 @@
-"""A job's metadata: what it is, which parts are done, and what it leaves when all are.
+"""Metadata of a job in its output directory: its identity, finished parts, and manifest.
 
-Everything lies in the output directory, under names that readers of datasets pass over. Records
-of parts are the truth; only the client reads them together, and writes the manifest at the end.
+Readers of datasets ignore the names of these files. The records of parts are authoritative; only
+the client reads all of them, and writes the manifest at the end.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
 REPORTS = ("_report/report.json", "_report/report.html")
-# What tells the library datasets which files are data; and where users may do so themselves, which
-# other readers would take for data.
+# CARD tells the library datasets which files are data. Jobs write no README, where users may do the
+# same, because other readers would read it as data.
 CARD, README = ".huggingface.yaml", "README.md"
-NEW_FILES = "input files new"  # of the changes of a job
-MOST_FILES_NAMED = 3  # of those that are gone, new or changed
+NEW_FILES = "input files new"
+MOST_FILES_NAMED = 3
 MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
 _CARD_MARK = "# By gpuclassify"
@@ -72,7 +72,7 @@ configs:
 - config_name: default
   data_files: "{{data}}"
 """
-# Takes the `Store.digests` of files in a directory.
+# Computes `Store.digests`, here or on workers.
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 _JOB_TYPES = {"key": str, "parts": int, "identity": dict, "earlier": list, "versions": dict}
@@ -85,20 +85,20 @@ class DamagedMetadataError(ValueError):
 
 @dataclass
 class Checked:
-    """Files that are as they were written.
+    """Verified files, which are as they were written.
 
-    By digest, the SHA-256 of files is that of what was written, or a store tells of the right MD5
-    by itself; by size, nothing is read.
+    Verification by "digest" compares the SHA-256 of a file, or the MD5 that its store reports, and
+    by "size" reads nothing.
     """
 
     by: str
-    # Size in bytes of each file that holds, by its name and digest; none is read twice.
+    # Size in bytes by name and digest; such files are not read again.
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        way = "digests" if self.by == "digest" else "sizes alone"
+        method = "digests" if self.by == "digest" else "sizes alone"
         count, size = len(self.files), format_bytes(sum(self.files.values()))
-        return f"{way} of {count:,} file{'' if count == 1 else 's'}, {size}"
+        return f"{method} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -107,12 +107,12 @@ class Checked:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run of a job: how it begins or continues, and nothing of what the job is."""
+    """Options of one run of a job, which are not part of the job's identity."""
 
-    restart: bool = False  # begin anew: remove what earlier runs of any job wrote, and nothing else
-    verify: str = VERIFY[0]  # how to find out whether parts that are done hold
-    accept_changed_code: bool = False  # continue though functions, and nothing else, differ
-    command: str = ""  # that began the run, for the report
+    restart: bool = False  # remove the output of earlier runs of any job, and nothing else
+    verify: str = VERIFY[0]  # how to verify finished parts
+    accept_changed_code: bool = False  # continue if only the code of functions has changed
+    command: str = ""  # command line, for the report
 
     def __post_init__(self) -> None:
         check_choice("verify", self.verify, VERIFY)
@@ -123,35 +123,36 @@ class Manifest:
     """Metadata of one job, in its output directory."""
 
     directory: Store
-    # Settings of each input, stage and output by its name: JSON values, no secret. Parts of jobs
-    # that differ in it never mix.
+    # Settings by name of input, stage or output: JSON values without secrets. Parts of jobs with
+    # different identities never mix.
     identity: dict[str, dict[str, Any]]
-    count: int  # of parts
+    count: int  # number of parts
     encoding: Encoding
     options: RunOptions = RunOptions()
-    code: str = ""  # that makes the same job again, in Python
+    code: str = ""  # Python code that makes the same job
     folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
-    columns: pa.Schema | None = None  # of the input's files, for sets that grow by other files
-    # Leave parts of earlier runs until all others are there, which may be made of them.
+    columns: pa.Schema | None = None  # columns of the input's files, if files may be added later
+    # Keep parts of earlier runs until the job is done, because its input may be made of them.
     keeps_earlier: bool = False
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """Files of finished parts that `begin` has found to be as they were written."""
+        """Files of finished parts that `begin` has verified."""
         return Checked(self.options.verify)
 
     @functools.cached_property
     def key(self) -> str:
         """Key in the names of all files of this run, and of the runs that continue it.
 
-        A digest of the identity, so that several clients of one job agree. A run that begins anew
-        has another key: attempts of the one before may be at work still.
+        It is a digest of the identity, so that several clients of one job agree. A restarted run
+        has a random key, because attempts of the run before may still be at work.
         """
         if self.options.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
         earlier = self._earlier()
-        goes_on = earlier and self._is_same(earlier, but_code=self.options.accept_changed_code)
-        return str(earlier["key"]) if earlier and goes_on else _key_of(self.identity)
+        if earlier and self._is_same(earlier, ignores_code=self.options.accept_changed_code):
+            return str(earlier["key"])
+        return _key_of(self.identity)
 
     def names(self) -> list[str]:
         """Return the names of all parts, in their order."""
@@ -163,61 +164,61 @@ class Manifest:
         return {part_name(n, self.count, self.key, suffix): n for n in range(self.count)}
 
     def check(self) -> None:
-        """Raise unless this job may write here; writes nothing.
+        """Raise unless this job may write to the directory; writes nothing.
 
-        Nothing is overwritten: not a file with the directory's name, nor data files that no job
-        wrote. Parts of another job, or of one that cannot be read, need a start over.
+        It may not overwrite a file with the directory's name, nor data files that no job wrote.
+        Parts of another job, or of one whose metadata is damaged, need `restart`.
         """
         self.directory.refuse_file()
         earlier = self._earlier()
         self._refuse_foreign_files(earlier)
         if earlier is None or self.options.restart:
             return
-        is_same = self._is_same(earlier, but_code=self.options.accept_changed_code)
+        is_same = self._is_same(earlier, ignores_code=self.options.accept_changed_code)
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
             hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
-                f"{self._ways_with_code(earlier)}go back to the earlier settings, write to another "
+                f"{self._code_advice(earlier)}go back to the earlier settings, write to another "
                 "directory, or start over, which removes those parts (restart=True)"
             )
 
     def check_like(self, identity: Mapping[str, dict[str, Any]]) -> None:
-        """Raise JobChangedError unless another job did the same, if with other files."""
+        """Raise JobChangedError unless another job has the same identity except for its input."""
 
-        def settings(whole: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {
-                name: of
-                for name, of in whole.items()
+                name: values
+                for name, values in identity.items()
                 if not name.startswith(("input", "annotations "))
             }
 
         mine, theirs = replace(self, identity=settings(self.identity)), settings(identity)
-        if not mine._is_same({"identity": theirs}, but_code=self.options.accept_changed_code):
+        if not mine._is_same({"identity": theirs}, ignores_code=self.options.accept_changed_code):
             raise JobChangedError(
                 f"the files before those of {self.directory} were annotated by a job that differs: "
                 f"{'; '.join(_changes(theirs, mine.identity))}. Go back to the earlier settings, "
                 "write to another directory, or start over (restart=True)"
             )
 
-    def _is_same(self, earlier: dict[str, Any], *, but_code: bool) -> bool:
-        """Tell whether an earlier job is this one, or would be with this one's functions."""
+    def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
+        """Return whether an earlier job has this identity, or all of it but functions' code."""
         functions = {part for part, values in self.identity.items() if FUNCTION in values}
-        untold = (FUNCTION, "code") if but_code else ()  # which is what it was called before
+        ignored = (FUNCTION, "code") if ignores_code else ()  # "code" is its former name
         before, after = (
             {
-                part: {n: v for n, v in values.items() if part not in functions or n not in untold}
+                part: {n: v for n, v in values.items() if part not in functions or n not in ignored}
                 for part, values in identity.items()
             }
             for identity in (earlier["identity"], self.identity)
         )
         return _key_of(before) == _key_of(after)
 
-    def _ways_with_code(self, earlier: dict[str, Any]) -> str:
-        """Return further advice about a job that differs in the code of functions alone."""
-        if not self._is_same(earlier, but_code=True):
+    def _code_advice(self, earlier: dict[str, Any]) -> str:
+        """Return advice if only the code of functions differs, else an empty string."""
+        if not self._is_same(earlier, ignores_code=True):
             return ""
         then, now = (known.get("python", "") for known in (earlier["versions"], _versions()))
         is_other = then.split(".")[:2] != now.split(".")[:2]
@@ -228,10 +229,10 @@ class Manifest:
         )
 
     def begin(self, digest: Digest | None = None) -> Iterator[Record]:
-        """Make the directory ready, and yield the records of parts that are done already.
+        """Prepare the directory, and yield the records of finished parts.
 
-        `digest` reads files to verify them; by default threads do, here. Raises what `check` does,
-        and UnsupportedStorageError where files cannot be created exclusively.
+        `digest` computes digests of files; default: in threads of this process. Raises as `check`
+        does, and UnsupportedStorageError if files cannot be created exclusively.
         """
         self.check()
         earlier = self._earlier()
@@ -245,31 +246,34 @@ class Manifest:
         if self.options.restart or earlier is None or earlier["parts"] != self.count:
             self._write_job(earlier)
         else:
-            if not self._is_same(earlier, but_code=False):
+            if not self._is_same(earlier, ignores_code=False):
                 changes = "; ".join(_changes(earlier["identity"], self.identity))
                 logger.warning("the job goes on as was asked, although %s", changes)
                 self.directory.replace(
                     JOB, sealed({**earlier, "identity": self.identity}, indent=1)
                 )
-            known, today = earlier["versions"], _versions()
-            names = [name for name in {**known, **today} if known.get(name) != today.get(name)]
-            if names:
-                shown = ", ".join(
-                    f"{name} {known.get(name)} -> {today.get(name)}" for name in names
+            then, now = earlier["versions"], _versions()
+            changes = ", ".join(
+                f"{name} {then.get(name)} -> {now.get(name)}"
+                for name in {**then, **now}
+                if then.get(name) != now.get(name)
+            )
+            if changes:
+                logger.warning(
+                    "the job goes on with other versions than it began with: %s", changes
                 )
-                logger.warning("the job goes on with other versions than it began with: %s", shown)
         self.directory.remove(*self._strays())
         done: set[str] = set()
         for record in self._sound_records(digest):
             done.add(stem_of(record.name))
             yield record
-        # Of other parts, attempts may be at work: those of another client of this job.
+        # Another client of this job may be at work on the other parts.
         self._remove_scratch(done)
         if len(done) < self.count:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
-        """Tell whether the output is marked as complete, and every part is as it was written."""
+        """Return whether the output is marked as complete, and every part is undamaged."""
         try:
             mark = json.loads(self.directory.read(SUCCESS))
         except (FileNotFoundError, ValueError, RecursionError):
@@ -285,30 +289,30 @@ class Manifest:
         return False
 
     def written(self) -> int:
-        """Count the parts that are there, with a record or published without one yet."""
+        """Count the published parts, with or without a record."""
         folder = posixpath.dirname(published_path("", self.encoding))
-        there = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
-        return len({*map(stem_of, there)} & {*map(stem_of, self.names())})
+        files = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
+        return len({*map(stem_of, files)} & {*map(stem_of, self.names())})
 
     def records(self) -> dict[str, Record | None]:
-        """Return the records of parts that have one, by the parts' names; None for damaged ones."""
+        """Return the existing records by part name; None for damaged ones."""
         names = {f"{stem_of(name)}.json": name for name in self.names()}
-        there = self.directory.sizes(RECORDS)
-        named = sorted(name for record in there if (name := names.get(record)))
-        contents = self.directory.read_all([record_path(name) for name in named])
-        records = {name: parse_record(text) for name, text in zip(named, contents, strict=True)}
+        files = self.directory.sizes(RECORDS)
+        recorded = sorted(name for file in files if (name := names.get(file)))
+        contents = self.directory.read_all([record_path(name) for name in recorded])
+        records = {name: parse_record(text) for name, text in zip(recorded, contents, strict=True)}
         return {
             name: r if r is not None and r.name == name else None for name, r in records.items()
         }
 
     def _strays(self) -> list[str]:
-        """Return the paths of records by this run's key that are of none of its parts."""
+        """Return the paths of records that have this run's key, and belong to none of its parts."""
         known = {record_path(name) for name in self.names()}
-        there = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
-        return [path for path in there if path not in known and key_in(path) == self.key]
+        paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
+        return [path for path in paths if path not in known and key_in(path) == self.key]
 
     def listed(self) -> dict[str, Record | None]:
-        """Return `records`, of a finished job from one file; None also for those that it lacks."""
+        """Return `records`; a finished job's come from its manifest, with None for missing ones."""
         if not self.directory.has(SUCCESS):
             return self.records()
         with contextlib.suppress(FileNotFoundError):
@@ -320,28 +324,28 @@ class Manifest:
     def examine(
         self, digest: Digest | None = None
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
-        """Return the records by the parts' names, and why parts that have one are damaged.
+        """Return the records by part name, and the reasons why recorded parts are damaged.
 
-        A record is None if it is damaged itself. `digest` is as of `begin`. Files beside
-        those of parts that are done, called as they are, raise FileExistsError.
+        A damaged record is None. `digest` is as in `begin`. Raises FileExistsError if no job wrote
+        a file with the name of a finished part.
         """
-        recorded = self.records()  # first: whoever is at work writes them last
-        there = self.directory.part_infos()
+        recorded = self.records()  # before the files, because attempts write records last
+        infos = self.directory.part_infos()
         records = [record for record in recorded.values() if record is not None]
         known = {path for record in records for path in record.files}
         done = {record.name for record in records}
-        for path in sorted({*there} - known):
+        for path in sorted({*infos} - known):
             if posixpath.basename(path) in done:
                 raise FileExistsError(
                     f"{self.directory} holds {path}, which is called as a part and which no job "
                     "wrote there: move it away"
                 )
-        damage = _find_damage(self.directory, records, there, self.checked, digest)
+        damage = _find_damage(self.directory, records, infos, self.checked, digest)
         lost = [name for name, record in recorded.items() if record is None]
-        return recorded, damage | dict.fromkeys(lost, "its record is not what was written")
+        return recorded, damage | dict.fromkeys(lost, "its record has changed since it was written")
 
     def finish(self) -> None:
-        """Write the manifest, and mark the output as complete at last."""
+        """Write the manifest, then mark the output as complete."""
         check_current(self.directory, self.key)
         contents = self.directory.read_all([record_path(name) for name in self.names()])
         try:
@@ -352,7 +356,7 @@ class Manifest:
             raise metadata_gone(self.directory) from err
         self._remove_scratch()
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
-        self._remove_parts(earlier)  # of attempts that came late
+        self._remove_parts(earlier)  # late attempts may have written some
         self.directory.prune(QUARANTINE)
         self.directory.sync()
         check_current(self.directory, self.key)
@@ -361,34 +365,34 @@ class Manifest:
         self.directory.sync()
 
     def write_card(self) -> None:
-        """Write the card that tells the library datasets what is data here, unless a user does."""
+        """Describe the data files to the library datasets, unless a user has described them."""
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
         for name in self._replaceable_cards():
             self.directory.replace(name, card.encode())
 
     def _replaceable_cards(self) -> list[str]:
-        """List `CARD` if it is a job's, or if neither it nor a `README` is there."""
+        """List `CARD` if a job wrote it, or if neither it nor `README` exists."""
         try:
             content = self.directory.read(CARD)
         except FileNotFoundError:
             return [CARD] * (not self.directory.has(README))
-        except (OSError, ValueError):  # a folder, a link, or not for us to read
+        except (OSError, ValueError):  # a folder, a link, or unreadable
             return []
         return [CARD] * (not content or content.startswith(_CARD_MARK.encode()))
 
     def _earlier(self) -> dict[str, Any] | None:
         """Return the description of the job that has begun in the directory, or None.
 
-        What is damaged is written anew if the names of records show that it described this job.
+        A damaged one is written anew if the names of records show that it described this job.
         """
         try:
             return read_job(self.directory)
         except FileNotFoundError:
             return None
         except DamagedMetadataError as err:
-            named = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
-            keys = {key for name in named if (key := key_in(name)) is not None}
+            names = [*self.directory.sizes(RECORDS), *self.directory.sizes(SCRATCH)]
+            keys = {key for name in names if (key := key_in(name)) is not None}
             if self.options.restart:
                 return {"key": self.key, "earlier": sorted(keys)}
             if (mine := _key_of(self.identity)) not in keys:
@@ -405,7 +409,7 @@ class Manifest:
             if file_format(name) is not None
             and not (base := posixpath.basename(name)).startswith((".", "_"))
             and not name.endswith(".json")
-            # It has the key of no run, or that of this one and no name of one of its parts.
+            # Its key is of no run, or of this run, which has no part of this name.
             and (key_in(name) not in keys or (key_in(base) == self.key and base not in self._names))
         ]
         if foreign:
@@ -415,19 +419,19 @@ class Manifest:
             )
 
     def _remove_parts(self, keys: Collection[str]) -> None:
-        """Remove the part files of the runs with these keys, and folders that are empty then."""
+        """Remove the part files of the runs with these keys, and folders left empty."""
         parts = [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
         self.directory.remove(*parts)
         self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove what earlier runs wrote, but for job.json, which is replaced later."""
+        """Remove the output of earlier runs, except job.json, which is replaced later."""
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
         for folder in (RECORDS, QUARANTINE):
-            named = self.directory.sizes(folder)
-            remove(*(f"{folder}/{name}" for name in named if key_in(name) in keys))
+            names = self.directory.sizes(folder)
+            remove(*(f"{folder}/{name}" for name in names if key_in(name) in keys))
         if not self.keeps_earlier:
             self._remove_parts(keys)
         remove(MANIFEST, *REPORTS, *self._replaceable_cards())
@@ -444,7 +448,7 @@ class Manifest:
             "earlier": sorted(past),
             "versions": _versions(),
             "folders": self.folders or {},
-            **self._noted_columns(),
+            **self._columns_entry(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         data = sealed(content, indent=1)
@@ -453,14 +457,14 @@ class Manifest:
         elif not self.directory.create(JOB, data, SCRATCH, is_lasting=True):
             self.check()  # another client was faster; with the same job, both may go on
 
-    def _noted_columns(self) -> dict[str, str]:
-        """Return the input's columns as Parquet notes them in its files: Arrow's form in base64."""
+    def _columns_entry(self) -> dict[str, str]:
+        """Return the input's Arrow schema in base64, as Parquet files have it."""
         if self.columns is None:
             return {}
         return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
-        """Yield records of parts that are there; complete or remove those broken or half done."""
+        """Yield the records of undamaged parts; complete parts without one, remove the rest."""
         recorded, damage = self.examine(digest)
         for name, record in recorded.items():
             if name not in damage and record is not None:
@@ -469,9 +473,9 @@ class Manifest:
             logger.warning("%s is done again: %s", name, reason)
             self.directory.remove(record_path(name))
         mine = {*self.names()} - {*recorded} | {*damage}
-        there = self.directory.part_sizes()
+        paths = self.directory.part_sizes()
         folder = posixpath.dirname(published_path("", self.encoding))
-        begun = {*self.directory.sizes(folder), *map(posixpath.basename, there)}
+        begun = {*self.directory.sizes(folder), *map(posixpath.basename, paths)}
         for name in sorted(begun & mine):
             if name not in damage:
                 if is_published(self.directory, name, self.encoding):
@@ -480,16 +484,16 @@ class Manifest:
                         yield record
                         continue
                 logger.warning("%s is done again: it has no record", name)
-            files = [path for path in there if posixpath.basename(path) == name]
+            files = [path for path in paths if posixpath.basename(path) == name]
             published = published_path(name, self.encoding)
             self.directory.remove(published, quarantine_path(name), *files)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
-        """Remove what attempts have left, of all parts or of those with these stems."""
+        """Remove leftovers of attempts, at all parts or at the parts named by `stems`."""
         for folder in (SCRATCH, WHOLE):
-            left = self.directory.sizes(folder)
-            names = [name for name in left if stems is None or stem_of(name) in stems]
-            self.directory.remove(*(f"{folder}/{name}" for name in names))
+            names = self.directory.sizes(folder)
+            left = [name for name in names if stems is None or stem_of(name) in stems]
+            self.directory.remove(*(f"{folder}/{name}" for name in left))
 
 
 def manifest_of(directory: Store) -> Manifest:
@@ -504,8 +508,8 @@ def manifest_of(directory: Store) -> Manifest:
 def read_job(directory: Store) -> dict[str, Any]:
     """Read job.json, which describes the job that has begun in a directory.
 
-    Raises FileNotFoundError if none has, NotADirectoryError for a file in the directory's place,
-    and DamagedMetadataError.
+    Raises FileNotFoundError if none has, NotADirectoryError if the directory is a file, and
+    DamagedMetadataError.
     """
     try:
         with directory.explained():
@@ -528,9 +532,9 @@ def read_job(directory: Store) -> dict[str, Any]:
 
 
 def _parse_job(content: bytes) -> dict[str, Any] | None:
-    """Parse job.json; return None unless it has the values that jobs write, which others may not.
+    """Parse job.json; return None unless its values are such as jobs write.
 
-    Its key and format become parts of names, and the names of all parts are made.
+    The file is untrusted, and its key, format and number of parts determine file names.
     """
     try:
         job = unsealed(content) or {}
@@ -562,7 +566,7 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield the differences of two identities: settings of stages, of inputs, then files.
 
-    The columns and parts of an input may differ because its files do.
+    Inputs come late, because their columns and parts may differ only as a result of other files.
     """
     parts = {**before, **after}
     files = [part for part in parts if part.endswith(" file")]
@@ -598,7 +602,7 @@ def _setting_changes(
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield how many files are gone, new and changed, and the names of a few of each."""
+    """Yield the number of files gone, new and changed, each with some names."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -611,45 +615,38 @@ def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterat
     for kind, names in kinds.items():
         if names:
             more = len(names) - MOST_FILES_NAMED
-            shown = "; ".join(names[:MOST_FILES_NAMED]) + (f"; and {more:,} more" * (more > 0))
-            yield f"{what} {kind}: {len(names):,} ({shown})"
-
-
-# Whether files of parts that are done are still what was written.
+            examples = "; ".join(names[:MOST_FILES_NAMED]) + (f"; and {more:,} more" * (more > 0))
+            yield f"{what} {kind}: {len(names):,} ({examples})"
 
 
 def _find_damage(
     directory: Store,
     records: Iterable[Record],
-    there: Mapping[str, Mapping[str, Any]],
+    infos: Mapping[str, Mapping[str, Any]],
     checked: Checked,
     digest: Digest | None,
 ) -> dict[str, str]:
-    """Return the damage to files of finished parts: the reason by the part's name.
+    """Verify the files of finished parts; return the reason of damage by part name.
 
-    `there` are the files, from `Store.part_infos`. Those that hold are added to `checked`.
+    `infos` are from `Store.part_infos`. Undamaged files are added to `checked`.
     """
-
-    def has_md5(path: str, info: Mapping[str, Any], record: Record) -> bool:
-        return directory.reported_md5(info) == (record.md5 or {}).get(path, "")
-
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}
     for record in records:
         for path, size in record.files.items():
-            info = there.get(path)
+            info = infos.get(path)
             if info is None:
                 damage[record.name] = f"{path} is gone"
             elif info["size"] != size:
                 damage[record.name] = (
                     f"{path} has {info['size']:,} bytes, and {size:,} were written"
                 )
-            elif checked.by == "size" or directory.reported_md5(info) == (record.md5 or {}).get(
-                path, ""
-            ):
-                checked.files[path, record.digests[path]] = size
-            elif (path, record.digests[path]) not in checked.files:
-                unread[path] = record
+            else:
+                md5 = (record.md5 or {}).get(path, "")
+                if checked.by == "size" or directory.reported_md5(info) == md5:
+                    checked.files[path, record.digests[path]] = size
+                elif (path, record.digests[path]) not in checked.files:
+                    unread[path] = record
         for path in record.quarantine or () if checked.by == "digest" else ():
             unread[path] = record
     for path, sha256, problem in (digest or Store.digests)(directory, [*unread]):

@@ -1,4 +1,4 @@
-"""Files, lines and rows that could not be read or classified: why, and where they are."""
+"""Files, lines and rows that could not be read or classified, with reason and position."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, get_args
 
 OnError = Literal["raise", "quarantine"]
 ON_ERROR = get_args(OnError)
-LONGEST_CONTENT = 10_000  # characters; the position leads to the rest
+LONGEST_CONTENT = 10_000  # characters
 FILE, LINE, ROW = "file", "line", "row"
 Result = TypeVar("Result")
 
@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 class Problem:
     """File, line or row that was left out, and why."""
 
-    kind: str  # FILE, which may be a run of its row groups, LINE of JSON, or ROW that was read
-    source: str  # file, and the part of it
+    kind: str  # FILE or a range of its row groups, LINE of JSON lines, or ROW
+    source: str  # file, and the byte range or row groups of the part
     reason: str
     offset: int | None = None  # first byte of a line in the (decompressed) file
-    row: int | None = None  # position of a row among those read of the part
-    # Of annotations, whose rows stand at these places: the file, and the place in it.
+    row: int | None = None  # index of a row among the rows that were read
+    # File and position of a row, for annotations.
     file: str | None = None
     place: int | None = None
     content: str | None = None  # the line, or the row as JSON, up to `LONGEST_CONTENT` characters
@@ -40,7 +40,7 @@ def quarantine_lines(problems: Iterable[Problem]) -> bytes:
 
 
 def shortened(content: bytes | str) -> str:
-    """Shorten content to what a quarantine file shows."""
+    """Shorten content to `LONGEST_CONTENT` characters, for a quarantine file."""
     if isinstance(content, bytes):
         content = content[: 4 * LONGEST_CONTENT].decode("utf-8", "backslashreplace")
     return content[:LONGEST_CONTENT]
@@ -52,9 +52,9 @@ def isolate_bad_rows(
     stop: int,
     errors: tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Result | Exception]]:
-    """Yield results of ``run(start, stop)``, halved wherever it raises, until single rows are left.
+    """Yield the results of ``run(start, stop)``; halve ranges that raise, down to single rows.
 
-    Each comes with the first row that it is for, in order. A few bad rows among many cost little.
+    Each result, or error of a single row, comes with the first row of its range, in order.
     """
     try:
         yield start, run(start, stop)

@@ -1,15 +1,16 @@
-"""A part's record, and how a part and its record come to be exactly once.
+"""Records of parts, and the protocol that publishes each part and its record exactly once.
 
 An attempt at a part first writes its record under a private name: the intent. Then it creates the
-part's file, which only the first attempt can, and then the record, under the part's name. Whoever
-finds a part without a record compares the part's digest with those of the intents, and completes
-the work of the attempt that wrote it: a second attempt that came too late, or the next run.
+part's file, in which only the first attempt succeeds, and then the record, under the part's name.
+If a later attempt or the next run finds a part without a record, it compares the part's digest
+with the intents' digests, and creates the record from the intent that matches.
 
-Rows that go to folders are published in the same way, all of a part in one file of the metadata.
-From there they are spread before the record is created: whoever does it makes the same files.
+Rows that go to folders are published in the same way, all rows of a part in one file of the
+metadata. They are spread over the folders before the record is created. Several attempts may do
+so, because all of them make the same files.
 
-Only files of rows are brought to disk before they get their names. A record that a loss of power
-left empty is no record.
+Only files of rows are flushed to disk before they get their names. A record that a power loss left
+empty counts as missing.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ JOB = f"{METADATA}/job.json"
 FUNCTION = "function"  # the digest of a stage's code in the identity of a job
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
-_HEAD_BYTES = 64  # of job.json, which begins with the key
+_HEAD_BYTES = 64  # enough of job.json for the key, which comes first
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
-WHOLE = f"{METADATA}/whole"  # parts whose rows go to folders, until they are there
+WHOLE = f"{METADATA}/whole"  # parts whose rows are not yet spread over folders
 QUARANTINE = "_quarantine"
-# What reading a value of a JSON file may raise, if the file is not what a job writes.
+# Errors of reading a value from a JSON file that no job wrote.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-LEDGER = "summary.json"  # in the folder of a job's steps: which are done, and what was counted
+LEDGER = "summary.json"  # state of a job's steps, in their folder
 
 
 class JobChangedError(ValueError):
@@ -47,7 +48,7 @@ class JobChangedError(ValueError):
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of one of `count` parts of the run with this key."""
+    """Return the file name of part `number` of `count` parts, in the run with this key."""
     return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
 
 
@@ -60,7 +61,8 @@ def key_in(name: str) -> str | None:
 def check_current(directory: Store, key: str | None) -> None:
     """Raise JobChangedError unless a directory still belongs to the run with this key."""
     path = directory.path(JOB)
-    try:  # of the beginning alone: the whole file names every input file
+    try:
+        # The whole file may be large, because it names every input file.
         head = directory.filesystem.cat_file(path, start=0, end=_HEAD_BYTES)
     except FileNotFoundError:
         raise metadata_gone(directory) from None
@@ -72,7 +74,7 @@ def check_current(directory: Store, key: str | None) -> None:
 
 
 def metadata_gone(directory: Store) -> JobChangedError:
-    """Return the error for metadata of a run that is gone."""
+    """Return the error for a run whose metadata is gone."""
     return JobChangedError(
         f"the metadata of this job is gone from {directory}: another run has started over there, "
         "or somebody has removed it. Run the job again, in another directory"
@@ -81,10 +83,10 @@ def metadata_gone(directory: Store) -> JobChangedError:
 
 @dataclass(frozen=True)
 class Record:
-    """Record of what was done with one part."""
+    """Record of a finished part: its input, files, counts and times."""
 
-    name: str  # of the file that holds the part's rows, or of its files in folders
-    source: dict[str, Any]  # path, byte range or row groups, rows of no text; or the partition
+    name: str  # name of the part's file, or of its file in each folder
+    source: dict[str, Any]  # path, byte range or row groups, rows without text; or the partition
     rows_in: int
     rows_out: int
     file_bytes: int
@@ -97,25 +99,23 @@ class Record:
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     # Rows read by bin of the text's length, for every column of text.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
-    # What each classifier did with the rows, and beginnings of texts; see
+    # Counts of each classifier, and beginnings of texts; see
     # `gpuclassify.mapping.stage_counts.StageCounts`.
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Rows written by the labels of two columns, which the name gives.
+    # Rows written by both labels, for each pair of label columns.
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    # Rows "read" and "kept" by the values of the column that names a row's source.
+    # Rows "read" and "kept" by value of the source column.
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
     stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`
     finished: float = 0.0  # seconds since 1970, before the file was written
-    run_began: float = (
-        0.0  # when the run that did the part handed out its first one; also since 1970
-    )
+    run_began: float = 0.0  # seconds since 1970, when the run handed out its first part
     worker: str = ""  # host and process
     folder_files: dict[str, int] | None = None  # size of each file, where rows are in folders
     folder_digests: dict[str, str] | None = None  # SHA-256 of each of these
-    md5: dict[str, str] | None = None  # of each file, for stores that tell of it unasked
-    quarantine: dict[str, str] | None = None  # SHA-256 of the file that tells what was left out
+    md5: dict[str, str] | None = None  # MD5 of each file, for stores whose listings have it
+    quarantine: dict[str, str] | None = None  # SHA-256 of the quarantine file, by path
 
     @property
     def files(self) -> dict[str, int]:
@@ -128,18 +128,18 @@ class Record:
         return {self.name: self.digest} if self.folder_digests is None else self.folder_digests
 
     def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
-        """Return the record with sizes and digests of these files, which hold the part's rows."""
-        known: dict[str, Any] = {}
+        """Return the record with the sizes and digests of the part's files."""
+        changes: dict[str, Any] = {}
         if directory.reports_md5:
-            known["md5"] = {
+            changes["md5"] = {
                 name: hashlib.md5(content, usedforsecurity=False).hexdigest()
                 for name, content in files.items()
             }
         if self.name not in files:
-            known["folder_files"] = {name: len(content) for name, content in files.items()}
-            known["folder_digests"] = {name: _sha256(content) for name, content in files.items()}
-            known["file_bytes"] = sum(known["folder_files"].values())
-        return replace(self, **known)
+            changes["folder_files"] = {name: len(content) for name, content in files.items()}
+            changes["folder_digests"] = {name: _sha256(content) for name, content in files.items()}
+            changes["file_bytes"] = sum(changes["folder_files"].values())
+        return replace(self, **changes)
 
     def as_json(self) -> bytes:
         """Return the record as one line of JSON, sealed."""
@@ -147,30 +147,30 @@ class Record:
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Return the values as a JSON object that ends with the SHA-256 of the object without it."""
+    """Serialize the values as a JSON object; its last entry is the SHA-256 of all before it."""
     text = json.dumps(values, indent=indent, ensure_ascii=False)
-    return _with_digest(text.encode("utf-8", "backslashreplace"))
+    return _append_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """Return the values that were sealed, or None if they are not as they were written.
+    """Parse the result of `sealed`; return None if it was changed.
 
-    Others can seal values, too: callers check types before they use one.
+    The digest is no signature: anybody can compute it, so callers check types before use.
     """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
-    if content.strip() == _with_digest(body):
+    if content.strip() == _append_digest(body):
         with contextlib.suppress(*MALFORMED):
             values = json.loads(body)
             return values if isinstance(values, dict) else None
     return None
 
 
-def _with_digest(content: bytes) -> bytes:
+def _append_digest(content: bytes) -> bytes:
     return b'%s, "sha256": "%s"}' % (content[:-1], _sha256(content).encode())
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read what a folder's steps noted of the job with this key; None if there is nothing sound."""
+    """Read the state of the steps of the job with this key; None if missing or damaged."""
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -180,11 +180,8 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 
 def parse_record(content: bytes) -> Record | None:
-    """Parse the record in a file; return None if it is not as it was written.
-
-    A machine that lost power may leave files without content.
-    """
-    with contextlib.suppress(*MALFORMED):  # anybody may have written it
+    """Parse a record; return None if it is damaged, or empty after a power loss."""
+    with contextlib.suppress(*MALFORMED):
         return Record(**(unsealed(content) or {}))
     return None
 
@@ -204,17 +201,17 @@ def record_path(name: str) -> str:
 
 
 def quarantine_path(name: str) -> str:
-    """Return the path of the problems of the part `name`."""
+    """Return the path of the quarantine file of the part `name`."""
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
 def published_path(name: str, encoding: Encoding) -> str:
-    """Return the path of the one file with which the part `name` is published."""
+    """Return the path of the file whose creation publishes the part `name`."""
     return f"{WHOLE}/{name}" if encoding.partition_by else name
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
-    """Tell whether an attempt has published the part `name`."""
+    """Return whether an attempt has published the part `name`."""
     paths = [published_path(name, encoding)]
     if encoding.partition_by:
         paths.append(record_path(name))  # created before the file is removed
@@ -228,17 +225,18 @@ def publish(
     problems: Sequence[Problem],
     encoding: Encoding,
 ) -> Record:
-    """Create the part's file and record; return the record of the attempt whose file is there.
+    """Create the part's file and record; return the record of the first attempt.
 
     An attempt that fails, such as on a full disk, leaves nothing.
     """
-    if encoding.partition_by:  # what cannot be spread must not be published
+    if encoding.partition_by:
+        # Nothing is published if this raises.
         files = folder_files(record.name, content, encoding)
     else:
         files = {record.name: content}
         encoding.check_rows(files.values(), record.rows_out)
         record = record.with_files(files, directory)
-    left_out = quarantine_lines(problems)  # the same ones in every attempt
+    left_out = quarantine_lines(problems)  # equal in every attempt
     if problems:
         record = replace(record, quarantine={quarantine_path(record.name): _sha256(left_out)})
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
@@ -251,7 +249,7 @@ def publish(
         written = _create_record(directory, record, files, encoding) if is_first else None
         written = written or complete(directory, record.name, encoding)
     except BaseException:
-        # Of a part that is there without a record, the intent is what the next run goes by.
+        # The next run needs the intent if the part is there without a record.
         with contextlib.suppress(Exception):
             if record.name not in directory.sizes(posixpath.dirname(path)):
                 directory.remove(intent)
@@ -265,11 +263,12 @@ def publish(
 
 
 def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
-    """Return the record of a part that is there, made of an attempt's intent if it is missing.
+    """Return the record of a published part; create a missing one from its attempt's intent.
 
-    None if no attempt's intent describes a file with this content.
+    Returns None if no intent has the digest of the part's file.
     """
-    for is_last in (False, True):  # an attempt may create the record meanwhile, and clear up
+    # Another attempt may create the record and remove the file between the first two reads.
+    for is_last in (False, True):
         with contextlib.suppress(FileNotFoundError):
             return parse_record(directory.read(record_path(name)))
         try:
@@ -295,17 +294,17 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a part that is published, after its files in folders.
+    """Create the record of a published part, after spreading its rows over folders.
 
-    None if another attempt's record is there.
+    Returns None if another attempt has created the record.
     """
     path = record_path(record.name)
-    # With a record, the file is that of an attempt which came after the first one was cleared up.
+    # If the record exists, a late attempt has published a part again whose rows are spread.
     if encoding.partition_by and not directory.has(path):
         for file, content in files.items():
             check_current(directory, key_in(file))
             directory.make(posixpath.dirname(file))
-            # Another version of Arrow may have written another file of the same rows.
+            # Another version of Arrow may have encoded the same rows differently.
             directory.ensure(file, content, SCRATCH, is_lasting=True)
         record = record.with_files(files, directory)
     is_created = directory.create(path, record.as_json(), SCRATCH)

@@ -1,1 +1,1 @@
-"""The output of a job, written exactly once; read `records.py` first."""
+"""Writers of a job's output, on disk and on the Hub; read `writers.py` first."""

@@ -1,4 +1,4 @@
-"""Rows of an annotation set: new columns, the place of each row, and rows that were left out."""
+"""Tables of an annotation set: new columns, each row's file and position, rows left out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa
 
 
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
-    """Return the columns of a set with these new ones, as plain readers take them.
+    """Return the schema of a set with these new columns, with metadata for plain readers.
 
-    Those that reports count as labels are marked so.
+    Columns in `labels` are marked, because reports count them.
     """
     marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
     schema = pa.schema([*BOOKKEEPING, *marked])
@@ -29,11 +29,12 @@ def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Sc
 
 
 def annotation_table(
-    new: pa.Table, places: pa.Table, problems: Sequence[Problem], schema: pa.Schema
+    new: pa.Table, positions: pa.Table, problems: Sequence[Problem], schema: pa.Schema
 ) -> pa.Table:
-    """Return a row for each row of a part, in its order: those with `problems` are null.
+    """Return the annotations of all rows of a part, in order; rows with `problems` are null.
 
-    `new` are the columns of the others, and `places` those of all rows that could be read.
+    `new` has the new columns of the other rows, and `positions` the file and position of each row
+    that could be read.
     """
     problems = [problem for problem in problems if problem.place is not None]
     lost = pa.table(
@@ -43,17 +44,16 @@ def annotation_table(
             LEFT_OUT: pa.array([problem.kind for problem in problems], pa.string()),
         }
     )
-    place_files = places[FILE]  # in the order of the part's files
+    table = positions
     failed = {(problem.file, problem.place) for problem in problems}
     if failed:
-        pairs = zip(places[FILE].to_pylist(), places[PLACE].to_pylist(), strict=True)
-        places = places.filter(pa.array([pair not in failed for pair in pairs], pa.bool_()))
-    table = places
+        pairs = zip(table[FILE].to_pylist(), table[PLACE].to_pylist(), strict=True)
+        table = table.filter(pa.array([pair not in failed for pair in pairs], pa.bool_()))
     for name in new.column_names:
         table = table.append_column(name, new[name])
     table = table.append_column(LEFT_OUT, pa.nulls(len(table), pa.string()))
     if problems:
-        files = pc.unique(pa.chunked_array([*place_files.chunks, *lost[FILE].chunks]))
+        files = pc.unique(pa.chunked_array([*positions[FILE].chunks, *lost[FILE].chunks]))
         table = pa.concat_tables([table, lost], promote_options="default")
         order = pc.index_in(table[FILE], files).to_numpy()
         table = table.take(np.lexsort((table[PLACE].to_numpy(), order)))
@@ -63,10 +63,10 @@ def annotation_table(
 
 
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
-    """Return how many rows each file has in a set's table, and their first and last place."""
-    counted = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
-    found: list[dict[str, Any]] = counted.aggregate(
+    """Return each file's number of rows in a set's table, and its first and last position."""
+    groups = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
+    rows: list[dict[str, Any]] = groups.aggregate(
         [(PLACE, "count"), (PLACE, "min"), (PLACE, "max")]
     ).to_pylist()
-    names = [f"{PLACE}_{what}" for what in ("count", "min", "max")]
-    return {row[FILE]: (row[names[0]], row[names[1]], row[names[2]]) for row in found}
+    count, first, last = (f"{PLACE}_{function}" for function in ("count", "min", "max"))
+    return {row[FILE]: (row[count], row[first], row[last]) for row in rows}

@@ -51,28 +51,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAIN = "main"
-MOST_FILES = 10_000  # the Hub's limit for entries of a folder; of large files it takes 25,000
-MOST_INSIDE_BYTES = 1 << 30  # of files that are not large and so travel inside of the commit
+MOST_FILES = 10_000  # the Hub's limit of entries per folder
+MOST_INSIDE_BYTES = 1 << 30  # total of the small files, which travel inside of the commit
 CARD = "README.md"
-# Types of `datasets` where Arrow has another name, and those that stand for several of Arrow's.
+# Types that `datasets` names differently from Arrow, and its types for several Arrow types.
 _DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
 _OPAQUE = ("image", "audio", "video", "pdf", "json")
-_SPLIT = re.compile(r"\w+(\.\w+)*")  # what loaders of datasets take for one
+_SPLIT = re.compile(r"\w+(\.\w+)*")  # names that loaders of datasets accept
 
 
 @declared
 class HubWriter(FileWriter):
     """Files in a dataset repository of the Hugging Face Hub, all in one commit at the end.
 
-    The job writes its parts to `staging` first, as any other job does, so that a lost client loses
-    no work. Then workers upload the files, and the client makes one commit. Running the same job
-    again computes and uploads only what is missing (workers read the staged files, and send those
-    that the Hub's store lacks), and does nothing when the commit is made.
+    The job writes its parts to `staging` first, like any other job, so that a lost client loses no
+    work. Then workers upload the files, and the client makes one commit. Running the same job again
+    computes and uploads only missing files, and does nothing once the commit is made.
 
     Parameters
     ----------
     repo : str
-        ``"OWNER/NAME"``; created if it is not there.
+        ``"OWNER/NAME"``; created if it does not exist.
     staging : str
         Directory that all workers see, or fsspec URL of one. It may be removed afterwards.
     path : str
@@ -80,31 +79,30 @@ class HubWriter(FileWriter):
     split : str
         Files are called ``{split}-00012-of-00128.parquet``. Parts without rows are left out.
     revision : str
-        Branch; created if it is not there.
+        Branch; created if it does not exist.
     private : bool, optional
-        Whether a repository that is created is private. Default: its owner's setting.
+        Whether a new repository is private. Default: its owner's setting.
     token : str, optional
-        That may write. Kept in memory alone, and sent to workers directly. Default: HF_TOKEN or
-        the Hub login, which workers on other machines need too.
+        Token with write access; kept in memory only, and sent to workers directly. Default:
+        HF_TOKEN or the Hub login, which workers on other machines need too.
     overwrite : bool
-        Replace files of the same split, and remove those that this job does not write; in the same
-        commit. Other files always stay.
+        Replace all files of the split in the same commit. Other files always stay.
     commit_message : str, optional
     file_format : {"parquet", "jsonl"}
     compression : str, optional
-        As of `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
+        As for `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
         For `staging`.
     annotates : bool
-        Write columns beside the rows of files, as `AnnotationWriter` does. What `staging` holds is
-        the set that readers take; new files need another set.
+        Write only new columns, as `AnnotationWriter` does. Readers read the set from `staging`; new
+        files need another set.
 
     Raises
     ------
     ValueError
-        A name or format is none that the Hub takes.
+        The Hub does not accept a name or the format.
     """
 
     repo: str = setting(kw_only=False)
@@ -127,7 +125,7 @@ class HubWriter(FileWriter):
             remember_token(f"datasets/{self.repo}", token)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless the Hub and the format have the settings."""
+        """Raise TypeError or ValueError if settings do not fit the Hub or the format."""
         from huggingface_hub import constants
 
         super().check_together()
@@ -166,32 +164,32 @@ class HubWriter(FileWriter):
         return False
 
     def check(self, parts: int) -> None:
-        """Raise unless `parts` parts may go there, as far as a look at it can show."""
+        """Raise if the repository cannot take `parts` parts, as far as it can be seen now."""
         if parts > MOST_FILES:
             raise ValueError(
                 f"{parts:,} parts are more files than a folder of the Hub takes, {MOST_FILES:,}: "
                 "make parts larger (part_bytes=), or repartition the frame"
             )
         if not self.directory.has(SUCCESS):
-            self.target.check(self._noted().get("files", {}))
+            self.target.check(self._read_commit().get("files", {}))
 
     def is_uploaded(self) -> bool:
-        """Tell whether an earlier run has made the commit of what is staged."""
+        """Return whether an earlier run has committed the staged files."""
         files = staged_files(self.directory, self.target, self.encoding.suffix)
-        return self._commit_of({file.path: file.digest for file in files}) is not None
+        return self._earlier_commit({file.path: file.digest for file in files}) is not None
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload and commit what the job has written; return the address of the commit.
+        """Upload and commit the staged files; return the address of the commit.
 
-        With `restart`, the Hub is asked even if an earlier run has made the commit. Whatever fails,
-        what is staged and uploaded stays: run the same job again.
+        With `restart`, the Hub is asked even if an earlier run has made the commit. After a
+        failure, staged and uploaded files stay: run the same job again.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
         digests = {file.path: file.digest for file in files}
         if restart:
-            directory.remove(self._note)
-        elif (earlier := self._commit_of(digests)) is not None:
+            directory.remove(self._commit_path)
+        elif (earlier := self._earlier_commit(digests)) is not None:
             return self._address(earlier)
         with contextlib.nullcontext() if client is None else client.as_current():
             if client is not None:
@@ -199,25 +197,25 @@ class HubWriter(FileWriter):
                 share_tokens_with_workers([f"datasets/{target.repo}"])
             target.make()
             commit = upload_and_commit(client, files, target, directory)
-        directory.replace(self._note, sealed({"commit": commit, "files": digests}))
+        directory.replace(self._commit_path, sealed({"commit": commit, "files": digests}))
         return self._address(commit)
 
     @property
-    def _note(self) -> str:
-        """Path of the file that says which commit was made."""
+    def _commit_path(self) -> str:
+        """Path of the file that records the commit."""
         return f"{METADATA}/commit-{self.target.key}.json"
 
-    def _noted(self) -> dict[str, Any]:
-        """Read the commit that an earlier run has made, and its files' digests."""
+    def _read_commit(self) -> dict[str, Any]:
+        """Read the recorded commit and its files' digests; empty if there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return unsealed(self.directory.read(self._note)) or {}
+            return unsealed(self.directory.read(self._commit_path)) or {}
         return {}
 
-    def _commit_of(self, digests: dict[str, str]) -> str | None:
-        """Return the commit that was made of the files with these digests, or None."""
-        noted = self._noted()
-        commit = str(noted.get("commit"))
-        return commit if noted.get("files") == digests and is_commit(commit) else None
+    def _earlier_commit(self, digests: dict[str, str]) -> str | None:
+        """Return the commit that an earlier run made of files with these digests, or None."""
+        recorded = self._read_commit()
+        commit = str(recorded.get("commit"))
+        return commit if recorded.get("files") == digests and is_commit(commit) else None
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"
@@ -237,7 +235,7 @@ def _check_names(repo: str, path: str, split: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A folder of a dataset repository; settings as of `HubWriter`."""
+    """A split in a folder of a dataset repository; settings as of `HubWriter`."""
 
     repo: str
     path: str  # empty for the repository's root
@@ -252,8 +250,8 @@ class Target:
     @property
     def key(self) -> str:
         """Short digest that differs between targets."""
-        place = [self.endpoint, self.repo, self.revision, self.path, self.split]
-        return hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
+        parts = [self.endpoint, self.repo, self.revision, self.path, self.split]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def name(self, number: int, count: int, suffix: str) -> str:
         """Return the path of the file with a number, as loaders of datasets expect it."""
@@ -271,10 +269,10 @@ class Target:
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
     def make(self) -> None:
-        """Create the repository and the branch, unless they are there.
+        """Create the repository and the branch, unless they exist.
 
-        Nothing is asked to be created that is there: a token may write to a repository and still
-        not be allowed to create any.
+        The Hub is not asked to create an existing one: a token may be allowed to write to a
+        repository, and not to create one.
         """
         api = self.api()
         try:
@@ -296,8 +294,8 @@ class Target:
     ) -> dict[str, str]:
         """Return the digests of the folder's files at a commit, by path.
 
-        They are SHA-256 of large files, and Git's SHA-1 of others. With `has_files`, the folder is
-        known to be there, and the Hub is asked again if it does not show it yet.
+        They are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the folder
+        is known to exist, and the request is retried if the Hub does not show it yet.
         """
         api = self.api()
 
@@ -320,7 +318,7 @@ class Target:
             except HfHubHTTPError as err:
                 if err.response.status_code != 404:
                     raise
-            # Raised out here: as a context, the other error would hold the request's headers.
+            # Raised outside of `except`: as its context, that error would keep the headers.
             raise HubBusyError(f"the Hub does not show the commit {commit} of {self.repo} yet")
 
         return ask(self.repo, list_folder, tries=tries)
@@ -339,12 +337,12 @@ class Target:
         except (FileNotFoundError, DatasetMissingError):
             return ""
 
-    def foreign_files(self, there: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List files of the same split that differ from ours, by digest; see `overwrite`."""
+    def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+        """List the split's files that are not ours, by digest; raise without `overwrite`."""
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
             path
-            for path, digest in sorted(there.items())
+            for path, digest in sorted(existing.items())
             if names.fullmatch(posixpath.basename(path))
             and file_format(path) is not None
             and ours.get(path) != digest
@@ -358,14 +356,14 @@ class Target:
         return foreign
 
     def check(self, ours: Mapping[str, str]) -> None:
-        """Raise unless an upload may go here; only reads.
+        """Raise if files may not be uploaded here; only reads.
 
-        `ours` are digests by path of what an earlier run of the job has uploaded.
+        `ours` are the digests by path of files that an earlier run of the job has uploaded.
         """
         from huggingface_hub import get_token
 
         try:
-            there = self.digests(self.head())
+            existing = self.digests(self.head())
         except DatasetMissingError:
             return  # a branch that will be created
         except DatasetAccessError as err:
@@ -373,15 +371,15 @@ class Target:
             if err.status != 404 or token is None:
                 raise
             return  # a repository that will be created
-        self.foreign_files(there, ours)
+        self.foreign_files(existing, ours)
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A part of the output, and its name on the Hub."""
+    """File of the output in the staging directory, and its path in the repository."""
 
-    name: str  # in the staging directory
-    path: str  # in the repository
+    name: str
+    path: str
     digest: str  # SHA-256
 
 
@@ -391,14 +389,14 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
     If no file has rows, the first one stays, for its columns.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
-    whole = [record for record in records if record is not None]
+    parsed = [record for record in records if record is not None]
     parts = json.loads(directory.read(SUCCESS))["parts"]
-    if len(whole) != parts:
+    if len(parsed) != parts:
         raise ValueError(
-            f"{directory}/{MANIFEST} lists {len(whole):,} of the job's {parts:,} parts: run the "
+            f"{directory}/{MANIFEST} lists {len(parsed):,} of the job's {parts:,} parts: run the "
             "same job again, which writes it anew"
         )
-    kept = [record for record in whole if record.rows_out] or whole[:1]
+    kept = [record for record in parsed if record.rows_out] or parsed[:1]
     return [
         StagedFile(record.name, target.name(number, len(kept), suffix), record.digest)
         for number, record in enumerate(kept)
@@ -408,13 +406,13 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
 def upload_and_commit(
     client: Client | None, files: Sequence[StagedFile], target: Target, staging: Store
 ) -> str:
-    """Upload what the Hub lacks, and make all files visible at once, in the commit returned.
+    """Upload missing files, and make all files visible in one commit, which is returned.
 
-    Workers read the staged files, and the Hub's store takes only those that it does not have.
+    Workers read the staged files, and send only content that the Hub's store does not have.
     """
-    there = target.digests(target.head())
+    existing = target.digests(target.head())
     digests = {file.path: file.digest for file in files}
-    calls = ((file, target, staging) for file in files if there.get(file.path) != file.digest)
+    calls = ((file, target, staging) for file in files if existing.get(file.path) != file.digest)
     additions, inside_bytes = [], 0
     for addition, digest in run_tasks(client, upload, calls):
         inside_bytes += len(addition.path_or_fileobj)
@@ -426,11 +424,11 @@ def upload_and_commit(
             )
         additions.append(addition)
         digests[addition.path_in_repo] = digest
-    return _commit(additions, digests, target, _columns_of(staging, files))
+    return _commit(additions, digests, target, _read_columns(staging, files))
 
 
-def _columns_of(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
-    """Return the columns of the staged files, or None if they are no Parquet files."""
+def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
+    """Return the columns of the staged files, or None if these are not Parquet files."""
     if not files or file_format(files[0].name) != PARQUET:
         return None
     with staging.below(files[0].name).reading() as file:
@@ -438,10 +436,10 @@ def _columns_of(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None
 
 
 def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
-    """Upload one file to the Hub's store, if it is a large one; on a worker.
+    """Upload one file to the Hub's store if it is large; workers call this.
 
-    Returns the commit's operation, without content if that is in the store, and the digest by which
-    the Hub knows the content: SHA-256 of large files, Git's SHA-1 of others.
+    Returns the commit's operation, without content if the store has it, and the Hub's digest of the
+    content: SHA-256 for large files, Git's SHA-1 for others.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -452,12 +450,12 @@ def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
                 f"{staging}/{file.name} is not what the job wrote: run the same job again, which "
                 "does this part anew, or start over (restart=True)"
             )
-        with _without_bars():
+        with _hide_progress_bars():
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":
             return addition, file.digest
         content = Path(path).read_bytes()
-    addition.path_or_fileobj = content  # of a small file, for the client to commit
+    addition.path_or_fileobj = content  # small files travel inside of the commit
     return addition, hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
@@ -471,9 +469,9 @@ def _preupload(addition: Any, target: Target) -> None:
             repo_type="dataset",
             revision=target.revision,
             num_threads=1,
-            gitignore_content="\n",  # else the repository's could leave files out silently
+            gitignore_content="\n",  # else the repository's could silently exclude files
         )
-    except RuntimeError as err:  # what the client library makes of an answer of the store
+    except RuntimeError as err:  # huggingface_hub wraps HTTP errors of the store
         if isinstance(err.__cause__, HTTPError):
             raise err.__cause__ from None
         raise
@@ -484,22 +482,22 @@ def _commit(
 ) -> str:
     """Make one commit of all files, even if others commit meanwhile or an answer is lost.
 
-    The dataset card in that commit describes the files, which have these `columns`.
+    The commit updates the dataset card for the files, which have these `columns`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     def commit() -> str:
         head = target.head(tries=1)
-        there = target.digests(head, tries=1)
-        foreign = target.foreign_files(there, digests)
-        if not foreign and digests.items() <= there.items():
-            return head  # by an earlier run, or by a try whose answer was lost
+        existing = target.digests(head, tries=1)
+        foreign = target.foreign_files(existing, digests)
+        if not foreign and digests.items() <= existing.items():
+            return head  # an earlier run, or a try whose answer was lost, has made it
         removals = [CommitOperationDelete(path) for path in foreign if path not in digests]
-        folder = (there.keys() - foreign) | digests.keys()
+        folder = (existing.keys() - foreign) | digests.keys()
         card = target.card(head)
         try:
             new_card = card and card_with_split(card, target, digests.keys(), folder, columns)
-        except Exception as err:  # whatever somebody has written there
+        except Exception as err:  # a card written by hand may be broken in any way
             logger.warning(
                 "%s: the dataset card is left as it is, because it cannot be read (%s): correct "
                 "its dataset_info and configs if `datasets` does not load the new files",
@@ -535,7 +533,7 @@ def card_with_split(
     folder: Collection[str],
     columns: pa.Schema | None,
 ) -> str:
-    """Return a dataset card after the target's split was replaced by other files or added.
+    """Return a dataset card with the target's split added, or replaced by other files.
 
     Without this, `datasets` looks for the columns, row counts and files that the card describes.
     `folder` lists all files of the target's folder after the commit, and `columns` is None if the
@@ -548,7 +546,7 @@ def card_with_split(
     configs, infos = parsed.data.get("configs"), parsed.data.get("dataset_info", [])
     name = "default"
     if configs:
-        config = _config_of(configs, target, files)
+        config = _find_config(configs, target, files)
         name = config.get("config_name", "default")
         if "data_files" in config:
             _add_files(config, target, files, folder)
@@ -569,8 +567,8 @@ def card_with_split(
     return card if parsed.data.to_dict() == before else str(parsed)
 
 
-def _config_of(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the configuration that the files belong to; a new one is added if there is none."""
+def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
+    """Return the configuration that the files belong to; append a new one if there is none."""
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -594,7 +592,7 @@ def _config_of(configs: list[dict[str, Any]], target: Target, files: Collection[
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Make the files those of the target's split in a configuration of a dataset card."""
+    """Set the files of the target's split in a configuration of a dataset card."""
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]
     if not ours:
@@ -614,13 +612,13 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the data files of a configuration, in whichever form, as patterns of splits."""
+    """Return a configuration's data files, which have several forms, as patterns by split."""
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]
     files = [files] if isinstance(files, str) else files
     entries = [
-        each if isinstance(each, dict) else {"split": "train", "path": each} for each in files
+        file if isinstance(file, dict) else {"split": "train", "path": file} for file in files
     ]
     return [
         entry | {"path": [entry["path"]] if isinstance(entry["path"], str) else [*entry["path"]]}
@@ -633,23 +631,23 @@ def _matches(pattern: str, files: Collection[str]) -> bool:
 
 
 def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
-    """Tell whether columns have the names and types of a dataset card's features."""
-    told = {feature["name"]: feature.get("dtype") for feature in features}
-    if columns is None or told.keys() != set(columns.names):
+    """Return whether columns have the names and types of a dataset card's features."""
+    dtypes = {feature["name"]: feature.get("dtype") for feature in features}
+    if columns is None or dtypes.keys() != set(columns.names):
         return not features
 
     def fits(kind: pa.DataType, dtype: Any) -> bool:
         if isinstance(dtype, dict):
             return "class_label" in dtype and pa.types.is_integer(kind)
-        shown = str(kind).removeprefix("large_")
-        return dtype in (_DTYPES.get(shown, shown), *_OPAQUE)
+        name = str(kind).removeprefix("large_")
+        return dtype in (_DTYPES.get(name, name), *_OPAQUE)
 
-    return all(fits(columns.field(name).type, dtype) for name, dtype in told.items())
+    return all(fits(columns.field(name).type, dtype) for name, dtype in dtypes.items())
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Turn off the progress bars of the block, which would be one for each of very many files."""
+def _hide_progress_bars() -> Iterator[None]:
+    """Turn off progress bars in the block, because each file would have one."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

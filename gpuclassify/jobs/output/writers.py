@@ -1,4 +1,4 @@
-"""Parquet and JSONL files that every reader takes without an option."""
+"""Write Parquet and JSONL files that every reader reads without options."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def _folders(names: Any) -> tuple[str, ...] | None:
 
 @declared
 class FileWriter(Declared):
-    """Files as the output of a `gpuclassify.jobs.pipeline.Pipeline`, one a part.
+    """Base of writers, which write one file per part of a `gpuclassify.jobs.pipeline.Pipeline`.
 
-    With `partition_by`, one a part and folder: ``OUTPUT/bucket=19/part-00007-....parquet``, which
-    pyarrow, Dask, DuckDB and `FileReader` read back with the column. A part without rows writes no
-    file. Null is the folder ``bucket=__HIVE_DEFAULT_PARTITION__``, which pandas and Dask refuse to
-    read, and the others take for null; that text itself, and values whose folder's name would have
-    more than 255 bytes, are refused, or left out by ``on_error="quarantine"``. `FileReader` gives
-    the column back with the type that it had; others infer it from the names, so that text of
-    whole numbers becomes numbers and booleans become text, unless they get a schema.
+    With `partition_by`, a part has a file per folder: ``OUTPUT/bucket=19/part-00007-....parquet``.
+    pyarrow, Dask, DuckDB and `FileReader` read the column back from the folders' names. A part
+    without rows writes no file. Null goes to the folder ``bucket=__HIVE_DEFAULT_PARTITION__``,
+    which pandas and Dask refuse to read, and other readers read as null. A value that is that text,
+    or that needs a folder name of more than 255 bytes, raises an error, or goes to quarantine with
+    ``on_error="quarantine"``. `FileReader` restores the column's type. Other readers without a
+    schema infer it from the names: text of digits becomes numbers, and booleans become text.
 
     Parameters
     ----------
     path : str
         Directory, or fsspec URL of one.
     compression : str, optional
-        See the classes. Default: zstd for Parquet, none for JSON lines.
+        Default: zstd for Parquet, none for JSON lines.
     partition_by : str or sequence of str, optional
-        Columns of text, whole numbers or booleans whose values are names of folders, instead of a
-        column of the files; the first one's are outermost. A part may have 1,000 values.
+        Columns of text, whole numbers or booleans whose values become names of folders, the first
+        column outermost. The files do not have them. A part may have 1,000 values.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
 
@@ -68,7 +68,7 @@ class FileWriter(Declared):
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless the format has the settings; choose compression."""
+        """Raise TypeError or ValueError if settings do not fit the format; set `compression`."""
         compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
         if self.compression is None:
             self._set("compression", compressions[0])
@@ -91,7 +91,7 @@ class FileWriter(Declared):
 
     @property
     def annotates(self) -> bool:
-        """Whether new columns are written beside the input, instead of rows."""
+        """Whether only new columns are written, as annotations of the input's rows."""
         return False
 
     @property
@@ -101,7 +101,7 @@ class FileWriter(Declared):
 
     @property
     def encoding(self) -> Encoding:
-        """How files are written."""
+        """Format, compression and folders of the files."""
         folders = tuple(self.partition_by or ())
         return Encoding(self.file_format, self.compression, folders)
 
@@ -128,16 +128,16 @@ class FileWriter(Declared):
         return True
 
     def check(self, parts: int) -> None:
-        """Raise unless `parts` parts may be written, as far as can be known beforehand."""
+        """Raise if it is known beforehand that `parts` parts cannot be written."""
 
     def is_uploaded(self) -> bool:
-        """Tell whether nothing is left to upload of a finished output."""
+        """Return whether a finished output needs no upload."""
         return True
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload a finished output, if it has a place to go to; return its address, or nothing.
+        """Upload a finished output, if the writer does so; return its address, or "".
 
-        With `restart`, what is there is asked for, even if an earlier run has uploaded everything.
+        With `restart`, the target is checked even if an earlier run has uploaded everything.
         """
         return ""
 
@@ -147,9 +147,9 @@ class JsonlWriter(FileWriter):
     """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
     Lines are valid JSON. Bytes become base64, times and decimals become text, and infinities and
-    NaN become null. Every line has all columns, and every object all fields that some object of its
-    column has; a missing value is null. Maps with text keys become objects, and other maps become
-    lists of objects of ``key`` and ``value``.
+    NaN become null. Every line has all columns, and every object all fields of its column; missing
+    values are null. Maps with text keys become objects, and other maps become lists of objects with
+    ``key`` and ``value``.
     """
 
     file_format = JSONL
@@ -159,9 +159,9 @@ class JsonlWriter(FileWriter):
 class ParquetWriter(FileWriter):
     """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none".
 
-    Parquet has no object without fields: where all that a column or field holds is ``{}``, files
-    have an object whose only field, ``__dummy_field_in_empty_struct`` as Spark calls it, is null.
-    `ParquetReader` takes it for ``{}`` again.
+    Parquet has no objects without fields. If a column or field has only ``{}``, files have objects
+    with one null field, ``__dummy_field_in_empty_struct``, as in Spark. `ParquetReader` reads
+    these as ``{}`` again.
     """
 
     file_format = PARQUET
@@ -169,17 +169,17 @@ class ParquetWriter(FileWriter):
 
 @declared
 class AnnotationWriter(ParquetWriter):
-    """Columns beside the rows of files: a set that `read_files` lays next to them again.
+    """Annotation set: only the columns that stages add, which `read_files` joins to the input.
 
-    As the writer of a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. Each
-    row of the input has one in the set, in its order, with the columns that stages add, and
-    ``_file``, ``_place`` (the row's number in a Parquet file, the first byte of its line in one of
-    JSON lines) and ``_left_out``. No row is dropped: a filter's decision becomes the column
-    ``keep``, or that of ``keep_field=``. What goes to quarantine is null, and ``_left_out`` tells
-    its kind: "line" or "row". Texts are not written. ``_gpuclassify/job.json`` says what the set is
-    of: files, settings, and models with their commits.
+    It ends a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. The set has
+    one row for each input row, in order, with the new columns, ``_file``, ``_place`` (the row's
+    number in a Parquet file, the first byte of its line in a JSON lines file) and ``_left_out``. No
+    row is dropped: a filter's decision becomes the column ``keep``, or the column that
+    ``keep_field=`` names. Rows in quarantine are null, and ``_left_out`` has their kind: "line" or
+    "row". Texts are not written. ``_gpuclassify/job.json`` describes the set: files, settings, and
+    models with their commits.
 
-    Running the same job again annotates files that have come since then, and those alone.
+    Running the same job again annotates only files that are new since then.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class AnnotationWriter(ParquetWriter):
         Directory, or fsspec URL of one.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     redo_changed : bool
-        Annotate files again that have changed since then, which are refused by default.
+        Annotate changed files again. Default: raise an error for them.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
 
@@ -208,11 +208,11 @@ class AnnotationWriter(ParquetWriter):
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: rows are told by their places."""
+        """Always False: rows are identified by file and position."""
         return False
 
     def below(self, folder: str) -> AnnotationWriter:
-        """Return the writer of a folder in this one, or this one for no name."""
+        """Return the writer of a folder of the set; the set itself is the folder ""."""
         path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
         return replace(self, path=path, redo_changed=False)
 
@@ -227,14 +227,13 @@ def to_parquet(
 ) -> Any:
     """Write a frame as Parquet that pandas, Dask, cudf, pyarrow and DuckDB read without an option.
 
-    List columns (class scores) are the reason for it: in a file that ``DataFrame.to_parquet``
-    wrote, the pandas metadata names a dtype of the list column that a plain ``read_parquet``
-    cannot parse, and reading fails. So it is with Arrow's structs and maps, and in cudf frames with
-    columns that came from pandas. Here such a column is declared as object, and everything else in
-    the metadata (index, dtypes) is kept.
+    ``DataFrame.to_parquet`` writes a dtype of list columns (class scores), structs and maps to the
+    pandas metadata that a plain ``read_parquet`` cannot parse; so it does for cudf columns that
+    came from pandas. This function declares such columns as object, and keeps all other metadata
+    (index, dtypes).
 
-    Files get their names when all of them are written, and only then are earlier ones removed: what
-    fails before leaves the directory as it was.
+    Files get their names after all of them are written, and earlier files are removed last, so that
+    a failure before leaves the directory unchanged.
 
     Parameters
     ----------
@@ -242,8 +241,7 @@ def to_parquet(
     path : str
         Directory, or fsspec URL of one. One file ``part-00000.parquet`` a partition.
     overwrite : bool, default False
-        Replace Parquet files that are there already, whoever wrote them, also in folders such as
-        ``lang=de``. Others stay.
+        Replace all existing Parquet files, also in folders such as ``lang=de``. Other files stay.
     compute : bool, default True
         ``False`` returns one delayed object that writes when computed.
     storage_options : dict, optional
@@ -257,18 +255,18 @@ def to_parquet(
     Raises
     ------
     FileExistsError
-        `path` holds Parquet files and `overwrite` is not set, or some that lie in other folders or
-        behind links.
+        `path` has Parquet files and `overwrite` is not set, or has some in other folders or behind
+        links.
     ValueError
-        `dataset` is read from `path`, as far as can be told, or `path` lies in what it is read
-        from. Or its columns have equal names as text, such as ``1`` and ``"1"``.
+        `dataset` is known to be read from `path` or from a folder above it. Or its columns have
+        equal names as text, such as ``1`` and ``"1"``.
     """
     import dask
 
     is_lazy = dask.is_dask_collection(dataset)
-    # Decided once: by the index of each part, a filter would give only some parts the column.
+    # None decides by each part's index; after a filter, only some parts would get the column.
     keep_index = True if is_lazy else None
-    arrow_table(dataset._meta if is_lazy else dataset.iloc[:0], keep_index)  # which may refuse it
+    arrow_table(dataset._meta if is_lazy else dataset.iloc[:0], keep_index)  # raises for bad names
     directory = open_store(path, storage_options)
     directory.refuse_file()
     parts = dataset.to_delayed() if is_lazy else [dataset]
@@ -280,11 +278,11 @@ def to_parquet(
     directory.make()
     directory.sweep("")
     mark = new_mark()
-    whole = [f".{name}.{mark}" for name in names]
+    temporary = [f".{name}.{mark}" for name in names]
     write, publish = (dask.delayed(call, pure=False) for call in (_write_part, _publish))
     files = [
         write(part, path, name, storage_options, keep_index)
-        for part, name in zip(parts, whole, strict=True)
+        for part, name in zip(parts, temporary, strict=True)
     ]
     written = publish(files, path, storage_options, names, earlier)
     if not compute:
@@ -292,7 +290,7 @@ def to_parquet(
     try:
         return written.compute()
     except BaseException:
-        directory.remove(*whole)
+        directory.remove(*temporary)
         raise
 
 
@@ -303,7 +301,7 @@ def _write_part(
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
 ) -> tuple[str, str]:
-    """Write a plain frame as a file; return its name and its digest."""
+    """Write a plain frame to a file; return the file's name and digest."""
     directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
     directory.filesystem.pipe_file(directory.path(name), content)
@@ -317,15 +315,16 @@ def _publish(
     names: Sequence[str],
     earlier: Sequence[str],
 ) -> list[str]:
-    """Give files that are whole their names, and remove earlier ones; may be done twice."""
+    """Rename the written files, and remove earlier files; may be called again."""
     directory = open_store(path, storage_options)
 
-    def move(whole: tuple[str, str], name: str) -> str:
+    def move(file: tuple[str, str], name: str) -> str:
         path = directory.path(name)
         try:
-            directory.move(directory.path(whole[0]), path)
+            directory.move(directory.path(file[0]), path)
         except FileNotFoundError:
-            if directory.digest(name) != whole[1]:  # else a try that was cut off has moved it
+            # An earlier call may have moved the file.
+            if directory.digest(name) != file[1]:
                 raise
         return path
 
@@ -338,12 +337,13 @@ def _publish(
 
 
 def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
-    """List the files that readers would take for the directory's rows, or for a list of its files.
+    """List existing files that readers would read as rows, or as lists of files.
 
-    Raises FileExistsError unless it may be replaced: nothing that other folders or links hold.
+    Raises FileExistsError unless `overwrite` allows to replace them, and for files in other folders
+    or behind links.
     """
     start = len(directory.root) + 1
-    earlier: dict[str, bool] = {}  # whether it may be replaced
+    earlier: dict[str, bool] = {}  # whether each file may be replaced, by name
     with contextlib.suppress(FileNotFoundError):
         for entry in directory.walk():
             if entry.problem is not None:

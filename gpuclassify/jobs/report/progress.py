@@ -1,4 +1,4 @@
-"""A live line on a terminal, a widget in a notebook, a line of text a minute in a log."""
+"""Progress of jobs: a live line on a terminal, a widget in a notebook, lines in a log."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
 SHOW_EVERY_SECONDS = 1.0
-# From here on a speed means something: of a part that has begun, the longest texts come first.
+# Earlier speeds would mislead, because the longest texts of a part come first.
 ENOUGH_PARTS, ENOUGH_SHARE = 3, 0.2
 
 
 class JobProgress:
     """Display of a job's share done, rows and tokens per second, time left and busy GPUs.
 
-    It is a context manager. Speeds and the time left are shown once three parts are done, or a
-    fifth of the work. A terminal or notebook as the console gets a live line; anything else gets a
-    line of text every minute and at the end, which is what a log file wants. Each of several steps
-    leaves a line. Default: the terminal or notebook that this runs in, if it does, and else
-    Python's log, at the level INFO. The client is the one whose workers' GPUs are shown.
+    It is a context manager. Speeds and the time left are shown after three parts or a fifth of the
+    work. A console that is a terminal or notebook gets a live line; any other gets a line of text
+    every minute and at the end. Each step of a job leaves a line. Default console: this process's
+    terminal or notebook, or Python's log at level INFO if there is none. GPUs are shown for the
+    workers of `client`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class JobProgress:
             )
         self._client, self._at_first = client, "waiting for rows"
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
-        self._gpus, self._looked = "", 0.0  # how busy each is, as its worker reported last
+        self._gpus, self._looked = "", 0.0  # use of each GPU, from its worker's last report
         self._line = self._printed = ""
         self._job: tuple[int, int, JobSummary] | None = None
-        self._share = 0.0  # shown last; a part that is just done never takes it back
+        self._share = 0.0  # shown last; it never decreases
         self._is_over = threading.Event()
         self._bar: Progress | None = None
         if console.is_terminal or console.is_jupyter:
@@ -94,7 +94,7 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Show what is waited for, before any share of the work is known."""
+        """Show a message, such as "Loading the model", until the share of work done is known."""
         self._title = what
         if self._bar is None:
             self._write(what)
@@ -102,9 +102,9 @@ class JobProgress:
             self._bar.update(self._task, description=what, total=None, status="")
 
     def watch(self, title: str, client: Client | None, at_first: str = "waiting for rows") -> None:
-        """Show from here on the work with this title, and the GPUs of this client's workers.
+        """Show the work with this title from now on, and the GPUs of this client's workers.
 
-        `at_first` is what is waited for until the first rows are done.
+        `at_first` is shown until the first rows are done.
         """
         self._title, self._client, self._at_first = title, client, at_first
 
@@ -119,7 +119,7 @@ class JobProgress:
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
         """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report.
 
-        Until the next call, rows that are done inside of parts are counted, too.
+        Until the next call, finished rows of unfinished parts are counted, too.
         """
         if self._job is None or summary is not self._job[2]:
             self._share = 0.0
@@ -127,7 +127,7 @@ class JobProgress:
         self._show_parts()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show one of several steps, by its title; the one before leaves its line."""
+        """Show one of several steps under its title; the line of the step before stays."""
         if title != self._title and self._line != self._printed:
             self._print()
         self._title = title
@@ -161,18 +161,18 @@ class JobProgress:
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
         if left:
             seconds = max(0.0, seconds - summary.running.start[0])
-        rows, shown = summary.run_rows + begun_rows, ""
+        rows, text = summary.run_rows + begun_rows, ""
         if rows and seconds:
-            shown += f", {short_number(rows / seconds)} rows/s"
+            text += f", {short_number(rows / seconds)} rows/s"
         if summary.tokens_per_second:
-            shown += f", {short_number(summary.tokens_per_second)} tokens/s"
+            text += f", {short_number(summary.tokens_per_second)} tokens/s"
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
-            self._gpus = shown_gpus([w["metrics"].get("gpu_utilization") for w in workers])
+            self._gpus = format_gpus([w["metrics"].get("gpu_utilization") for w in workers])
         if not left:
-            return f"{shown}, {seconds:.1f} s of working time"
-        return f"{shown}, {readable_time(seconds / gained * left)} left{self._gpus}"
+            return f"{text}, {seconds:.1f} s of working time"
+        return f"{text}, {readable_time(seconds / gained * left)} left{self._gpus}"
 
     def _tick(self) -> None:
         every = self._log_every if self._bar is None else SHOW_EVERY_SECONDS
@@ -187,8 +187,8 @@ class JobProgress:
             self._printed = self._line
 
 
-def shown_gpus(shares: list[float | None]) -> str:
-    """Return how busy GPUs are, in percent, for a status line; empty without any."""
+def format_gpus(shares: list[float | None]) -> str:
+    """Format the use of GPUs, in percent, for a status line; empty if none is known."""
     known = [share for share in shares if share is not None]
     if not known:
         return ""

@@ -1,4 +1,4 @@
-"""The report of a job: numbers for machines and a page for people, from its metadata."""
+"""Report of a job from its metadata: JSON for programs, and an HTML page for people."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from markupsafe import Markup, escape
 
 from gpuclassify.jobs.ledger.manifest import REPORTS, manifest_of, read_job
 from gpuclassify.jobs.report.summary import (
-    BIN_WIDTH,
     LENGTH_EDGES,
+    SCORE_BIN_WIDTH,
     JobSummary,
     fold_rare,
     label_rows,
@@ -45,7 +45,7 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Write ``report.json``, whose content is returned, and ``report.html`` into ``_report/``."""
+    """Write ``report.json`` and ``report.html`` into ``_report/``; return the JSON values."""
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
     contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts))
@@ -55,7 +55,7 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
 
 
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Return what a job did so far, from the records of its parts, as JSON values.
+    """Return the report on a job's finished parts, as JSON values.
 
     `parts` are additions by heads, mappers and recipes. Raises FileNotFoundError if no job has
     begun there, and DamagedMetadataError.
@@ -110,9 +110,8 @@ def _throughput(
 ) -> tuple[float, list[list[float]]]:
     """Return the working time in seconds, and the rows per second over that time.
 
-    Of each part there is when its run handed out the first one, when it began and ended itself, and
-    its rows. From the one to the last end of a run is working time: the clock stands still between
-    runs.
+    For each part, `times` has the start of its run, its own start and end, and its rows. Working
+    time excludes the time between runs.
     """
     if not times:
         return 0.0, []
@@ -131,13 +130,11 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first problems of these files."""
+    """Read the first problems of these quarantine files."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
-        with contextlib.suppress(
-            ValueError, RecursionError
-        ):  # damaged, which the job notices when it continues
+        with contextlib.suppress(ValueError, RecursionError):  # the next run repairs damaged files
             problems.append(json.loads(line))
     return problems
 
@@ -174,9 +171,9 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 
 
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
-    """Return how busy GPUs were while models ran, and the most memory of one; None without any.
+    """Return the GPUs' busy share while models ran, and peak memory; None without GPUs.
 
-    The share is None where drivers do not report it, as for MIG slices.
+    The share is None if the driver does not report it, as for MIG slices.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -188,25 +185,25 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
 
 
 def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
-    """Return from, to and rows of every bin between the lowest and the highest that has rows."""
-    numbers = [int(number) for number in counts]
-    every = range(min(numbers, default=0), max(numbers, default=-1) + 1)
-    edges = [round(number * BIN_WIDTH, 4) for number in (*every, every.stop)]
-    return [(*pair, counts.get(str(n), 0)) for n, pair in zip(every, pairwise(edges), strict=True)]
+    """Return both edges and the rows of all bins, from the lowest to the highest with rows."""
+    filled = [int(number) for number in counts]
+    bins = range(min(filled, default=0), max(filled, default=-1) + 1)
+    edges = [round(number * SCORE_BIN_WIDTH, 4) for number in (*bins, bins.stop)]
+    return [(*pair, counts.get(str(n), 0)) for n, pair in zip(bins, pairwise(edges), strict=True)]
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return characters from and below, and rows, of all bins from the lowest to the highest."""
+    """Return both edges and the rows of all bins, from the lowest to the highest with rows."""
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
-    shown = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
-    return [(low, high, counts.get(str(low), 0)) for low, high in shown]
+    bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
+    return [(low, high, counts.get(str(low), 0)) for low, high in bins]
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return the rows that are left after each step, and those that it drops by reason.
+    """Return the rows left after each step, and the rows that it drops by reason.
 
-    Between two classifiers, functions may have dropped or made rows, and rows may have failed.
+    `OTHERS` are steps between classifiers, where functions drop or make rows, or rows fail.
     """
     if not summary.stages:
         return []
@@ -227,20 +224,19 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
-    shown = {name: values for name, values in identity.items() if name not in listed}
+    settings = {name: {**values} for name, values in identity.items() if name not in listed}
     for name, files in listed.items():
-        of = name.removesuffix(" file")
-        shown[of] = {**shown[of], "files": len(files), "such as": next(iter(files))}
-    return shown
+        settings[name.removesuffix(" file")] |= {"files": len(files), "such as": next(iter(files))}
+    return settings
 
 
 # The page.
 
 
 def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
-    """Render what `report_of` returns as an HTML page that needs no network; text is escaped."""
+    """Render the result of `report_of` as an HTML page that needs no network; text is escaped."""
     steps, stages = report["funnel"], report["stages"]
-    came_to = [step["rows"] for step in (*steps[:1], *steps[:-1])]  # the first one is what is read
+    rows_before = [step["rows"] for step in (*steps[:1], *steps[:-1])]
     added = [part.page(report) for part in parts]
     reasons = dict(REASONS)
     for part in parts:
@@ -256,7 +252,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
         tiles=[tile for addition in added for tile in addition.tiles],
         sections=[section for addition in added for section in addition.sections],
         has_speed=all(addition.has_speed for addition in added),
-        funnel=[(s["name"], s["rows"], came) for s, came in zip(steps, came_to, strict=True)],
+        funnel=[(s["name"], s["rows"], rows) for s, rows in zip(steps, rows_before, strict=True)],
         labels={
             name: rows
             for name, rows in label_rows(report["labels"], stages).items()
@@ -266,7 +262,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
             name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
         },
-        examples={n: each for n, each in report["examples"].items() if n not in shown_stages},
+        examples={n: texts for n, texts in report["examples"].items() if n not in shown_stages},
         reasons=reasons,
         dropped_names={reason: f"dropped: {words}" for reason, words in reasons.items()},
         most_labels=MOST_ROWS,
@@ -288,17 +284,17 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Return a text for the page, escaped, with the passage between `MARKS` marked."""
-    shown = str(escape(text))
+    """Escape a text for the page, and mark the passage between `MARKS`."""
+    escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
-        shown = shown.replace(sign, tag)
-    return Markup(shown)  # of what is escaped
+        escaped = escaped.replace(sign, tag)
+    return Markup(escaped)
 
 
 def join_bins(
     bins: Sequence[tuple[float, float, int]], most: int = MOST_BARS
 ) -> list[tuple[float, float, int]]:
-    """Join neighbouring bins of a histogram, of from, to and count, until they are few enough."""
+    """Join neighbouring bins, which are (from, to, count), to at most `most` bins."""
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
@@ -307,10 +303,7 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return the most frequent rows and columns of a cross table, and two counts.
-
-    The counts are those of what rows and columns agree on, and of all.
-    """
+    """Return a cross table's most frequent rows and columns, agreeing count and total count."""
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}
     for row in counts.values():
@@ -321,7 +314,7 @@ def most_crossed(
 
 
 def _edge(value: float) -> str:
-    """Format a bin's edge, short enough to stand beside others."""
+    """Format a bin's edge briefly."""
     if value >= 10_000:
         return short_number(value)
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"

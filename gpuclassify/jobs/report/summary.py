@@ -1,4 +1,4 @@
-"""Counts of a part's rows for its record, in bins that add up, and the summary of a job."""
+"""Counts of a part's rows, in bins that add up over parts, and the summary of a job."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from gpuclassify.workers.run_context import (
 )
 
 MOST_SHOWN = 5  # labels of a column, as text
-BIN_WIDTH = 0.05  # of scores
-LARGEST_SCORE = 10.0  # the last bin holds what is larger
-# Lower edges of the bins of lengths, in characters: each of the shortest, then four an octave.
+SCORE_BIN_WIDTH = 0.05
+LARGEST_SCORE = 10.0  # larger scores go to the last bin
+# Lower edges of the bins of text lengths in characters: 0 to 3, then four bins per octave.
 LENGTH_EDGES = (0, 1, 2, 3, *(2**octave // 4 * n for octave in range(2, 40) for n in range(4, 8)))
 OTHER, NO_SOURCE = "(other)", "(null)"
 
 
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count rows by ``floor(score / BIN_WIDTH)``, for the finite numbers of each of the columns."""
+    """Count rows by ``floor(score / SCORE_BIN_WIDTH)``, for the finite scores of each column."""
     counts = {}
     for name in columns:
         if name not in table.column_names:
@@ -42,7 +42,7 @@ def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str,
         scores = table[name].drop_null().to_numpy()
         scores = np.clip(scores[np.isfinite(scores)], -LARGEST_SCORE, LARGEST_SCORE)
         # Rounded first: in float32, 0.15 / 0.05 is a little less than 3.
-        bins = np.floor(np.round(scores.astype(np.float64) / BIN_WIDTH, 5))
+        bins = np.floor(np.round(scores.astype(np.float64) / SCORE_BIN_WIDTH, 5))
         counts[name] = _count(bins.astype(np.int64))
     return counts
 
@@ -58,11 +58,11 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rows by both labels, for each pair of columns of labels; without nulls."""
+    """Count rows by both labels, for each pair of label columns; without nulls."""
     agreements = {}
-    there = [name for name in columns if name in table.column_names]
-    there = [name for name in there if not pa.types.is_nested(table[name].type)]
-    for first, second in itertools.combinations(there, 2):
+    present = [name for name in columns if name in table.column_names]
+    flat = [name for name in present if not pa.types.is_nested(table[name].type)]
+    for first, second in itertools.combinations(flat, 2):
         pairs = table.select([first, second]).drop_null().group_by([first, second])
         counts: dict[str, dict[str, int]] = {}
         for row in pairs.aggregate([([], "count_all")]).to_pylist():
@@ -84,7 +84,7 @@ def count_sources(read: pa.ChunkedArray, kept: pa.ChunkedArray) -> dict[str, dic
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """Keep the values with most rows read, the most frequent first, and fold the rest into one."""
+    """Keep the values with the most rows read, in this order; add up the rest as `OTHER`."""
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
     folded = dict(named[:most])
@@ -94,25 +94,25 @@ def fold_rare(
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts by name, the largest first."""
+    """Sort the counts, largest first."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def label_rows(
     columns: Mapping[str, Mapping[str, int]], stages: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """Return each column's labels with rows written and rows before the filters, the most first."""
+    """Return each column's labels with rows written and rows before filters, largest first."""
     labels = [stage["labels"] for stage in stages.values()]
     before = {name: counts for columns in labels for name, counts in columns.items()}
     rows = {}
     for name, written in columns.items():
-        every = most_frequent({**written, **before.get(name, {})})
-        rows[name] = [(label, written.get(label, 0), count) for label, count in every.items()]
+        totals = most_frequent({**written, **before.get(name, {})})
+        rows[name] = [(label, written.get(label, 0), count) for label, count in totals.items()]
     return rows
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return a warning on files in which no row has a text, of rows by file; empty without any."""
+    """Return at most one warning, on files without any text; `counts` has their rows."""
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
         f"no row has a text in {files}: they get no label, and columns that only they have are in "
@@ -128,52 +128,52 @@ def _count(bins: np.ndarray) -> dict[str, int]:
 
 @dataclass(repr=False)
 class JobSummary:
-    """Summary of what a job did.
+    """Summary of a job.
 
     Attributes
     ----------
     files : list of str
-        Files written, by this run and by those that it continues.
+        Files written by this run and by earlier runs of the job.
     parts : int
-        Parts done; each has a file, or as many as there are folders for its rows.
+        Parts done; each has one file, or one in each of its folders.
     rows_in, rows_out : int
         Rows read and rows kept.
     labels : dict of str to int
-        Rows kept by label, most frequent first; of the first column of labels.
+        Rows kept by label of the first label column, most frequent first.
     elapsed_seconds : float
-        Working time of this run: from when its first part is handed out until its last one is
-        finished. Start-up and the search for parts come before it.
+        Working time of this run, from the start of its first part to the end of its last one;
+        without start-up and listing of the input.
     totals : dict of str to float
         Sums of all parts' `RunStats`, and the largest of their peaks.
     columns : dict of str to dict
-        Rows kept by label, for every column of labels.
+        Rows kept by label, for every label column.
     numbers : dict of str to dict
-        Rows kept by bin of score, for every column of scores; see `count_scores`.
+        Rows kept by bin of score, for every score column; see `count_scores`.
     lengths : dict of str to dict
         Rows read by bin of the text's length.
     stages : dict of str to dict
-        Of each classifier, in their order: ``read``, ``kept`` and ``dropped`` by reason, which add
-        up; ``would_drop`` by reason, where `keep_field` keeps all rows; ``labels`` by column before
+        Counts of each classifier, in order: ``read``, ``kept`` and ``dropped`` by reason, which add
+        up; ``would_drop`` by reason, if `keep_field` keeps all rows; ``labels`` by column before
         the filters; ``truncated_texts`` and ``seconds``.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
-        Rows by file, of files, or large pieces of them, in which no row has a text.
+        Rows by file, for files or large pieces of files without any text.
     seconds : dict of str to float
         Reading, mapping and writing, added up over workers.
     left_out : dict of str to int
         Files, lines and rows in quarantine.
     output_bytes : int
     resumed_parts, resumed_rows, resumed_tokens : int
-        What earlier runs of the same job had done.
+        Parts, rows and tokens of earlier runs of the same job.
     checked : str
-        By what it was checked that files of earlier runs hold what was written, and of how many.
+        Method by which files of earlier runs were verified, and their number and size.
     output : str
         Directory or URL.
     commit_url : str
-        Address of the commit that has the output, where a `HubWriter` uploaded it.
+        Address of the commit with the output, if a `HubWriter` uploaded it.
     running : RunningParts
-        How far the parts have come that are not done; no part of `as_dict`.
+        Progress of unfinished parts; not in `as_dict`.
     """
 
     files: list[str] = field(default_factory=list)
@@ -209,7 +209,7 @@ class JobSummary:
         return html_table("JobSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of the summary as it is shown: a name and a text."""
+        """Yield the name and text of each row of the displayed summary."""
         share = f" ({self.rows_out / self.rows_in:.1%})" if self.rows_in else ""
         yield "rows", f"{self.rows_in:,} read, {self.rows_out:,} kept{share}"
         size = f"{len(self.files):,} files, {format_bytes(self.output_bytes)}"
@@ -255,7 +255,7 @@ class JobSummary:
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, output: str = "", is_resumed: bool = False) -> None:
-        """Count what one more part did, in this run or an earlier one."""
+        """Add the record of one more part, done by this run or an earlier one."""
         self.running.finish(record.name)
         self.files += [posixpath.join(output, name) for name in record.files]
         self.parts += 1
@@ -276,7 +276,7 @@ class JobSummary:
         add_counts(self.sources, record.sources)
         add_counts(self.textless, record.source.get("textless", {}))
         for name, counts in self.sources.items():
-            if len(counts) > 2 * MOST_LABELS:  # of many parts, each with others
+            if len(counts) > 2 * MOST_LABELS:  # parts may have different values
                 self.sources[name] = fold_rare(counts)
         add_examples(self.examples, record.examples)
         self.labels = most_frequent(next(iter(self.columns.values()), {}))

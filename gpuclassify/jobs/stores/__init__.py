@@ -1,1 +1,1 @@
-"""Files by path or URL, a store for each protocol, chosen once; read `store.py` first."""
+"""Access to files by path or URL, one store per protocol; read `store.py` first."""

@@ -1,4 +1,4 @@
-"""Files of web servers: requests are tried again, and files read whole without byte ranges."""
+"""Files on web servers, with retries; a server without byte ranges sends whole files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gpuclassify.jobs.stores.store import LINE_BYTES, CutShortError, Store
 
 
 class HttpStore(Store):
-    """A file, or a page that lists some, of a web server."""
+    """File on a web server, or a page that lists files."""
 
     is_writable = False
 
     @property
     def root(self) -> str:
-        """URL; with a last slash it is another page."""
+        """URL; a trailing slash stays, because it names another page."""
         return self._opened[1]
 
     def is_transient(self, err: BaseException) -> bool:
-        """Tell whether another try may succeed."""
+        """Return whether a retry may succeed."""
         from fsspec.implementations import http  # imports aiohttp
 
         status = getattr(err, "status", None)
@@ -30,22 +30,22 @@ class HttpStore(Store):
         return isinstance(err, transient) if status is None else status in BUSY_STATUSES
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the cause of an error that says that the file is missing when it may be there."""
+        """Return the server's error where fsspec reports every error as a missing file."""
         cause = err.__cause__
         if not isinstance(err, FileNotFoundError) or cause is None:
             return err
         return err if getattr(cause, "status", None) in (404, 410) else cause
 
     def _is_folder(self, path: str) -> bool:
-        # The server would be asked for all of a file to see whether it is a list of others.
+        # fsspec would download a whole file to see whether it is a page of links.
         return not file_format(path) and super()._is_folder(path)
 
     def hint(self) -> str:
-        """Return nothing: to ask for near names would fetch a page."""
+        """Return no hint, because listing similar names would fetch a page."""
         return ""
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file, whole if the server does not deliver ranges."""
+        """Open the file; read it whole if the server does not deliver byte ranges."""
         block_size = None if compression(self.url) else LINE_BYTES
         known = {"size": size_bytes} if size_bytes else {}
         with self.explained():
@@ -54,7 +54,7 @@ class HttpStore(Store):
             )
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Tell whether the file can be read in pieces; the server may know whole files alone."""
+        """Return whether the server delivers byte ranges of the file."""
         with self.explained():
             return self._whole_file(size_bytes) is None
 

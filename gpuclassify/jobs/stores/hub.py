@@ -1,4 +1,4 @@
-"""Files of the Hub's repositories: revisions pinned to commits, few requests, no secrets."""
+"""Files in repositories of the Hub: revisions pinned to commits, few requests, no secrets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfUri
 
 SCHEME = "hf://"
-# Requests are limited, and bytes are not: a file this small is one request.
+# The Hub limits requests, not bytes: a file of at most this size is read in one request.
 WHOLE_FILE_BYTES = 8 << 20
 AHEAD_BYTES = 8 << 20
 TIMEOUT_SECONDS = 60
@@ -63,26 +63,26 @@ def _token_names(urls: Iterable[str]) -> set[str]:
 
 
 def _token_name(uri: HfUri) -> str:
-    """Return the name of a repository's token in `remember_token`; a model's has no type."""
+    """Return the name of a repository's token; models have no type prefix."""
     return uri.id if uri.type == "model" else f"{uri.type}s/{uri.id}"
 
 
 class BucketStore(Store):
-    """Files of a bucket of the Hub, which has no versions."""
+    """Files in a bucket of the Hub, which has no versions."""
 
     is_flat = True
     is_writable = False
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options with the token that they name."""
+        """Storage options, with the token in place of its name."""
         name = self._given_options.get("token")
         token = {"token": token_for(name)} if isinstance(name, TokenName) else {}
         return super().storage_options | token
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError: parts are uploaded together."""
+        """Raise ValueError, because all parts must be uploaded in one commit."""
         raise ValueError(
             f"{redacted(url)}: on the Hub, each file would be a commit of its own; "
             'HubWriter("OWNER/NAME", staging="out/") makes one of all'
@@ -90,7 +90,7 @@ class BucketStore(Store):
 
 
 class HubStore(BucketStore):
-    """Files of a repository of the Hub, at a branch or at a commit, where they cannot change."""
+    """Files in a repository of the Hub, at a branch, or at a commit, where they cannot change."""
 
     explains_itself = True
     has_commits = True
@@ -114,9 +114,9 @@ class HubStore(BucketStore):
         return options if token is None or options.get("token") else options | {"token": token}
 
     def pin(self, commits: dict[Any, str]) -> HubStore:
-        """Return the store at the commit that its revision stands for now.
+        """Return the store at the current commit of its revision.
 
-        Each revision is looked up once, so that all of the files are of one commit.
+        `commits` caches the commit of each revision, so that all files come from one commit.
         """
         if self.is_fixed:
             return self
@@ -143,9 +143,9 @@ class HubStore(BucketStore):
         return commit
 
     def entries(self) -> list[Entry] | None:
-        """List a file, all below a folder, or a pattern's matches; None if there is nothing.
+        """List the file, a folder's files, or a pattern's matches; None if none exist.
 
-        The Hub's file system alone takes a Hub that is busy for a file that is not there.
+        The first call only raises errors of a busy Hub: `_entries_of` would report a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):
@@ -155,25 +155,24 @@ class HubStore(BucketStore):
             ask(self.uri.id, lambda: self.filesystem.ls(folder))
             return ask(self.uri.id, lambda: self._entries_of(self.root), tries=1)
         except FileNotFoundError:
-            self.filesystem.invalidate_cache()  # it would not look again
-        # Raised out here: as a context, the other error would hold the request with its headers.
+            self.filesystem.invalidate_cache()  # else a retry would get the cached answer
+        # Raised outside of `except`: as its context, that error would keep the request's headers.
         raise DatasetMissingError(
             f"the Hub shows no {folder}: check the spelling; a private "
             "repository needs a token that may read it, as storage_options or in HF_TOKEN"
         )
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file, without a request if its size is known."""
+        """Open the file; at a commit, a file of known size needs no request."""
         if size_bytes is not None and self.is_fixed:
             return PinnedFile(self.uri, size_bytes, self.filesystem, ahead_bytes)
         return super().open(size_bytes, ahead_bytes)
 
 
 class PinnedFile(AbstractBufferedFile):
-    """File at a commit, opened without a request, since its size is known; for reading.
+    """Readable file at a commit; opening it needs no request, because its size is known.
 
-    `ahead_bytes` are fetched beyond what is asked for. Default: all of a small file,
-    `AHEAD_BYTES` of others.
+    `ahead_bytes` is the read-ahead. Default: all of a small file, `AHEAD_BYTES` of others.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class PinnedFile(AbstractBufferedFile):
 
     def readline(self) -> bytes:
         """Read a line, as from any binary file."""
-        return self.readuntil(b"\n", LINE_BYTES)  # the default block is all prefetched bytes
+        return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         from huggingface_hub import hf_hub_url

@@ -1,4 +1,4 @@
-"""Files of this machine's file systems, NFS and the like included."""
+"""Files on the file systems of this machine, including network mounts such as NFS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE_TYPES = {
 
 
 class LocalStore(Store):
-    """Files by a path, or by a URL that begins with ``file://``; their errors name the path."""
+    """Files at a path or a ``file://`` URL."""
 
     explains_itself = True
     is_near = True
@@ -44,30 +44,30 @@ class LocalStore(Store):
     # Input.
 
     def entries(self) -> list[Entry] | None:
-        """List a file, all below a folder, or a pattern's matches; None if there is nothing."""
+        """List the file, a folder's files, or a pattern's matches; None if none exist."""
         self.filesystem.invalidate_cache()
         plain = posixpath.normpath(self.root)
-        is_same = self.resolve(plain) == self.resolve(self.root)  # not behind a link and ".."
+        is_same = self.resolve(plain) == self.resolve(self.root)  # false for ".." behind a link
         return self._entries_of(plain if is_same else self.root)
 
     def resolve(self, path: str) -> str:
-        """Return a path without symbolic links."""
+        """Return the path with symbolic links resolved."""
         return os.path.realpath(path)
 
     def url_of(self, path: str) -> str:
-        """Return the path, or its URL if the store has one itself."""
+        """Return the path, or its URL if the store was opened by a URL."""
         if "://" in self.url:
             return super().url_of(path)
         if "::" in path:
-            self._open_filesystem(path)  # raises: it would be taken for a chain of URLs
+            self._open_filesystem(path)  # raises, because fsspec would read a chain of URLs
         return path
 
     def real_name(self, entry: Entry) -> str:
-        """Return the path without links."""
+        """Return the path with links resolved."""
         return entry.real
 
     def problem(self, path: str) -> str | None:
-        """Return why a file cannot be read, or None."""
+        """Return the reason why a file cannot be read, or None."""
         try:
             mode = Path(path).stat().st_mode
         except OSError as err:
@@ -77,17 +77,17 @@ class LocalStore(Store):
             return "permission denied" if isinstance(err, PermissionError) else None
         if not stat.S_ISREG(mode):
             kind = _FILE_TYPES.get(stat.S_IFMT(mode), "special file")
-            return f"it is a {kind}, not a regular file: write what it gives to a file"
+            return f"it is a {kind}, not a regular file: copy its content to one"
         return None if os.access(path, os.R_OK) else "permission denied"
 
     def hint(self) -> str:
-        """Return why there is no such file, or which name is near, or nothing."""
+        """Return why the file is missing, or a similar name, or an empty string."""
         problem = self.problem(self.root)
         return f": {problem}" if problem else super().hint()
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the time of a file's last change, also of one behind a link."""
-        if info.get("islink"):  # a listing has the link's time
+        """Return a file's modification time; links are followed."""
+        if info.get("islink"):  # the listing has the time of the link itself
             with contextlib.suppress(OSError):
                 return str(Path(info["name"]).stat().st_mtime)
         return super().version(info)
@@ -103,11 +103,11 @@ class LocalStore(Store):
         """Return the path of the file or folder `name`; raise an error if it contains a link."""
         path = super().path(name)
         checked = self.root
-        for step in name.split("/"):
-            checked = posixpath.join(checked, step)
+        for component in name.split("/"):
+            checked = posixpath.join(checked, component)
             try:
                 mode = os.lstat(checked).st_mode
-            except OSError:  # opening it will say why
+            except OSError:  # opening the path will raise it
                 break
             if stat.S_ISLNK(mode):
                 raise self._refused_path(name, f"goes by the link {checked}")
@@ -121,12 +121,12 @@ class LocalStore(Store):
         yield self.path(name)
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder, if it is there, with all that is in it."""
+        """Remove a folder and its contents, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.path(folder), recursive=True)
 
     def prune(self, *folders: str) -> None:
-        """Remove folders that are empty, and those above them."""
+        """Remove empty folders and their empty parents."""
         for folder in folders:
             with contextlib.suppress(OSError):
                 while folder:
@@ -134,36 +134,36 @@ class LocalStore(Store):
                     folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
-        """Bring the names of the files to disk, where they may be in memory only."""
-        number = os.open(self.root, os.O_RDONLY)
+        """Flush the folder's file names to disk."""
+        descriptor = os.open(self.root, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)
 
     def refuse_file(self) -> None:
-        """Raise NotADirectoryError if a file is where the folder or one above it belongs."""
+        """Raise NotADirectoryError if the folder or one of its parents is a file."""
         self._refuse_files(self.root, *map(str, PurePath(self.root).parents))
 
     def would_match(self, folder: Store, name: str) -> bool:
-        """Tell whether this path or pattern takes in a file `name` of another folder."""
+        """Return whether this path or pattern matches a file `name` in another folder."""
         if not isinstance(folder, LocalStore):
             return False
         return any(
-            self._takes_in(resolve(self.root), f"{resolve(folder.root)}/{name}")
+            self._matches(resolve(self.root), f"{resolve(folder.root)}/{name}")
             for resolve in (str, self.resolve)
         )
 
-    def takes_in(self, name: str) -> bool:
-        """Tell whether this path or pattern takes in a file by its real path."""
-        return any(self._takes_in(resolve(self.root), name) for resolve in (str, self.resolve))
+    def matches(self, name: str) -> bool:
+        """Return whether this path or pattern matches a file by its path without links."""
+        return any(self._matches(resolve(self.root), name) for resolve in (str, self.resolve))
 
     def move(self, source: str, target: str) -> None:
         """Move a file to another path, replacing an existing file."""
         Path(source).replace(target)
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
-        """Create a whole file by a link to a private one; see `Store.create`."""
+        """Create a whole file by hard-linking a private one; see `Store.create`."""
         path = self.path(name)
         private = Path(
             posixpath.join(self.path(scratch), f"{posixpath.basename(path)}.{uuid.uuid4().hex}")
@@ -177,16 +177,16 @@ class LocalStore(Store):
             try:
                 os.link(private, path)
             except FileExistsError:
-                # An answer of NFS that was lost and asked for again looks like somebody else's.
+                # If NFS lost its first answer, its retry finds the link of this attempt.
                 return exists(private) and private.stat().st_nlink > 1
             except FileNotFoundError:
                 if exists(private):
                     raise
-                # Another run of the job has finished, and removed what attempts had left.
+                # Another run of the job has finished and removed all private files.
                 return self.create(name, data, scratch, is_lasting=is_lasting)
             return True
         except OSError as err:
-            err.filename = path  # a full disk does not say of what
+            err.filename = path  # the error of a full disk names no file
             raise
         finally:
             with contextlib.suppress(OSError):
@@ -199,6 +199,6 @@ class LocalStore(Store):
         except OSError as err:
             if err.errno in _NO_LINKS:
                 raise self._cannot_create() from err
-            if err.errno is not None:  # name what the user named
+            if err.errno is not None:  # name the path that the user passed
                 raise OSError(err.errno, err.strerror, self.root) from err
             raise

@@ -1,4 +1,4 @@
-"""Names of files: the formats that they tell, and URLs without the secrets that they hold."""
+"""Formats and compressions by file name, and URLs without their secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URL = re.compile(r"\b\w++://[^\s'\"]+")  # URL within a text
 
 
 def file_format(path: str) -> str | None:
-    """Return the format by the file's name: `PARQUET`, `JSONL`, or None if it is neither."""
+    """Return a file's format by its name: `PARQUET`, `JSONL`, or None."""
     path = without_query(path).lower()
     if path.endswith(PARQUET_SUFFIXES):
         return PARQUET
@@ -27,7 +27,7 @@ def file_format(path: str) -> str | None:
 
 
 def compression(path: str) -> str | None:
-    """Return the codec of the file's compression by its name; None if there is none."""
+    """Return a file's compression codec by its name, or None."""
     return COMPRESSIONS.get(posixpath.splitext(without_query(path))[1].lower())
 
 
@@ -45,5 +45,5 @@ def _redacted(url: str) -> str:
     head, separator, rest = url.partition("://")
     if not separator:
         return url
-    query = "[?].*" if url.startswith(HTTP) else "[?][^/?]*=.*"  # else it is a part of a name
+    query = "[?].*" if url.startswith(HTTP) else "[?][^/?]*=.*"  # "?" may be part of a name
     return f"{head}://{re.sub('^[^/]*@', '', re.sub(query, '', rest, flags=re.DOTALL))}"

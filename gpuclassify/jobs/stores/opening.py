@@ -1,4 +1,4 @@
-"""The choice of a store by the protocol of a path or URL."""
+"""Choose a store by the protocol of a path or URL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STORES: dict[str, type[Store]] = {
 
 
 def store_type(url: str) -> type[Store]:
-    """Return the class of the store of a path or URL; nothing is opened for it."""
+    """Return the store class of a path or URL, without opening anything."""
     if url.startswith("hf://buckets/"):
         return BucketStore
     protocol, separator, _ = url.partition("://")
@@ -36,7 +36,7 @@ def open_store(
 ) -> Store:
     """Return the store of a path or URL, such as ``s3://bucket/out``.
 
-    Without `storage_options`, they are those that this process remembers as `options_name`.
+    Default `storage_options`: those that this process remembers as `options_name`.
     """
     url = os.fspath(path)
     options = {} if storage_options is None and not options_name else storage_options

@@ -1,7 +1,7 @@
-"""Files of one protocol, through fsspec: listed, read, written, and created only once.
+"""Files of one protocol, through fsspec: listing, reading, writing, exclusive creation.
 
-`Store` is right for any protocol that fsspec knows, and `ObjectStore` for buckets; its other kinds
-are in the files beside. `gpuclassify.jobs.stores.opening.open_store` chooses among them.
+`Store` works with every protocol of fsspec, and `ObjectStore` with buckets; the other modules of
+this folder have the rest. `gpuclassify.jobs.stores.opening.open_store` chooses among them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 FILES_AT_A_TIME = 16
 READ_TRIES = 4
 BLOCK_BYTES = 4 << 20
-LINE_BYTES = 64 << 10  # fetched beyond what is asked for, where lines are read
-# S3 may answer attempts that meet with a conflict, and then any of them may be tried again.
+LINE_BYTES = 64 << 10  # read-ahead for lines
+# S3 may answer simultaneous attempts with a conflict; all of them may try again.
 CONFLICT_WAITS_SECONDS = (0.1, 0.5, 0.0)
-# The last part of the names of files that `Store.replacing` writes: host, process, a number.
+# Suffix of temporary files of `Store.replacing`: process namespace, process ID, random digits.
 _MARK = re.compile("([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{32}")
 _ABANDONED_SECONDS = 86_400.0
 _being_written: set[str] = set()  # files that this process is writing
-# Error types that are kept; other errors of a store become OSError.
+# Error types that users see; other errors of a store become OSError.
 _ERRORS = (FileNotFoundError, PermissionError, TimeoutError)
 _UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)
 # Fields in which file systems store a file's version, best first.
@@ -83,13 +83,13 @@ class CutShortError(ConnectionError):
 
 
 class Entry(NamedTuple):
-    """A file of a listing, or a folder that is empty or, for a `problem`, has no listing."""
+    """Entry of a listing: a file, an empty folder, or a folder that cannot be listed."""
 
     path: str  # path in its file system, as listed
-    real: str  # the same without links
+    real: str  # path with links resolved
     info: dict[str, Any] = {}
-    linked: str = ""  # the folder that a link on the way leads to, if there is one
-    problem: OSError | None = None
+    linked: str = ""  # target of the folder link that the path goes through, if any
+    problem: OSError | None = None  # the reason why a folder cannot be listed
 
 
 class WatchedFile:
@@ -130,18 +130,18 @@ class WatchedFile:
         return content
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        place = None if getattr(self._file, "closed", False) else self._file.tell()
+        offset = None if getattr(self._file, "closed", False) else self._file.tell()
 
         def call() -> Any:
-            if place is not None and self._file.tell() != place:  # a try failed within a line
-                self._file.seek(place)
+            if offset is not None and self._file.tell() != offset:  # a try failed within a line
+                self._file.seek(offset)
             return method(*arguments)
 
         try:
             return self._store.retried(call)
         except Exception as err:
             self.failure = err
-            self.failed_at = "" if place is None else f", from byte {place}"
+            self.failed_at = "" if offset is None else f", from byte {offset}"
             raise
 
 
@@ -149,8 +149,8 @@ class WatchedFile:
 class Store:
     """A file, folder or pattern of files at a path or URL; names are relative to the folder.
 
-    It opens its file system where it is first used. A pickled store has no storage options: these
-    may be secrets, and `gpuclassify.workers.secrets` knows them as `options_name` elsewhere.
+    The file system is opened at first use. Pickling drops the storage options, which may be
+    secrets; other processes find them as `options_name` in `gpuclassify.workers.secrets`.
     """
 
     url: str
@@ -158,12 +158,12 @@ class Store:
     options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     has_commits: ClassVar[bool] = False  # whether inputs are read at a commit
-    is_flat: ClassVar[bool] = False  # whether all below a folder is listed at once
-    is_writable: ClassVar[bool] = True  # whether jobs may have written there
+    is_flat: ClassVar[bool] = False  # whether one request lists everything below a folder
+    is_writable: ClassVar[bool] = True  # whether jobs can write there
     explains_itself: ClassVar[bool] = False  # whether errors name the file and the cure
-    is_near: ClassVar[bool] = False  # whether a file can be read twice at no cost
-    tags_files: ClassVar[bool] = False  # whether a file written again always has another version
-    reports_md5: ClassVar[bool] = True  # whether a listing may have digests of content
+    is_near: ClassVar[bool] = False  # whether reading a file twice is cheap
+    tags_files: ClassVar[bool] = False  # whether every write gives a file another version
+    reports_md5: ClassVar[bool] = True  # whether listings may have MD5 digests
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.address, self.options_name)
@@ -202,7 +202,7 @@ class Store:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec; names of the Hub's tokens are none of another store's."""
+        """Storage options for fsspec, without names of Hub tokens, which are for the Hub only."""
         options = self._given_options.items()
         return {name: value for name, value in options if not isinstance(value, TokenName)}
 
@@ -245,7 +245,7 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return the store of a folder or file in this one; raises ValueError as `path` does."""
+        """Return the store of a folder or file in this folder; raises ValueError as `path` does."""
         self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
@@ -264,11 +264,11 @@ class Store:
         return retried(call, may_pass, tries=READ_TRIES)
 
     def is_transient(self, err: BaseException) -> bool:
-        """Tell whether another try may succeed; most stores' clients retry other errors."""
+        """Return whether a retry may succeed; most stores' clients retry other errors."""
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the error that has happened, where fsspec raises another one."""
+        """Return the original error if fsspec has raised another one in its place."""
         return err
 
     @contextlib.contextmanager
@@ -294,16 +294,16 @@ class Store:
     # The file, or the files of the pattern or folder, as an input.
 
     def pin(self: AnyStore, commits: dict[Any, str]) -> AnyStore:
-        """Return the store as it is now, if it has versions; `commits` are those known already."""
+        """Return the store at its current commit, if it has commits; `commits` caches them."""
         return self
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the path is a pattern, if it names nothing itself."""
+        """Whether the path has glob characters; a file may still have this exact name."""
         return glob.has_magic(without_query(self.root))
 
     def entries(self) -> list[Entry] | None:
-        """List a file, all below a folder, or a pattern's matches; None if there is nothing."""
+        """List the file, a folder's files, or a pattern's matches; None if none exist."""
         self.filesystem.invalidate_cache()
         with self.explained():
             return self._entries_of(self.root)
@@ -318,17 +318,19 @@ class Store:
                 raise
         if not self.is_pattern:
             return None
-        steps = path.split("/")
-        first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
-        root = "/".join(steps[:first]) or self.filesystem.root_marker
-        plain = itertools.takewhile("**".__ne__, steps[first:])
-        levels = tuple(re.compile(glob_translate(step)) for step in plain)
+        names = path.split("/")
+        first = next(number for number, name in enumerate(names) if glob.has_magic(name))
+        root = "/".join(names[:first]) or self.filesystem.root_marker
+        plain = itertools.takewhile("**".__ne__, names[first:])
+        levels = tuple(re.compile(glob_translate(name)) for name in plain)
         matches = re.compile(glob_translate(path)).match
         with contextlib.suppress(FileNotFoundError):
             return [
                 entry
                 for entry in self.walk(root, levels)
-                if "**" not in steps or entry.problem or any(map(matches, _above(entry.path, root)))
+                if "**" not in names
+                or entry.problem
+                or any(map(matches, _path_and_parents(entry.path, root)))
             ] or None
         return None
 
@@ -336,13 +338,12 @@ class Store:
         return bool(self.filesystem.isdir(path))
 
     def walk(self, root: str | None = None, levels: Levels = ()) -> Iterator[Entry]:
-        """Yield the files below a folder. Inputs and outputs are listed by this function only.
+        """Yield the files below a folder. All listings of inputs and outputs come from here.
 
         `levels` are patterns of names, one per folder level; below the last level everything
         matches. Names that begin with a dot or an underscore are metadata, and are skipped. Links
-        are followed after everything else, so that real folders and files come first. No folder is
-        listed twice, which ends cycles of links. A local folder that cannot be listed is an entry
-        with a problem.
+        are followed last, so that real folders and files come first. No folder is listed twice,
+        which ends cycles of links. A local folder that cannot be listed is an entry with a problem.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -367,7 +368,7 @@ class Store:
             for info in infos:
                 path, is_link = info["name"].rstrip("/"), bool(info.get("islink"))
                 name = path.removeprefix(folder).strip("/")
-                is_hidden = any(step.startswith((".", "_")) for step in name.split("/"))
+                is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
                 if not name or is_hidden or (levels and not levels[0].match(name)):
                     continue
                 if is_link and self.filesystem.isdir(path):
@@ -386,7 +387,7 @@ class Store:
         return list(self.filesystem.ls(folder, detail=True))
 
     def resolve(self, path: str) -> str:
-        """Return a path without symbolic links, where the file system has them."""
+        """Return the path with symbolic links resolved, if the file system has any."""
         return path
 
     def url_of(self, path: str) -> str:
@@ -401,27 +402,26 @@ class Store:
         return self.url_of(entry.path)
 
     def problem(self, path: str) -> str | None:
-        """Return why a file cannot be read, as far as is known without reading it."""
+        """Return the reason why a file cannot be read, if known without reading it, or None."""
         return None
 
     def hint(self) -> str:
-        """Return further words about a file that is missing: which name is near, or nothing."""
+        """Return a hint about a missing file, such as a similar name, or an empty string."""
         folder, wanted = posixpath.split(self.root)
-        with contextlib.suppress(Exception):  # whatever a store raises: it is only a hint
-            beside = self.filesystem.ls(folder, False)
-            near = nearest(wanted, [posixpath.basename(name.rstrip("/")) for name in beside])
-            return near and f".{near}"
+        with contextlib.suppress(Exception):  # a hint is not worth an error
+            siblings = self.filesystem.ls(folder, False)
+            similar = nearest(wanted, [posixpath.basename(name.rstrip("/")) for name in siblings])
+            return similar and f".{similar}"
         return ""
 
     def info(self) -> dict[str, Any]:
-        """Ask the file system for its entry of the file."""
-        # Else it may answer from a listing.
+        """Return the file system's entry of the file, not from its cache of listings."""
         self.filesystem.invalidate_cache(self.filesystem._parent(self.root))
         with self.explained():
             return self.retried(functools.partial(self.filesystem.info, self.root))
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the tag or time of change in a file system's entry; empty if there is neither."""
+        """Return the ETag or modification time in a file system's entry, or an empty string."""
         value = next((info[key] for key in _VERSIONS if info.get(key) not in (None, "")), "")
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
 
@@ -435,9 +435,9 @@ class Store:
     ) -> Iterator[BinaryIO]:
         """Open the file for reading bytes.
 
-        `size_bytes`, if it is known, saves requests on the Hub; `ahead_bytes` are fetched from
-        there beyond what is asked for, by default all of a small file. Raises BrokenContentError if
-        what is read in the block cannot be decoded, and OSError if the bytes are not delivered.
+        A known `size_bytes` saves requests to the Hub. `ahead_bytes` is the read-ahead there;
+        default: all of a small file. Raises BrokenContentError if the block cannot decode the
+        content, and OSError if the bytes are not delivered.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
             file = WatchedFile(opened, self, size_bytes)
@@ -453,21 +453,21 @@ class Store:
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
         """Open the file as fsspec does; see `reading`."""
-        # Stores read far ahead by themselves, s3fs 50 MiB: several times what a part is.
+        # The default read-ahead, 50 MiB in s3fs, is several times the size of a part.
         block_size = None if compression(self.url) else LINE_BYTES
         with self.explained():
             return self.filesystem.open(self.root, "rb", block_size=block_size)
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Tell whether the file can be read in pieces."""
+        """Return whether byte ranges of the file can be read."""
         return True
 
     # Files in the folder, as an output.
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder `name`, which somebody else's record may give.
+        """Return the path of the file or folder `name`, which may come from an untrusted record.
 
-        Raises ValueError if it leads out of the folder, itself or by a link, or is neither a
+        Raises ValueError if it leads out of the folder, directly or by a link, or is neither a
         regular file nor a folder.
         """
         if name.startswith("/") or ".." in name.split("/"):
@@ -481,7 +481,7 @@ class Store:
         )
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the sizes in bytes of the files in `folder`, not below it, by their names."""
+        """Return the size in bytes of each file directly in `folder`, by name."""
         return {
             posixpath.basename(info["name"]): info["size"]
             for info in self._infos_in(folder)
@@ -489,16 +489,16 @@ class Store:
         }
 
     def folders(self, folder: str = "") -> list[str]:
-        """List the names of the folders in `folder`, where the file system has or shows folders."""
+        """List the names of the folders in `folder`, if the file system has folders."""
         names = [info["name"] for info in self._infos_in(folder) if info["type"] == "directory"]
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def part_sizes(self) -> dict[str, int]:
-        """Return `sizes`, with the files in partition folders, such as ``bucket=19/part-00000``."""
+        """Return `sizes` including files in partition folders, such as ``bucket=19/part-00000``."""
         return {name: info["size"] for name, info in self.part_infos().items()}
 
     def part_infos(self, folder: str = "") -> dict[str, dict[str, Any]]:
-        """Return the file system's entries of the files that `part_sizes` has."""
+        """Return the file system's entry of each file in `part_sizes`."""
         infos: dict[str, dict[str, Any]] = {}
         for info in self._infos_in(folder):
             name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
@@ -518,10 +518,10 @@ class Store:
             return []
 
     def reported_md5(self, info: Mapping[str, Any]) -> str | None:
-        """Return the MD5 of a file's content, in hexadecimal, if an entry has it.
+        """Return the hexadecimal MD5 of a file's content, if the entry has it.
 
-        S3's ETag is that digest of what was stored at once and is not encrypted with a customer's
-        key; Google's store and Azure's name theirs.
+        S3's ETag is the MD5 of objects that were stored by one request and are not encrypted with
+        a customer's key. Google Cloud Storage and Azure have fields for it.
         """
         settings = info.get("content_settings") or {}
         md5 = settings.get("content_md5") or info.get("md5Hash") or info.get("ETag")
@@ -531,12 +531,12 @@ class Store:
         return None if md5 is None else bytes(md5).hex()
 
     def make(self, *folders: str) -> None:
-        """Make the folder and these in it, where the file system has folders."""
+        """Create the folder, and `folders` in it, if the file system has folders."""
         for folder in ("", *folders):
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
 
     def has(self, name: str) -> bool:
-        """Tell whether a file is there; unlike fsspec's ``exists``, fail where nobody can tell."""
+        """Return whether a file exists; unlike fsspec's ``exists``, raise if that is unknown."""
         try:
             self.filesystem.info(self.path(name))
         except FileNotFoundError:
@@ -563,29 +563,30 @@ class Store:
 
     def digest(self, name: str) -> str:
         """Return the SHA-256 of the content of a file, read block by block."""
-        digest, at = hashlib.sha256(), 0
+        digest, start = hashlib.sha256(), 0
         path, size = self.path(name), self.filesystem.size(self.path(name))
 
         def read_block() -> bytes:
-            block: bytes = self.filesystem.cat_file(path, start=at, end=min(at + BLOCK_BYTES, size))
+            end = min(start + BLOCK_BYTES, size)
+            block: bytes = self.filesystem.cat_file(path, start=start, end=end)
             if not block:
-                raise CutShortError(errno.EIO, f"{name} ends after {at:,} of {size:,} bytes")
+                raise CutShortError(errno.EIO, f"{name} ends after {start:,} of {size:,} bytes")
             return block
 
-        while at < size:
+        while start < size:
             block = self.retried(read_block)
             digest.update(block)
-            at += len(block)
+            start += len(block)
         return digest.hexdigest()
 
     def digests(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return names with the SHA-256 of their files, or with why they cannot be read."""
+        """Return each name with the SHA-256 of its file, or the reason why it is unreadable."""
 
         def digest(name: str) -> tuple[str, str, str]:
             try:
                 return name, self.digest(name), ""
             except OSError as err:
-                if err.errno not in (errno.EIO, errno.ENOENT):  # others pass, such as of a network
+                if err.errno not in (errno.EIO, errno.ENOENT):  # e.g. the network's
                     raise
                 return name, "", f"cannot be read: {err}"
 
@@ -593,7 +594,7 @@ class Store:
             return list(pool.map(digest, names))
 
     def remove(self, *names: str) -> None:
-        """Remove files, if they are there; several at a time."""
+        """Remove the files that exist, several at a time."""
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -603,19 +604,19 @@ class Store:
             list(pool.map(remove, names))
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder, if it is there, with all that is in it."""
+        """Remove a folder and its contents, if it exists."""
         path = self.path(folder)
-        below = self.filesystem.find(path)  # rm() takes names for patterns
+        below = self.filesystem.find(path)  # rm() would read names as patterns
         self.remove(*(posixpath.join(folder, name[len(path) :].lstrip("/")) for name in below))
 
     def prune(self, *folders: str) -> None:
-        """Remove folders that are empty, and those above them, where there are folders."""
+        """Remove empty folders and their empty parents, if the file system has folders."""
 
     def sync(self) -> None:
-        """Bring the names of the files to disk, where they may be in memory only."""
+        """Flush the folder's file names to disk, if they may be in memory only."""
 
     def refuse_file(self) -> None:
-        """Raise NotADirectoryError if a file is where the folder or one above it belongs."""
+        """Raise NotADirectoryError if the folder or one of its parents is a file."""
         self._refuse_files(self.root)
 
     def _refuse_files(self, *paths: str) -> None:
@@ -625,44 +626,44 @@ class Store:
                 raise NotADirectoryError(f"{shown} is a file: name a directory for the output")
 
     def holds(self, file: Store) -> bool:
-        """Tell whether a file of any store lies in this folder or below it."""
+        """Return whether a file of any store lies in this folder or below it."""
         try:
-            is_beside = type(file.filesystem) is type(self.filesystem)
-        except (ValueError, ImportError):  # no file, or one of a store that is not this one
+            is_same_kind = type(file.filesystem) is type(self.filesystem)
+        except (ValueError, ImportError):  # an unknown protocol, or one without its package
             return False
-        return is_beside and file.resolve(file.root).startswith(f"{self.resolve(self.root)}/")
+        return is_same_kind and file.resolve(file.root).startswith(f"{self.resolve(self.root)}/")
 
     def would_match(self, folder: Store, name: str) -> bool:
-        """Tell whether this path or pattern takes in a file `name` of another folder.
+        """Return whether this path or pattern matches a file `name` in another folder.
 
-        Raises ImportError where fsspec has no package for this URL.
+        Raises ImportError if the package that fsspec needs for this URL is not installed.
         """
-        return self.filesystem == folder.filesystem and self._takes_in(
+        return self.filesystem == folder.filesystem and self._matches(
             self.root, f"{folder.root}/{name}"
         )
 
-    def takes_in(self, name: str) -> bool:
-        """Tell whether this path or pattern takes in a file by its `real_name`.
+    def matches(self, name: str) -> bool:
+        """Return whether this path or pattern matches a file by its `real_name`.
 
-        A stranger may have written the name, so it is compared as text. To open the file system
-        that it names would send these storage options to a host of the stranger's choice.
+        Names may be untrusted, so they are compared as text. Opening the file system that a name
+        gives would send these storage options to a host of its author's choice.
         """
-        return self._takes_in(self.url_of(self.root), name)
+        return self._matches(self.url_of(self.root), name)
 
     @staticmethod
-    def _takes_in(root: str, path: str) -> bool:
+    def _matches(root: str, path: str) -> bool:
         return path.startswith(f"{root}/") or bool(re.match(glob_translate(root), path))
 
     # Whole files.
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a whole file, in place of an earlier one."""
+        """Write a whole file, replacing an existing one."""
         with self.replacing(self.path(name)) as file:
             file.write(data)
 
     @contextlib.contextmanager
     def replacing(self, target: str) -> Iterator[Any]:
-        """Open a binary file that becomes `target` when the block ends well, else vanishes."""
+        """Open a temporary binary file that becomes `target` if the block succeeds."""
         mark = new_mark()
         private = posixpath.join(posixpath.dirname(target), f".{posixpath.basename(target)}.{mark}")
         _being_written.add(mark)
@@ -699,18 +700,16 @@ class Store:
             ]
             self.remove(*left)
 
-    # Files that are created whole and only if they are not there: of several attempts one counts.
+    # Exclusive creation.
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
-        """Create a whole file unless it is there; of several attempts exactly one succeeds.
+        """Create a whole file unless it exists; exactly one of several attempts succeeds.
 
-        On a file system of this machine, the file is written under a private name and linked: a
-        name appears with all of its content or not at all, without locks, on NFS too. Other stores
-        are asked to store the object only if there is none.
-
-        Private files are in the folder `scratch`; with `is_lasting`, the content is brought to disk
-        first, so that it outlives a loss of power. Returns whether this attempt's content is there
-        now.
+        On local file systems, the file is written under a private name in the folder `scratch`,
+        and hard-linked: it appears with all of its content or not at all, without locks, on NFS
+        too. Other stores get a conditional request. With `is_lasting`, the content is flushed to
+        disk first, so that it survives a power loss. Returns whether the file now has the content
+        of this attempt.
         """
         for wait_seconds in CONFLICT_WAITS_SECONDS:
             try:
@@ -718,16 +717,16 @@ class Store:
                 return True
             except (FileNotFoundError, PermissionError):
                 raise
-            except OSError as err:  # stores and their clients have several words for "it is there"
+            except OSError as err:  # clients report an existing file by various types
                 refusal = err
             with contextlib.suppress(FileNotFoundError):
-                # An answer that was lost and asked for again looks like somebody else's file.
+                # If the first answer was lost, the client's retry finds the file of this attempt.
                 return self.read(name) == data
             time.sleep(wait_seconds)
         raise refusal
 
     def ensure(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> None:
-        """Create a whole file, in place of one with other content; see `create`."""
+        """Create a whole file, replacing one with other content; see `create`."""
         is_created = self.create(name, data, scratch, is_lasting=is_lasting)
         if not is_created and self.read(name) != data:
             self.remove(name)
@@ -735,13 +734,13 @@ class Store:
 
     def check_creates(self, scratch: str) -> None:
         """Check by a trial that `create` works here; raise UnsupportedStorageError if not."""
-        # The store has to be asked; fsspec's way looks first and writes then.
+        # fsspec's own method is not atomic: it looks for the file, and then writes it.
         from fsspec import AbstractFileSystem
         from fsspec.asyn import AsyncFileSystem
 
         method = getattr(self.filesystem, "_pipe_file", self.filesystem.pipe_file)
         inherited = (AbstractFileSystem.pipe_file, AsyncFileSystem._pipe_file)
-        # adlfs takes "mode", too, and shows the name that it had before.
+        # adlfs accepts "mode", but its signature has the older name "overwrite".
         names = {"mode", "overwrite"} & inspect.signature(method).parameters.keys()
         if method.__func__ in inherited or not names:
             raise self._cannot_create()
@@ -751,7 +750,7 @@ class Store:
         # Probe in the target folder: BeeGFS and AFS link only within one folder.
         mark = new_mark()
         name = f".probe.{mark}"
-        _being_written.add(mark)  # else another job of this process would sweep it away
+        _being_written.add(mark)  # other jobs of this process must not sweep it away
         try:
             with self.explained():
                 is_created = [self.create(name, content, scratch) for content in (b"1", b"2")]
@@ -771,28 +770,28 @@ class Store:
 
 
 class ObjectStore(Store):
-    """Objects of a bucket, which has no folders; S3, Google Cloud Storage or Azure."""
+    """Objects in a bucket of S3, Google Cloud Storage or Azure, which have no folders."""
 
     is_flat = True
     tags_files = True
 
     def is_transient(self, err: BaseException) -> bool:
-        """Tell whether another try may succeed."""
-        # botocore compares the answer with the checksum of the whole object, if S3 has one.
+        """Return whether a retry may succeed."""
+        # botocore raises it if an answer does not match the checksum that S3 has of the object.
         return super().is_transient(err) or type(err).__name__ == "FlexibleChecksumError"
 
     def make(self, *folders: str) -> None:
-        """Do nothing: asked for a folder, s3fs would create the bucket if there is none."""
+        """Do nothing, because s3fs would create a missing bucket."""
 
 
 def error_text(err: BaseException) -> str:
-    """Format an error of a store's client in a line, without secrets of the URLs in it."""
+    """Format a client's error in one line, without the secrets of its URLs."""
     text = URL.sub(lambda match: redacted(match[0]), str(err))
     return f"{type(err).__name__}: {text}".rstrip(".: ")
 
 
 def _decoding_problem(err: Exception) -> str:
-    reason = " ".join(str(err).split())  # Arrow's may be of several lines
+    reason = " ".join(str(err).split())  # Arrow's messages may have several lines
     if "CRC checksum" in reason:
         reason = (
             f"bytes have changed since they were written, {reason}: bring the file again "
@@ -806,42 +805,42 @@ def _decoding_problem(err: Exception) -> str:
     return reason
 
 
-def _above(path: str, root: str) -> Iterator[str]:
+def _path_and_parents(path: str, root: str) -> Iterator[str]:
     """Yield the path, and the paths of the folders between it and the root."""
     while len(path) > len(root):
         yield path
         path = posixpath.dirname(path)
 
 
-# Names of files that are not whole yet.
+# Names of temporary files.
 
 
-def _processes_here() -> str:
-    """Return eight digits that tell the processes whose numbers are valid here from all others.
+def _process_namespace() -> str:
+    """Return eight digits that identify the namespace of this process's ID.
 
-    Containers may share a name, and number their processes alike.
+    The host's name is not enough: containers may share it, and number their processes alike.
     """
-    known = [socket.gethostname()]
+    parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # not Linux, or hidden
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text())
-        known.append(str(Path("/proc/self/ns/pid").readlink()))
-    return hashlib.sha256("\0".join(known).encode()).hexdigest()[:8]
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
-_HERE = _processes_here()
+_NAMESPACE = _process_namespace()
 
 
 def new_mark() -> str:
-    """Return a mark that tells this process's private files from others; see `Store.sweep`."""
-    return f"{_HERE}-{os.getpid()}-{uuid.uuid4().hex}"
+    """Return a unique suffix for a temporary file of this process; see `Store.sweep`."""
+    return f"{_NAMESPACE}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
 def _is_abandoned(name: str, info: Mapping[str, Any]) -> bool:
     mark = _MARK.fullmatch(name.rpartition(".")[2])
     if mark is None or not name.startswith("."):
         return False
-    here, process = mark[1], int(mark[2])
-    if here == _HERE:
+    namespace, process = mark[1], int(mark[2])
+    if namespace == _NAMESPACE:
         if process == os.getpid():
             return mark[0] not in _being_written
         return not psutil.pid_exists(process)

@@ -1,4 +1,4 @@
-"""An S3 store, which these tests' jobs and their processes find by the environment."""
+"""An S3 store, which jobs and processes of these tests find by environment variables."""
 
 import fsspec
 import pytest
@@ -7,7 +7,7 @@ from job_faults import write_input
 
 @pytest.fixture(scope="module")
 def store():
-    from tests.s3_server import S3Server  # needs packages that the other tests do without
+    from tests.s3_server import S3Server  # needs packages that other tests do not
 
     with pytest.MonkeyPatch.context() as patch, S3Server() as server:
         for name, value in server.environment.items():
@@ -23,8 +23,8 @@ def bucket(store):
 
 
 @pytest.fixture
-def place(request, store, bucket, tmp_path):
-    """A prefix of the test's own with input."""
+def prefix(request, store, bucket, tmp_path):
+    """A prefix with input, for one test."""
     write_input(tmp_path / "in")
     url = f"s3://{store.bucket}/{abs(hash(request.node.name))}"
     bucket.put(f"{tmp_path}/in", f"{url}/in", recursive=True)

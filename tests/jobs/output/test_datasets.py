@@ -1,4 +1,4 @@
-"""The library datasets reads the output of a job as it stands, and nothing of a user's is lost."""
+"""The library datasets reads the output of a job unchanged, and no user's file is lost."""
 
 import json
 
@@ -32,7 +32,7 @@ WRITERS = {
 
 @pytest.fixture
 def run(tmp_path):
-    """Run the job over `ROWS` in several parts, or go on with it."""
+    """Run or continue the job over `ROWS` in several parts."""
     lines = (json.dumps({**row, "kind": row["id"] % 3}) for row in ROWS)
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
 
@@ -70,8 +70,8 @@ def test_columns_of_folders_come_with_pyarrow_or_by_the_names_of_folders(tmp_pat
     assert whole["lang"].tolist() == [row["lang"] for row in ROWS]
     files = {lang: f"{tmp_path}/out/lang={lang}/part-*" for lang in ("en", "de")}
     splits = datasets.load_dataset("parquet", data_files=files, cache_dir=f"{tmp_path}/cache")
-    for place, lang in enumerate(("en", "de")):
-        assert sorted(splits[lang]["id"]) == [*range(place, 60, 2)]
+    for first, lang in enumerate(("en", "de")):
+        assert sorted(splits[lang]["id"]) == [*range(first, 60, 2)]
 
 
 def test_other_readers_pass_over_what_datasets_reads(tmp_path, run):
@@ -115,7 +115,7 @@ def test_what_a_user_wrote_stays(tmp_path, run, restart):
     readme.write_text("Mine.\n")
     run(restart=restart)
     assert readme.read_text() == "Mine.\n"
-    assert not card.exists()  # what it says would go before what a README.md says
+    assert not card.exists()  # it would override the user's README.md
     readme.unlink()
     card.symlink_to(tmp_path / "in.jsonl")
     run(restart=restart)

@@ -1,4 +1,4 @@
-"""Every row once, whatever dies: killed clients and workers, crashes while publishing, races."""
+"""Every row once in spite of killed clients and workers, crashes while publishing, and races."""
 
 import json
 import random
@@ -34,7 +34,7 @@ def records(folder):
 
 
 def assert_whole(folder, expected):
-    """The output is that of an undisturbed run, its metadata agrees, and nothing else is left."""
+    """The output equals an undisturbed run's, its metadata agrees, and nothing else is left."""
     pd.testing.assert_frame_equal(result(folder), expected)
     found = records(folder)
     parts = {path.name: path for path in (folder / "out").glob("*.parquet")}
@@ -79,7 +79,7 @@ def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, expected, link,
     assert process.exitcode == -signal.SIGKILL
     published = len(list((folder / "out").glob("*.parquet")))
     assert published == (1 if (link, is_done) < (8, True) else 2)
-    assert job(folder).run().resumed_parts == published  # what is published is not done again
+    assert job(folder).run().resumed_parts == published  # published parts are not done again
     assert_whole(folder, expected)
 
 
@@ -136,7 +136,7 @@ def triple(frame):
 
 
 def assert_of_other(folder):
-    """The output is whole, and all of it of the job that has started over."""
+    """The output is complete, and all of it is from the job that has started over."""
     other = job(folder, triple).prepare().manifest
     assert "tripled" in result(folder)
     assert sorted(path.name for path in (folder / "out").glob("*.parquet")) == other.names()
@@ -147,7 +147,7 @@ def assert_of_other(folder):
 
 
 def restarting_at(folder, count):
-    """A report that starts over with other settings, once so many parts are done."""
+    """A report function that starts over with other settings after a number of parts."""
 
     def report(done, total, summary):
         if done == count:
@@ -190,7 +190,7 @@ def test_a_run_that_ends_after_another_started_over_leaves_it_alone(folder):
     with pytest.raises(JobChangedError, match="another run has started over in"):
         first.manifest.finish()
     assert_of_other(folder)
-    for path, content in zip(late, contents, strict=True):  # an attempt that came late
+    for path, content in zip(late, contents, strict=True):  # a late attempt
         path.write_bytes(content)
     with pytest.raises(JobChangedError, match="another run has started over in"):
         run_part(part, 0, name, first.spec.pack())
@@ -220,10 +220,10 @@ def test_damaged_metadata_is_refused_and_starting_over_cures_it(folder, expected
             job(folder).run()
         with pytest.raises(DamagedMetadataError, match="another directory"):
             report_of(open_store(f"{folder}/out"))
-    again = job(folder, triple).run()  # the job itself knows what it was
+    again = job(folder, triple).run()  # the job itself still has its identity
     assert again.resumed_parts == again.parts
     assert read_job(open_store(f"{folder}/out"))["parts"] == again.parts
-    foreign = folder / "out" / "part-00007-01234567.parquet"  # of no job that was here
+    foreign = folder / "out" / "part-00007-01234567.parquet"  # no job wrote it
     foreign.write_bytes(b"mine")
     with pytest.raises(FileExistsError, match="1 files that no job wrote"):
         job(folder).run(restart=True)

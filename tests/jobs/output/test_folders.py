@@ -39,7 +39,7 @@ def parts(folder):
 
 
 def assert_whole(folder):
-    """Every row is there once, records tell of every file, and nothing else is left."""
+    """Every row exists once, records name every file, and nothing else is left."""
     found = ds.dataset(folder / "out", partitioning="hive").to_table().to_pandas()
     wanted = expected(folder)[["id", "text", "remainder"]]
     found = found.sort_values("id", ignore_index=True)
@@ -80,7 +80,7 @@ OTHER_LINKS = [pytest.param(link, marks=pytest.mark.slow) for link in (4, 5, 6, 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("link", [7, *OTHER_LINKS])
 def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, link, is_done):
-    """Links make the probe (2), job.json (1), and of a part intent, rows, 3 files and record."""
+    """Links: the probe (2), job.json (1), and per part the intent, rows, 3 files and record."""
     process = in_process(faults.run_until_link, job(folder), link, is_done)
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -90,7 +90,7 @@ def test_a_crash_in_publishing_loses_and_doubles_nothing(folder, link, is_done):
 
 
 def test_an_attempt_that_comes_after_a_part_is_cleared_up_changes_nothing(folder, monkeypatch):
-    """Its rows go elsewhere: what it publishes anew would double some of them."""
+    """Its rows go to other folders: publishing them again would double some."""
     prepared = job(folder).prepare()
     prepared.run()
     before = parts(folder)
@@ -106,7 +106,7 @@ def test_an_attempt_that_comes_after_a_part_is_cleared_up_changes_nothing(folder
 
 
 def overtaken(folder, monkeypatch, overtake):
-    """Spread a part, and have another client begin anew when the first of its files is there."""
+    """Spread a part, and let another client restart after its first file."""
     first = job(folder).prepare()
     list(first.manifest.begin())
     create, overtakers = LocalStore.create, [overtake]
@@ -124,7 +124,7 @@ def overtaken(folder, monkeypatch, overtake):
 
 
 def test_an_attempt_of_an_earlier_run_adds_nothing_to_one_that_begins_anew(folder, monkeypatch):
-    """Of the same job, so that settings do not tell the two runs apart."""
+    """A run of the same job, so that settings do not distinguish the two runs."""
     second = job(folder).prepare(restart=True)
     overtaken(folder, monkeypatch, lambda: list(second.manifest.begin()))
     records = list(second.run_tasks(None, range(second.manifest.count), second.spec))
@@ -220,7 +220,7 @@ def as_objects(frame):
 @pytest.mark.parametrize("stage", [as_category, as_objects])
 @pytest.mark.parametrize("by", ["k", None])
 def test_stages_make_categories_that_differ_between_parts(tmp_path, kind, writer, stage, by):
-    """Without rows, neither categories nor objects tell their type."""
+    """Without rows, the types of categories and objects are unknown."""
     frame = pd.DataFrame({"id": range(4), "k": pd.array(PLAIN[kind])})
     for number in range(4):
         frame[number : number + 1].to_parquet(tmp_path / f"{number}.parquet", index=False)

@@ -1,4 +1,4 @@
-"""What lies in an output decides about nothing outside of it: no name leads out, by no link."""
+"""Files in an output affect nothing outside of it: no name or link leads out."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def contents(folder):
 
 
 def rewrite(path, change):
-    """Change what a file of the metadata says, sealed as a job does."""
+    """Change a file of the metadata, and seal it as a job does."""
     values = json.loads(path.read_text())
     values.pop("sha256")
     change(values)
@@ -91,7 +91,7 @@ NAMES = ["../secret.txt", "{}/secret.txt", "link.txt", "sub/secret.txt", "pipe"]
 
 @pytest.fixture
 def planted(outputs):
-    """A record that names what is none of its job's."""
+    """Plant files outside of the output; return a function that changes a record."""
     out = outputs / "out"
     (outputs / "secret.txt").write_text('{"password": 1}\n')
     (out / "link.txt").symlink_to(outputs / "secret.txt")

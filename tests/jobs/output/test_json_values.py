@@ -1,4 +1,4 @@
-"""Values that JSON lines keep as they came: of several kinds, in maps, and absent fields."""
+"""Values that JSON lines keep unchanged: several kinds, maps, and absent fields."""
 
 import json
 
@@ -94,7 +94,9 @@ def test_what_a_stage_makes_of_json_must_be_json(tmp_path):
     reader = JsonlReader(tmp_path / "a.jsonl", types={"meta": "json"})
     run(reader, JsonlWriter(f"{tmp_path}/out"))
     assert lines_of(tmp_path / "out") == '{"meta": {"a": null}}\n{"meta": [null]}\n'
-    with pytest.raises(TypeError, match=r"column 'meta' is one of JSON, and holds .*another name"):
+    with pytest.raises(
+        TypeError, match=r"column 'meta' has the type JSON, and .* is not JSON.*another name"
+    ):
         run(reader, JsonlWriter(f"{tmp_path}/no"), lambda frame: frame.assign(meta="no JSON"))
 
 
@@ -139,7 +141,7 @@ MAPS = {
 
 
 def as_json(value):
-    """JSON's value of one of Python, where lists of pairs are maps."""
+    """The JSON value of a Python value, where lists of pairs are maps."""
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         pairs = [(key, as_json(item)) for key, item in value]
         is_text = isinstance(pairs[0][0], str)

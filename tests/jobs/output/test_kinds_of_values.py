@@ -1,4 +1,4 @@
-"""Values that a format has no type for: objects without fields, infinities, years beyond 9999."""
+"""Values without a type in a format: objects without fields, infinities, years beyond 9999."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_fields_of_an_object_that_has_none_in_the_samples_are_not_lost(tmp_path,
     ],
 )
 def test_what_a_format_cannot_hold_is_refused_before_a_stage_runs(tmp_path, kind, writer):
-    if kind == "nested":  # deeper than readers of Parquet go
+    if kind == "nested":  # deeper than Parquet readers support
         kind = pa.string()
         for _ in range(60):
             kind = pa.list_(kind)
@@ -128,7 +128,7 @@ def test_integers_that_lose_digits_are_logged_once_with_their_column(tmp_path, c
 
 
 def test_lists_of_lists_of_objects_with_nulls_stay_whole(tmp_path):
-    """pyarrow 26 makes broken ones of those that it casts to the type that they have."""
+    """pyarrow 26 corrupts such values in a cast to the same type."""
     odd = [[[{"x": None}] * 3, [{"x": None}, None]], [], [[{"x": None}]]]
     pq.write_table(pa.table({"odd": odd}), tmp_path / "odd.parquet")
     read = pq.read_table(tmp_path / "odd.parquet")["odd"]

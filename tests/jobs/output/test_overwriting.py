@@ -1,4 +1,4 @@
-"""What is written over is replaced whole, and never before what replaces it is complete."""
+"""Overwritten files are replaced as a whole, after all new files are complete."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def linked(path):
 
 
 def found_later(path):
-    """Files that nothing in the graph names, each read when others may be written already."""
+    """Read files that the graph does not name, each when others may be written already."""
     names = sorted(map(str, names_in(path)), reverse=True)
     return dd.from_delayed([dask.delayed(_read)(path.split("/"), name) for name in names])
 
@@ -55,7 +55,7 @@ def _read(steps, name):
 
 
 def delayed(path):
-    return dd.from_delayed([dask.delayed(pd.read_parquet)(each) for each in paths_in(path)])
+    return dd.from_delayed([dask.delayed(pd.read_parquet)(file) for file in paths_in(path)])
 
 
 def paths_in(path):
@@ -63,10 +63,10 @@ def paths_in(path):
 
 
 def names_in(path):
-    return sorted(each.name for each in Path(path).iterdir())
+    return sorted(file.name for file in Path(path).iterdir())
 
 
-UNKNOWN = ("from_map", "from_delayed", "unknown")  # what such frames are read from
+UNKNOWN = ("from_map", "from_delayed", "unknown")  # the files of such frames are unknown
 FRAMES = {
     "read_files": read_files,
     "read_parquet": dd.read_parquet,
@@ -191,7 +191,7 @@ def test_a_frame_that_fails_leaves_what_was_there(tmp_path):
 
 
 def test_a_writer_that_is_killed_loses_no_row(tmp_path):
-    """The old ones are there until all new ones are."""
+    """Old files exist until all new files do."""
     new = dd.from_pandas(pd.DataFrame({"id": [10, 11, 12], "text": "new"}), npartitions=3)
     out = tmp_path / "out"
     write(out)
@@ -216,12 +216,12 @@ def test_a_switch_that_was_cut_off_is_made_again_and_loses_nothing(tmp_path):
     for number in range(3):
         frame = pd.DataFrame({"id": [10 + number]})
         written.append(_write_part(frame, str(out), f".part-{number}", None, None))
-    write(out)  # the old ones
+    write(out)
     names = [f"part-{number:05d}.parquet" for number in range(3)]
     (out / ".part-0").rename(out / names[0])
     for _ in range(2):
         assert _publish(written, str(out), None, names, names) == [f"{out}/{n}" for n in names]
         assert ids(out) == [10, 11, 12]
     write(out)
-    with pytest.raises(FileNotFoundError):  # neither is there
+    with pytest.raises(FileNotFoundError):  # neither exists
         _publish(written, str(out), None, names, names)

@@ -1,4 +1,4 @@
-"""What was written and has changed since: noticed when the job goes on, and by `verify`."""
+"""Changed output files are noticed when the job continues, and by `verify`."""
 
 import json
 import shutil
@@ -95,12 +95,12 @@ def test_a_change_of_the_same_length_is_done_again_and_named(
 
     found = command("verify", folder / "out", "--json")
     assert found[0] == 1
-    told = json.loads(found[1])
-    assert not told["is_sound"] and told["parts_done"] == parts - (2 if harm is swap else 1)
+    values = json.loads(found[1])
+    assert not values["is_sound"] and values["parts_done"] == parts - (2 if harm is swap else 1)
     summary = job(folder, writer, **options).run()
     assert summary.parts - summary.resumed_parts == (2 if harm is swap else 1)
     assert summary.checked.startswith("digests of ")
-    for name in told["damage"]:
+    for name in values["damage"]:
         assert f"{name} is done again" in caplog.text
     after = content(folder)
     assert {**after, **before}.keys() == before.keys()
@@ -153,15 +153,15 @@ def test_workers_read_what_is_verified(folder):
     assert summary.parts - summary.resumed_parts == 1
 
 
-def test_a_store_that_tells_of_content_is_not_read(place, bucket, monkeypatch):
-    pipeline = Pipeline([JsonlReader(f"{place}/in/*.jsonl"), ParquetWriter(f"{place}/out")])
+def test_a_store_that_tells_of_content_is_not_read(prefix, bucket, monkeypatch):
+    pipeline = Pipeline([JsonlReader(f"{prefix}/in/*.jsonl"), ParquetWriter(f"{prefix}/out")])
     pipeline.run()
     read = []
     digest = Store.digest
     monkeypatch.setattr(Store, "digest", lambda *call: read.append(call) or digest(*call))
     assert pipeline.run().checked.startswith("digests of 3 files")
     assert read == []
-    directory = open_store(f"{place}/out")
+    directory = open_store(f"{prefix}/out")
     name = min(name for name in directory.part_sizes() if name[0] not in "._")
     damaged = bytearray(directory.read(name))
     damaged[-1] ^= 1

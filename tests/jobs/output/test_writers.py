@@ -44,8 +44,8 @@ EXPECTED = [[0.25, 0.75], None, [1.0, 0.0]]
 
 def test_every_reader_reads_scores_text_and_index_without_an_option(written):
     read = pd.read_parquet(written)
-    for each in (read, dd.read_parquet(written).compute()):
-        assert as_lists(each["probabilities"]) == EXPECTED
+    for frame in (read, dd.read_parquet(written).compute()):
+        assert as_lists(frame["probabilities"]) == EXPECTED
     assert read["probabilities"][9].dtype == np.float32
     assert list(read.index) == [7, 7, 9]
     assert pd.api.types.is_string_dtype(read["text"].dtype)

@@ -1,4 +1,4 @@
-"""What each filter of a job drops, and examples of it, against unfiltered runs and pandas."""
+"""Rows dropped by each filter of a job, and examples, against unfiltered runs and pandas."""
 
 import json
 
@@ -34,7 +34,7 @@ def documents():
 
 @pytest.fixture(scope="module")
 def mappers(checkpoint):
-    """The domain and the educational value, with these settings of each."""
+    """Mappers for the domain and the educational value, with their settings."""
 
     def make(domain=(), education=()):
         shared = {"autocast": False}
@@ -51,7 +51,7 @@ def mappers(checkpoint):
 
 @pytest.fixture(scope="module")
 def scored(documents, mappers):
-    """Every row with the columns of both, as no filter leaves them."""
+    """Every row with the columns of both mappers, without filters."""
     first, second = mappers()
     return second(first(documents))
 
@@ -75,7 +75,7 @@ def run(documents, tmp_path):
 
 
 def domain_reasons(scored, wanted):
-    """Why each row is dropped, by pandas."""
+    """The reason why each row is dropped, computed by pandas."""
     reasons = pd.Series("kept", scored.index)
     reasons[scored["sure"] < np.float32(MINIMUM)] = "confidence"
     reasons[~scored["domain_pred"].isin(wanted)] = "label"
@@ -114,7 +114,7 @@ def test_each_classifier_tells_what_it_got_labelled_and_dropped_by_source(
     assert summary.stages == report["stages"]
     assert 0 < domain["seconds"] < report["busy_seconds"]
     examples = report["examples"]["DomainClassifier"]["dropped"]
-    assert examples.keys() == {"label", "confidence"}  # there is nothing to see of a null
+    assert examples.keys() == {"label", "confidence"}  # nulls have no examples
     for reason, pairs in examples.items():
         of_it = set(map(beginning, scored["text"][reasons == reason]))
         assert {text for _, text in pairs} <= of_it
@@ -227,7 +227,7 @@ def test_rare_sources_are_added_up():
 
 
 def test_the_code_makes_the_same_job_again(run, mappers):
-    every = mappers({"filter_by": mappers()[0].labels})  # more than a repr shows
+    every = mappers({"filter_by": mappers()[0].labels})  # longer than a repr
     summary, report = run(*every)
     assert report["command"] == ""
     begin, _, call = report["code"].partition("\n\n")

@@ -1,4 +1,4 @@
-"""How busy GPUs were, and their memory: while a job runs, and in its report."""
+"""Use and memory of GPUs, while a job runs and in its report."""
 
 import io
 import time
@@ -100,7 +100,7 @@ def test_it_is_logged_once_where_nothing_reports_the_run(monkeypatch, caplog):
 
 @pytest.fixture
 def client(monkeypatch):
-    """A worker whose driver tells of one GPU; no GPU is here."""
+    """A worker whose driver reports one GPU; this machine has none."""
     monkeypatch.setattr(nvml, "device_get_count", lambda: 1)
     monkeypatch.setattr(nvml, "one_time", lambda: {"name": "GPU", "memory-total": 8 * 2**30})
     monkeypatch.setattr(nvml, "real_time", lambda: {"utilization": 83, "memory-used": 2**30})

@@ -1,4 +1,4 @@
-"""Texts that are lost are told of: files without any, empty ones, and those that are cut."""
+"""Lost texts are reported: files without texts, empty texts, and cut texts."""
 
 import gzip
 import json
@@ -38,13 +38,13 @@ def write_packed(folder):
 
 
 def write_large(folder):
-    """Two files that are cut into several parts."""
+    """Two files, cut into several parts."""
     (folder / "a.jsonl").write_bytes(lines(texts_of(60)))
     (folder / "shop.jsonl").write_bytes(lines([{**row, "about": "x" * 300} for row in PRODUCTS]))
 
 
 def write_small(folder):
-    """So many files that several of them are one part."""
+    """Many small files, of which several make one part."""
     for number in range(20):
         (folder / f"a-{number:02}.jsonl").write_bytes(lines(texts_of(3)))
     (folder / "shop.jsonl").write_bytes(lines(PRODUCTS))
@@ -70,8 +70,8 @@ def test_a_file_without_texts_is_named_with_its_rows(tmp_path, fasttext_model, w
     assert summary.textless == {shop: 7}
     report = json.loads((tmp_path / "out/_report/report.json").read_text())
     page = (tmp_path / "out/_report/report.html").read_text()
-    for told in (*plan.warnings, repr(summary), *report["warnings"], page):
-        assert f"no row has a text in {shop} (7 rows)" in " ".join(told.split())
+    for output in (*plan.warnings, repr(summary), *report["warnings"], page):
+        assert f"no row has a text in {shop} (7 rows)" in " ".join(output.split())
     assert (len(plan.warnings), len(report["warnings"])) == (1, 1)
 
 
@@ -98,11 +98,11 @@ def test_the_terminal_names_files_and_counts_what_is_dropped_by_kind_and_label(
     paths = [f"{tmp_path}/*.jsonl", f"{tmp_path}/out"]
     found = CliRunner().invoke(main, ["classify", *paths, *words, "--workers", "1"])
     assert found.exit_code == 0, found.output
-    told = " ".join(found.output.split())
-    assert f"no row has a text in {tmp_path}/shop.jsonl (7 rows)" in told
+    output = " ".join(found.output.split())
+    assert f"no row has a text in {tmp_path}/shop.jsonl (7 rows)" in output
     # Seven rows of the shop and one of the other file have null.
-    assert "dropped 19 of 22 rows (null 8, empty 2, blank 3, label 6)" in told
-    assert "22 rows read, 3 kept, 0 texts truncated" in told
+    assert "dropped 19 of 22 rows (null 8, empty 2, blank 3, label 6)" in output
+    assert "22 rows read, 3 kept, 0 texts truncated" in output
     library = fasttext.load_model(model)
     texts = [*WORDS * 3, "", "", *["   "] * 3]
     labels = Counter(library.predict(text)[0][0].removeprefix("__label__") for text in texts)

@@ -140,7 +140,7 @@ def test_summaries_and_the_report_tell_one_working_time(finished, tmp_path):
 
 
 class Tags(HTMLParser):
-    """Every tag, and that they are closed in order."""
+    """Collect all tags, and check that they are closed in order."""
 
     def __init__(self):
         super().__init__()
