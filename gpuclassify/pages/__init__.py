@@ -36,6 +36,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "edge": bin_edge,
         "percent": "{:.1%}".format,
         "short": short_number,
         "thousands": "{:,.0f}".format,
@@ -78,6 +79,13 @@ def short_number(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def bin_edge(value: float) -> str:
+    """Format a bin's edge, short enough for the axis of a histogram."""
+    if value >= 10_000:
+        return short_number(value)
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
 
 def readable_time(seconds: float) -> str:

@@ -24,7 +24,7 @@ from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, text_columns, visible
-from gpuclassify.pages.tables import TableSection, table_page
+from gpuclassify.pages.sections import Section, Table, Text, sections_page
 from gpuclassify.settings.checks import label_tuple, with_plain_values
 
 FIGURES = {
@@ -110,27 +110,27 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        sections = [TableSection("Figures", [_COLUMNS, *self.lines()], [_INTERVALS])]
+        figures = Table(_COLUMNS, [*self.lines()], is_cross=True)
+        sections = [Section("Figures", [figures, Text(_INTERVALS)])]
         for (one, other), counts in self.confusion.items():
             shown = counts.iloc[:MOST_LABELS, :MOST_LABELS]
             rows = [
                 (label, *map("{:,.0f}".format, numbers))
                 for label, numbers in zip(shown.index, shown.to_numpy(), strict=True)
             ]
-            notes = ["Rows, or the sum of their weights, by what each column says."]
+            notes = [Text("Rows, or the sum of their weights, by what each column says.")]
             if len(shown) < len(counts):
-                notes.append(f"The first {len(shown)} values.")
-            names = (f"{one} ↓ {other} →", *shown.columns)
-            sections.append(TableSection(f"{one} and {other}", [names, *rows], notes))
+                notes.append(Text(f"The first {len(shown)} values."))
+            table = Table((f"{one} ↓ {other} →", *shown.columns), rows, is_cross=True)
+            sections.append(Section(f"{one} and {other}", [table, *notes]))
         differing = _records(self.differing.head(MOST_SHOWN))
         texts = [["–" if v is None else str(v)[:TEXT_CHARS] for v in r.values()] for r in differing]
-        rows_shown = [[*self.differing.columns], *texts]
-        sections.append(TableSection("Rows that differ most", rows_shown, is_text=True))
+        sections.append(Section("Rows that differ most", [Table([*self.differing.columns], texts)]))
         under = [
             f"{self.kind.capitalize()} of {', '.join(self.between)}",
             f"{self.rows:,} rows with two values or more",
         ]
-        page = table_page("Agreement", under, sections)
+        page = sections_page("Agreement", under, sections)
         write_file(path, page.encode("utf-8", "replace"))
 
 

@@ -21,7 +21,7 @@ from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, text_table
-from gpuclassify.pages.tables import TableSection, table_page
+from gpuclassify.pages.sections import Section, Table, Text, sections_page
 from gpuclassify.settings.checks import check_count
 
 WARM_UP_ROWS = 4
@@ -98,22 +98,20 @@ class Comparison:
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
         figures = [line for line in self._lines() if line[0]]
-        sections = [TableSection("Figures", [("figure", "value"), *figures], is_text=True)]
+        sections = [Section("Figures", [Table(("figure", "value"), figures)])]
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
         if labels:
             rows = [(label, f"{count:,}", f"{share:.1%}") for label, (count, share) in labels]
-            names = ("label of a", "rows", "the same of b")
-            sections.append(TableSection("Labels", [names, *rows]))
+            table = Table(("label of a", "rows", "the same of b"), rows, is_cross=True)
+            sections.append(Section("Labels", [table]))
         moved = self.moved.head(MOST_MOVED).to_dict("records")
         cells = [(str(row["text"]), _outcome(row, "a"), _outcome(row, "b")) for row in moved]
-        note = (
+        note = Text(
             "Other labels and decisions first, then the largest differences; "
             f"{len(moved):,} of {len(self.moved):,} rows."
         )
-        sections.append(
-            TableSection("Rows that moved", [("text", "a", "b"), *cells], [note], is_text=True)
-        )
-        page = table_page("Comparison", [f"{self.rows:,} rows with text"], sections)
+        sections.append(Section("Rows that moved", [Table(("text", "a", "b"), cells), note]))
+        page = sections_page("Comparison", [f"{self.rows:,} rows with text"], sections)
         write_file(path, page.encode("utf-8", "replace"))
 
     def _lines(self) -> Iterator[tuple[str, str]]:

@@ -188,7 +188,7 @@ class Mix(Saved):
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages.tables import TableSection, table_page
+        from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
             (name, (there, asked), f"{asked / there if there else 0:.2f}×")
@@ -198,14 +198,11 @@ class Mix(Saved):
             "Pale: the tokens that there are. Strong: those that are asked, and how many times as "
             "many they are."
         )
-        return table_page(
-            "Mix",
-            [f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"],
-            [
-                TableSection("By cell", self.table(), self.notes()),
-                TableSection("Tokens", bars=[("cell", (), "asked"), *bars], notes=[note]),
-            ],
-        )
+        header, *rows = self.table()
+        cells: list[Block] = [Table(header, rows, is_cross=True), *map(Text, self.notes())]
+        tokens: list[Block] = [Bars(("cell", "asked"), bars), Text(note)]
+        under = [f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"]
+        return sections_page("Mix", under, [Section("By cell", cells), Section("Tokens", tokens)])
 
     def __repr__(self) -> str:
         bars = ["there ░, asked █"]

@@ -302,9 +302,11 @@ class Thresholds(Saved):
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages.tables import Bar, TableSection, table_page
+        from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
-        sections = [TableSection("By group", self.table(), self.notes())]
+        header, *lines = self.table()
+        table = Table(header, lines, is_cross=True)
+        sections = [Section("By group", [table, *map(Text, self.notes())])]
         for name, group in self.of_groups().items():
             if bins := group.reliability:
                 rows = [
@@ -312,11 +314,12 @@ class Thresholds(Saved):
                     for mean, share, low, high, count in bins
                 ]
                 names = ("probability", "share with the label", "95% interval", "rows")
-                bars: list[Bar] = [(names[0], (), names[1])]
-                bars += [(f"{mean:.3f}", (mean, share), f"{share:.3f}") for mean, share, *_ in bins]
-                title = f"Reliability: {name}"
-                sections.append(TableSection(title, [names, *rows], [_RELIABILITY], bars))
-        return table_page("Thresholds", [f"{self.score}: {self.target} {self.value:g}"], sections)
+                bars = [(f"{mean:.3f}", (mean, share), f"{share:.3f}") for mean, share, *_ in bins]
+                table = Table(names, rows, is_cross=True)
+                blocks: list[Block] = [table, Bars(names[:2], bars), Text(_RELIABILITY)]
+                sections.append(Section(f"Reliability: {name}", blocks))
+        under = [f"{self.score}: {self.target} {self.value:g}"]
+        return sections_page("Thresholds", under, sections)
 
     def __repr__(self) -> str:
         notes = (visible(note, "") for note in self.notes())
