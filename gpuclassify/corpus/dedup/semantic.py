@@ -113,7 +113,7 @@ class SemanticDuplicates(Duplicates):
     libraries = ("sklearn",)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if embeddings have two sources, or clusters cannot be fit."""
+        """Raise TypeError or ValueError for two sources of embeddings, or too many clusters."""
         super().check_together()
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
