@@ -492,7 +492,7 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
     prefixes = _keys_at(first_words, least, ngrams.text, ngrams.starts, key_bits, characters())
     filters = []
     for filter_keys in (keys[~is_short], prefixes):
-        bits = np.zeros(_slot_count(len(filter_keys)) // 8, np.uint64)  # at least 12 bits per key
+        bits = np.zeros(_slot_count(len(filter_keys)) // 8, np.uint64)  # 12 bits per key or more
         _fill_bits(filter_keys, bits)
         filters.append(bits)
     return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
@@ -645,7 +645,7 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 
 @njit(nogil=True, cache=True)
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
-    """Append to the hits each proposed word index at which an n-gram of the index begins."""
+    """Look up the proposed n-grams in the index, and append those found to the hits."""
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:
         if word + width > words:

@@ -37,7 +37,7 @@ MOST_ITEMS = 5  # items listed per benchmark, most frequent first
 class ItemOutcomes(TextOutcomes):
     """Results of `Decontaminate` for texts; examples are the worst passages with their items."""
 
-    # By benchmark: overlap, and a text whose lines are passage and item.
+    # Overlap, and a text with lines of passage and item, by benchmark.
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:

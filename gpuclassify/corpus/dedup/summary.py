@@ -213,7 +213,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the largest groups, with only the largest of those with blank texts."""
+    """Return the largest groups, but only one with blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
     blank = [group for group in ordered if not group.beginning][1:]
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

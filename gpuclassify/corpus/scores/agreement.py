@@ -96,7 +96,7 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with as many differing rows as on the page."""
+        """Return plain values for JSON, with the differing rows of the page."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -191,7 +191,7 @@ def agreement(
     compared = (~np.isnan(values)).sum(axis=1) > 1
     if not compared.any():
         raise ValueError(f"no row has values in two of {[*names]}: name other columns")
-    order = np.lexsort([weights, *values.T])  # so that intervals do not depend on the order
+    order = np.lexsort([weights, *values.T])  # makes intervals independent of the order
     order = order[compared[order]]
     is_grades = labels is None and grades_of(values[~np.isnan(values)]) is not None
     kind = "labels" if labels is not None else "grades" if is_grades else "scores"

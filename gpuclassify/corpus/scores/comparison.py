@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """Share of rows that change their label or their decision, whichever is larger."""
+        """Larger share of rows with another label, or with another decision."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with as many moved rows as on the page."""
+        """Return plain values for JSON, with the moved rows of the page."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)

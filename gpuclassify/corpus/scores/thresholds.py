@@ -254,7 +254,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have names and figures like those of `fit`."""
+        """Raise ValueError unless groups have names and complete figures."""
         check_choice("target", self.target, TARGETS)
         for name, counts in self.few.items():
             if _plain_group(name) is None or len(counts) != 2:
@@ -448,7 +448,7 @@ def _fit_group(
         shares, trials = share(target, block)
         for row, values in enumerate((shares, *wilson_interval(shares, trials))):
             reached[row, block] = values >= value
-    # Of thresholds with enough precision, the lowest one has the highest recall.
+    # The lowest threshold with enough precision has the highest recall.
     exact, careful, other = map(_last if target == "precision" else _first, reached)
     ends = [other, careful] if target == "precision" else [careful, other]
     threshold = careful if cautious else exact
