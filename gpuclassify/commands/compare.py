@@ -67,7 +67,7 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
         (arguments,) = settings.classifiers
         first = settings.mappers()[0]
         if isinstance(first.heads[0], CategoryHead) and first.options.score_field is None:
-            arguments = {**arguments, "score_field": SCORES}  # to compare scores
+            arguments = {**arguments, "score_field": SCORES}
         first, second = (
             replace(settings, classifiers=[values]).mappers()[0]
             for values in (arguments, arguments | changes)

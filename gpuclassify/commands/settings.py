@@ -1,4 +1,4 @@
-"""Settings of jobs as plain values, from which options and keys of YAML files derive."""
+"""Settings of jobs as plain values: the source of options and of keys in YAML files."""
 
 from __future__ import annotations
 
