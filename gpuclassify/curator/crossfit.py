@@ -62,7 +62,7 @@ class HFModel(ABC):
         return read_tokenizer(name, hub.download(hub.resolve(name), has_weights=False))
 
     def max_seq_length(self) -> int | None:
-        """Return the maximum tokens of a text; None for that of tokenizer and configuration."""
+        """Return the maximum tokens of a text; None to use tokenizer and configuration."""
         return None
 
 

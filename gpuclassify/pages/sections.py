@@ -102,7 +102,7 @@ class PagePart(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Base class of what a head, a mapper or a recipe adds to a job's report.
+    """Base class of additions to a job's report by a head, a mapper or a recipe.
 
     A part reads only the metadata in the output, so that a report can be written again.
     """
