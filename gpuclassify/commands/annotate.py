@@ -1,4 +1,4 @@
-"""The commands ``gpuclassify annotate`` and ``select``: labels beside the text, then one corpus."""
+"""Commands ``gpuclassify annotate`` and ``select``: write annotations, select rows by them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def annotate(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
     """Classify INPUT files, and write the new columns of every row into the directory OUTPUT.
 
     Paths and options are those of `classify`. No text is written and no row dropped: a filter's
-    decision becomes a column. `select --annotations OUTPUT` reads the columns beside the very rows
-    that they are of. The same command continues a job that was interrupted, and annotates files
-    that have come since.
+    decision becomes a column. `select --annotations OUTPUT` adds the columns to the rows of INPUT
+    again. The same command continues an interrupted job, and annotates new files.
 
     \b
     gpuclassify annotate 'crawl/*.parquet' notes/quality/ --classifier quality
@@ -63,9 +62,8 @@ def _select_options() -> list[click.Option]:
 def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Write the rows of INPUT that meet a condition into OUTPUT, with their annotations.
 
-    Paths are those of `classify`. Where annotations alone decide, by a condition or by thresholds,
-    the text of row groups without such a row is not read. The same command continues a job that was
-    interrupted.
+    Paths are those of `classify`. If condition and thresholds only need annotations, the text of
+    row groups without a selected row is not read. The same command continues an interrupted job.
 
     \b
     gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\

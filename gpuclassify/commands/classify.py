@@ -1,4 +1,4 @@
-"""The commands of jobs: ``gpuclassify classify``, ``report`` and ``verify``."""
+"""Commands ``gpuclassify classify``, ``report`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def report(output: str, as_json: bool) -> None:
 
     parts = (DeduplicationReport(), SpanReport(), ContaminationReport())
     with wrong_call_exits():
-        every = [write_report(folder, parts) for folder in job_folders(open_store(output))]
+        reports = [write_report(folder, parts) for folder in job_folders(open_store(output))]
     if as_json:
-        click.echo("\n".join(map(json.dumps, every)))
+        click.echo("\n".join(map(json.dumps, reports)))
         return
-    for made in every:
+    for job in reports:
         echo(
-            f"{made['parts_done']:,} of {made['parts']:,} parts, {made['rows_in']:,} rows read, "
-            f"{made['rows_out']:,} kept\nReport: {made['output']}/_report/report.html"
+            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_in']:,} rows read, "
+            f"{job['rows_out']:,} kept\nReport: {job['output']}/_report/report.html"
         )
 
 
@@ -114,7 +114,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Print whether a job's output is complete and unchanged, and tell."""
+    """Print and return whether a job's output is complete and unchanged."""
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -143,17 +143,17 @@ def run_job(
 ) -> NoReturn:
     """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
     options = {name: arguments[name] for name in ("restart", "verify")}
-    made: list[Recipe] = []
+    recipes: list[Recipe] = []
 
     def prepare() -> Job:
-        made.append(make())
-        return made[0].prepare(**options, command=command_line(context))
+        recipes.append(make())
+        return recipes[0].prepare(**options, command=command_line(context))
 
     summary = run_on_cluster(prepare, cluster, arguments["restart"])
     if arguments["as_json"]:
         click.echo(json.dumps(summary.as_dict()))
     else:
-        print_summary(summary, open_console(), made[0].numbers(summary))
+        print_summary(summary, open_console(), recipes[0].numbers(summary))
         seconds = time.perf_counter() - context.obj["began"]
         echo(f"The command took {seconds:.1f} s, start-up included")
     context.exit(LEFT_OUT if summary.left_out else 0)

@@ -1,4 +1,4 @@
-"""The command line ``gpuclassify``; larger commands are in files of `gpuclassify.commands`.
+"""Command line ``gpuclassify``; larger commands are in files of `gpuclassify.commands`.
 
 Exit codes: 0 done, 1 the work failed or the input cannot be read, 2 the call was wrong and no work
 was started, 3 done, with something left out in quarantine, 130 interrupted, 143 terminated
@@ -64,7 +64,7 @@ class Visible(logging.Formatter):
     """Formatter that escapes control characters, so that a terminal does not interpret them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with control characters escaped."""
+        """Format a record, and escape control characters."""
         return visible(super().format(record))
 
 
@@ -76,7 +76,7 @@ class Commands(click.Group):
         return sorted([*self.commands, *COMMANDS])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import a command; None if there is none of this name."""
+        """Import a command; return None for an unknown name."""
         if name not in COMMANDS:
             return super().get_command(context, name)
         module = importlib.import_module(f"gpuclassify.commands.{COMMANDS[name][0]}")
@@ -84,7 +84,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, of which none is imported for it."""
+        """List the commands without importing them."""
         helps = {name: command.short_help or "" for name, command in self.commands.items()}
         helps |= {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
@@ -101,9 +101,7 @@ class Commands(click.Group):
         except (click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click exits quietly when a reader such as `head` closes the pipe
         except KeyboardInterrupt as interrupt:
-            number = (
-                interrupt.args[0] if interrupt.args else 0
-            )  # of the signal, from `end_on_signals`
+            number = interrupt.args[0] if interrupt.args else 0  # signal, from `end_on_signals`
             interrupt.args = ("Terminated." if number == signal.SIGTERM else "Interrupted.",)
             if number:
                 end_at_once(number, error_text(interrupt))
@@ -127,8 +125,8 @@ def main(context: click.Context, debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a label may have characters that the encoding lacks
             stream.reconfigure(errors="replace")
-    # Modules are made of objects that stay: to look through them again and again, and once more at
-    # the end, takes a fifth of a short command.
+    # Objects of modules are never collected, and looking through them takes a fifth of the time of
+    # a short command.
     context.call_on_close(functools.partial(gc.set_threshold, *gc.get_threshold()))
     gc.set_threshold(*COLLECTED_SELDOM)
     atexit.register(gc.freeze)
@@ -152,7 +150,7 @@ def main(context: click.Context, debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Check Python, torch, CUDA, RAPIDS and GPUs, and say what to fix."""
+    """Check Python, torch, CUDA, RAPIDS and GPUs, and name fixes for problems."""
     from gpuclassify.commands.doctor import examine
 
     report = examine()

@@ -1,4 +1,4 @@
-"""The Dask cluster that commands run on."""
+"""Start, or connect to, the Dask cluster of a command."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.progress import JobProgress
     from gpuclassify.mapping.text_mapper import TextMapper
 
-MOST_INPUT_BYTES = 64 << 20  # of files that are classified without a cluster
-ROW_BYTES = 20  # of memory for each byte of a file, which may be compressed
+MOST_INPUT_BYTES = 64 << 20  # maximum input that is classified without a cluster
+ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job that `prepare` makes, on a cluster if anything is left; return its summary."""
+    """Run the job of `prepare`, on a cluster if parts are left; return its summary."""
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = prepare()
@@ -50,10 +50,10 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 
 
 def runs_here(source: Source, mappers: Iterable[TextMapper], cluster: Mapping[str, Any]) -> bool:
-    """Return whether to run the whole job in this process, which is faster than to start a worker.
+    """Return whether to run the whole job in this process, which starts faster than a worker.
 
-    That holds for a single small part, if the user names no cluster, there is no GPU, and memory is
-    ample: then a separate worker would protect from nothing.
+    It must be a single small part, without a named cluster or a GPU, and memory must be ample, so
+    that a separate worker would not protect from anything.
     """
     from gpuclassify.jobs.input.sources import FileSource
 
@@ -74,7 +74,7 @@ def runs_here(source: Source, mappers: Iterable[TextMapper], cluster: Mapping[st
 
 
 def load_here(job: Job) -> None:
-    """Load the models into this process, set up as a worker's is."""
+    """Load the models into this process, which is configured like a worker."""
     import torch
 
     torch.set_num_threads(usable_cores())
@@ -86,11 +86,11 @@ def load_here(job: Job) -> None:
 def open_client(
     settings: Mapping[str, Any], progress: JobProgress, parts: int | None = None
 ) -> Any:
-    """Return a client of the cluster that settings name, started where none is running.
+    """Return a client of the cluster in the settings; start the cluster unless it is running.
 
-    They are ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend``, as of
-    `JobSettings`. A job of a single part gets a single worker, with all cores. Raises ValueError or
-    FileNotFoundError if they contradict each other, name something that does not exist, or need
+    Settings are ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
+    `JobSettings`. A job of a single part gets one worker, with all cores. Raises ValueError or
+    FileNotFoundError if settings contradict each other, name something that does not exist, or need
     more than this machine has.
     """
     from gpuclassify.cluster import get_client
@@ -124,7 +124,7 @@ def open_client(
 
 
 def shown_workers(client: Client) -> str:
-    """Describe how many workers a cluster has, and how much memory the smallest has."""
+    """Describe the number of workers of a cluster, and the memory of the smallest one."""
     from dask.utils import format_bytes
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()

@@ -1,4 +1,4 @@
-"""The command ``gpuclassify compare``: what changes with another setting of a classifier."""
+"""Command ``gpuclassify compare``: compare a classifier in two settings."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ROWS_READ, SCORES = 2_000, "scores"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> None:
-    """Run a classifier over the first texts of INPUT in two settings, and show what changes.
+    """Run a classifier in two settings over the first texts of INPUT, and show the changes.
 
-    Shows rows per second of both, how many labels and kept rows change, how far scores differ, and
-    the rows that moved. Options are those of `classify`, and define the first setting; --with
-    changes them for the second. Starts no cluster. Reads 2,000 rows, or as many as --limit.
+    Prints the speed of both, the shares of labels and decisions that change, the differences of
+    scores, and the rows that moved. The options of `classify` define the first setting; --with
+    changes them for the second. Starts no cluster. Reads --limit rows, by default 2,000.
 
     \b
     gpuclassify compare 'crawl/*.jsonl' --classifier quality --with dtype=bfloat16
@@ -67,7 +67,7 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
         (arguments,) = settings.classifiers
         first = settings.mappers()[0]
         if isinstance(first.heads[0], CategoryHead) and first.options.score_field is None:
-            arguments = {**arguments, "score_field": SCORES}  # to measure by how much they differ
+            arguments = {**arguments, "score_field": SCORES}
         first, second = (
             replace(settings, classifiers=[values]).mappers()[0]
             for values in (arguments, arguments | changes)

@@ -34,11 +34,11 @@ ARGUMENT = re.compile(
     r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
-OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # of options and arguments
+OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # arguments and options
 FAILED, LEFT_OUT = 1, 3
-MOST_LABELS = 30  # of a column that a table shows
-END_SECONDS = 15  # until an interrupted command ends even if something hangs
-# Raised by the library at the call for wrong settings and inputs.
+MOST_LABELS = 30  # labels in a table
+END_SECONDS = 15  # seconds until an interrupted command ends, even if something hangs
+# Errors of the library at the call, for wrong settings and inputs.
 WRONG_CALL = (
     ValueError,
     TypeError,
@@ -53,7 +53,7 @@ WRONG_CALL = (
 def wrong_call_exits() -> Iterator[None]:
     """Turn errors of the library's checks into click's usage errors, which exit with 2.
 
-    Broken input files are no usage error: the call was right, and the work has failed.
+    Broken input files are not usage errors, because the call was right.
     """
     try:
         yield
@@ -98,8 +98,8 @@ def with_options(message: str, command: click.Command) -> str:
 def end_on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT or SIGTERM; end at once at a second one.
 
-    The process also ends `END_SECONDS` after the first one, whatever blocks it: a thread receives
-    signals at once, whereas Python's handlers wait until the main thread returns from a library.
+    The process also ends `END_SECONDS` after the first one, even if a library blocks the main
+    thread, for which Python's handlers would wait: another thread receives signals at once.
     """
     usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
     usual[signal.SIGINT] = signal.default_int_handler
@@ -129,7 +129,7 @@ def end_on_signals() -> Iterator[None]:
 
 
 def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
-    """End the process at the second of these signals, or a while after the first one."""
+    """End the process at the second signal, or `END_SECONDS` after the first one."""
     with reader, contextlib.suppress(TimeoutError):
         first_number = 0
         while byte := reader.recv(1):  # empty when the command has ended
@@ -143,9 +143,10 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
-    """End the processes that this one has started, and this one, as a signal's number says.
+    """Kill the child processes, and exit with the code of a signal.
 
-    Python's normal exit waits for threads that never end, and aborts with those of C++ libraries.
+    Python's normal exit would wait for threads that never end, and abort with threads of C++
+    libraries.
     """
     import multiprocessing
 
@@ -159,7 +160,7 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Add to an interrupt that --restart must not be repeated."""
+    """Add the hint to an interrupt that continuing needs no --restart."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -180,11 +181,11 @@ def quiet_dask() -> None:
     """
     import dask
 
-    # The command reports failed tasks, and cancelled ones do not matter. If an interrupt arrives
-    # as a call begins, distributed fails to cancel it, which tornado logs.
+    # The command reports failed tasks, and cancelled tasks do not matter. Tornado logs when
+    # distributed fails to cancel a call that an interrupt has met at its beginning.
     level = "info" if click.get_current_context().obj["debug"] else "critical"
     os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", level)
-    # Python cleans up after a second Ctrl-C, and would warn about it.
+    # After a second Ctrl-C, Python would warn about its cleanup.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     levels = dict.fromkeys(["distributed", "tornado.application"], level)
     dask.config.set({"logging": dask.config.get("logging", {}) | levels})
@@ -215,7 +216,7 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def start_progress(what: str) -> JobProgress:
-    """Start a status line on stderr, a context manager, which shows what the command waits for."""
+    """Start a status line on stderr, a context manager, for the current step of a command."""
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -224,10 +225,10 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
-    """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then places."""
+    """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then the paths."""
     lines = numbers or _job_lines(summary, console)
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-    print_places(summary, console)
+    print_paths(summary, console)
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
@@ -276,8 +277,8 @@ def _drops(summary: JobSummary) -> list[str]:
     return lines
 
 
-def print_places(summary: Any, console: Console) -> None:
-    """Print what was left out, and the paths of the report and the upload."""
+def print_paths(summary: Any, console: Console) -> None:
+    """Print the count of rows left out, and the paths of quarantine, report and upload."""
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())

@@ -1,4 +1,4 @@
-"""The command ``gpuclassify convert``."""
+"""Command ``gpuclassify convert``: convert tensors of linear layers to a head."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _options() -> Sequence[click.Option]:
     help="Hub name or directory of the model whose embeddings the head reads.",
 )
 def convert(source: str, directory: str, **options: Any) -> None:
-    """Write the head in SOURCE into DIRECTORY, as the classifier `heads` reads it.
+    """Convert the head in SOURCE, and write it into DIRECTORY for the classifier `heads`.
 
     SOURCE holds the tensors of linear layers; code in pickles (.pt, .ckpt) is not run. The other
     settings are known for the layouts of JQL and FineWeb2-HQ; for other layouts pass options.

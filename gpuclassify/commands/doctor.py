@@ -1,4 +1,4 @@
-"""Check of this environment: what is installed, what conflicts, and what to do."""
+"""Command ``gpuclassify doctor``: check the installation and GPUs, and name fixes."""
 
 import json
 import os
@@ -49,9 +49,9 @@ INSTRUCTIONS = {
     "avx_vnni": "AVX-VNNI",
     "bf16": "bfloat16 (Arm)",
 }
-LOW_DISK_BYTES = 5_000_000_000  # a large checkpoint and the files around it
+LOW_DISK_BYTES = 5_000_000_000  # size of a large checkpoint with its other files
 TORCH_PROBE_SECONDS = 120
-KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0  # of the request to the Hub
+KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0
 TORCH_PROBE = """
 import json, torch
 available = torch.cuda.is_available()
@@ -66,7 +66,7 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """Check of one thing: its state, and what to do about it.
+    """Result of one check: a status, the details found, and a cure.
 
     ``"missing"`` is an optional part that is not installed; a ``"problem"`` keeps something that
     is installed from working.
@@ -96,11 +96,11 @@ class Findings:
 
 
 def examine() -> Findings:
-    """Examine this environment and machine; takes the seconds that importing torch takes.
+    """Check this environment and machine, in about the time of importing torch.
 
     torch is imported in another process, so that no CUDA context is created here. The Hub gets one
-    request, without a token. Nothing is printed, downloaded or changed, and a Hub token is only
-    looked for, never shown.
+    request, without a token. Nothing is printed, downloaded or changed. A Hub token is looked for,
+    but never shown.
     """
     installed = installed_distributions()
     survey, torch_probe = survey_gpus(), probe_torch()
@@ -181,18 +181,18 @@ def rapids_checks(
 
 
 def extra_for(survey: GpuSurvey) -> str:
-    """Return the extra whose CUDA the driver runs; the newest where the driver is unknown."""
+    """Return the extra for the driver's CUDA, or for the newest CUDA if the driver is unknown."""
     is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
     return "gpu-cu12" if is_older else "gpu"
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Return whether a distribution requires this here, with an extra or with ""."""
+    """Return whether a requirement applies here, with an extra or, for "", without."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def requirement_check() -> Check:
-    """Check the requirements of all packages by ``pip check``, which leaves out those of extras."""
+    """Check the requirements of all packages, except for extras, by ``pip check``."""
     command = [sys.executable, "-P", "-m", "pip", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -235,7 +235,7 @@ def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
 
 
 def cpu_check(probe: Mapping[str, Any]) -> Check:
-    """Report what determines the speed of models on the CPU, as far as the probe knows."""
+    """Report cores, threads and instructions, which determine the speed of models on the CPU."""
     detail = [f"{usable_cores()} cores may be used"]
     if "threads" in probe:
         detail.append(f"{probe['threads']} threads of torch")
@@ -268,7 +268,7 @@ def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
 
 
 def compiler_check() -> Check:
-    """Check for what Triton needs to compile the launchers of kernels, such as DeBERTa's attention.
+    """Check the requirements of Triton to compile kernels, such as DeBERTa's attention.
 
     It needs CC, gcc or clang, and Python's headers, which Debian's ``posix_local`` scheme lacks.
     """

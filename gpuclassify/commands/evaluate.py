@@ -1,4 +1,4 @@
-"""The command ``gpuclassify evaluate``."""
+"""Command ``gpuclassify evaluate``: evaluate a trained head on annotated files."""
 
 from __future__ import annotations
 
@@ -52,9 +52,8 @@ def evaluate(
 ) -> None:
     """Evaluate the head in DIRECTORY on ANNOTATED files (Parquet or JSON lines).
 
-    DIRECTORY was written by `gpuclassify train`. Use other texts than those that it was trained
-    on. Figures are printed with their 95% intervals, and beside those of a baseline that reads no
-    text.
+    DIRECTORY was written by `gpuclassify train`. Use texts that the head was not trained on. Prints
+    figures with their 95% intervals, next to a baseline that reads no text.
 
     \b
     gpuclassify evaluate heads/quality 'fresh/*.jsonl' --page fresh.html

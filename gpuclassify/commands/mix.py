@@ -1,4 +1,4 @@
-"""The command ``gpuclassify mix``."""
+"""Command ``gpuclassify mix``: plan a mixture for a budget of tokens."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def _options() -> list[click.Option]:
 def mix(
     paths: tuple[str, ...], weights: str | None, page: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Plan a mixture of INPUT to a budget of tokens, and save it.
+    """Plan a mixture of INPUT for a budget of tokens, and save it.
 
-    Cells are the values of the --by columns. A table shows the rows and tokens of each cell, the
-    tokens that are asked, the epochs, and the tokens that are missing. OUTPUT is a file of JSON
-    with the same numbers, which `Mix.load` reads. Texts are not read.
+    Cells are the combined values of the --by columns. A table shows rows and tokens of each cell,
+    the tokens asked, the epochs, and the tokens missing. OUTPUT is a file of JSON with the same
+    numbers, for `Mix.load`. Texts are not read.
 
     \b
     gpuclassify mix 'crawl/*.parquet' mix.json --annotations notes/topic \\
@@ -89,7 +89,7 @@ def mix(
 
 
 def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
-    """Count tokens on the cluster that a job would run on, and plan the mix."""
+    """Count tokens on the cluster, and plan the mix."""
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.sources import as_source
 
@@ -108,13 +108,13 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the entries of a YAML file; ValueError if it holds no list of them."""
+    """Read the entries of a YAML file. Raises ValueError if it is not a list of them."""
     import yaml  # type: ignore[import-untyped]
 
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as err:
         raise ValueError(f"--weights {path} is no YAML: {err}") from err
-    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"--weights {path}: write a list such as - {{topic: News, weight: 0.2}}")
     return entries

@@ -1,4 +1,4 @@
-"""The command ``gpuclassify models``."""
+"""Command ``gpuclassify models``: list classifiers, models and labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _wrapped = textwrap.TextWrapper(100, subsequent_indent=" " * 13, break_on_hyphen
 @click.argument("family", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all labels.")
 def models(family: str | None, as_json: bool) -> None:
-    """List the classifiers, their models, licences and output columns; of FAMILY also all labels.
+    """List the classifiers, their models, licences and output columns; for FAMILY also labels.
 
     Classes come first, then the published checkpoints that have a name. Labels are those of the
     published models. Works without a network.
@@ -98,7 +98,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
 
 def length_read(defaults: Mapping[str, Any]) -> str:
-    """Describe how much of a text is read with these settings."""
+    """Describe the part of a text that is read with these settings."""
     parts = [
         f"{defaults[name]:,} {what}"
         for name, what in (("max_chars", "characters"), ("max_seq_length", "tokens"))

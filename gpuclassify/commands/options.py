@@ -1,4 +1,4 @@
-"""Options that the commands of jobs share, and how they become settings."""
+"""Options that several commands share, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GROUPS = (
     *(MODEL, SELECTION, ROWS, DUPLICATES, TEST_ITEMS, BUCKETS, TRAINING, NOTES),
     *(FILES, REPORT, CLUSTER, "Settings", "Options"),
 )
-_SEVERAL = (list, tuple, dict, Sequence, Collection)  # whose options may be repeated
+_SEVERAL = (list, tuple, dict, Sequence, Collection)  # types with repeatable options
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 _WORDS = f"{__name__}.words"
 PROMPT_FILE = "prompt_file"
@@ -50,7 +50,7 @@ READING = ("fields", "types", "surrogates", "annotations", "annotations_complete
 class GroupedOption(click.Option):
     """Option with a group in the help.
 
-    The values of an option of classifiers that is not shared may begin with a classifier's name.
+    If it is not shared by classifiers, its values may begin with the name of one.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GroupedOption(click.Option):
 class JobCommand(click.Command):
     """Command whose help shows options in groups, except for the `hidden_group`.
 
-    `options` is called when it is needed, because it may import a library.
+    `options` is called late, because it may import a library.
     """
 
     hidden_group = ""
@@ -76,12 +76,12 @@ class JobCommand(click.Command):
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         """Return the command's arguments and options."""
-        made, self._options = self._options(), tuple
-        self.params += made
+        options, self._options = self._options(), tuple
+        self.params += options
         return super().get_params(context)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the words after the command's name, and keep them for `command_line`."""
+        """Parse the command line, and store its words for `command_line`."""
         context.meta[_WORDS] = tuple(args)
         return super().parse_args(context, args)
 
@@ -116,7 +116,7 @@ def options_of(
     has_defaults: bool = False,
     **attributes: Mapping[str, Any],
 ) -> list[GroupedOption]:
-    """Make options of arguments; `attributes` has further ones of `option_of` by argument name."""
+    """Make options for arguments of `target`; `attributes` are for `option_of`, by name."""
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
         for name in names
@@ -133,9 +133,8 @@ def option_of(
 ) -> GroupedOption:
     """Make the option of an argument of a class or function from its signature and docstring.
 
-    An option that is not passed is None, unless it `has_default`. The `attributes` override those
-    that are derived for `click.Option`, and those in a field's metadata; ``flags`` are the option's
-    names.
+    An option that is not passed is None, unless it `has_default`. The `attributes` override the
+    derived attributes of `click.Option`, and a field's metadata; ``flags`` are the option's names.
     """
     declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
     metadata: Mapping[str, Any] = declared.get(name, {})
@@ -168,7 +167,7 @@ def option_of(
         settings["help"] = _help(target, name, is_many)
     if type(default) in (int, float, str) and default and "efault" not in settings["help"]:
         settings["help"] = f"{settings['help']} Default: {default}.".lstrip()
-    settings.pop("form", None)  # is for the value
+    settings.pop("form", None)  # used by `_value`
     if settings.get("required"):
         del settings["default"]  # click takes any default for a value
     group = group or metadata.get("group", "Options")
@@ -176,10 +175,10 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return a docstring's first sentence about an argument, and the default."""
+    """Return the first sentence of an argument's docstring, and its default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
-    first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python can pass
+    first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
     sentences = [f"{first[:-1]}; repeatable." if is_many else first]
     sentences += [other for other in others if other.startswith("Default:")]
     flags = re.compile(r"(?<!`)`(\w+)`(?!`)")
@@ -188,7 +187,7 @@ def _help(target: object, name: str, is_many: bool) -> str:
 
 
 def run_options() -> list[GroupedOption]:
-    """Make the options for how to run a job."""
+    """Make the options to run a job."""
     return [
         GroupedOption(
             ["--restart/--resume"], default=False,
@@ -204,7 +203,7 @@ def run_options() -> list[GroupedOption]:
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Make the options of jobs' settings."""
+    """Make the options of these groups of jobs' settings."""
     return [
         option_of(JobSettings, own.name)
         for own in fields(JobSettings)
@@ -213,7 +212,7 @@ def setting_options(*groups: str) -> list[GroupedOption]:
 
 
 def reading_options() -> list[GroupedOption]:
-    """Make the options for how a command that is no job reads its input files."""
+    """Make the options for reading files in commands that are not jobs."""
     words = "Read only these columns and those that other options name; repeatable. Default: all."
     return [
         option_of(JobSettings, "fields", help=words),
@@ -224,9 +223,9 @@ def reading_options() -> list[GroupedOption]:
 def reader_from_options(
     inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
 ) -> FileReader:
-    """Make the reader of files; takes the `reading_options` out of `options`.
+    """Make the reader of files, and remove the `reading_options` from `options`.
 
-    Columns that are `needed` are read whichever columns the options name.
+    Columns that are `needed` are always read.
     """
     values = settings_from_options({name: options.pop(name, None) for name in READING})
     settings = JobSettings(input=[*inputs], **values)
@@ -234,32 +233,33 @@ def reader_from_options(
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option by which a recipe writes annotations."""
+    """Make the option --annotate of a recipe."""
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 
 def file_options() -> list[GroupedOption]:
-    """Make the options for input, output, the cluster, and how to run a job."""
+    """Make the options for files, the cluster, and running a job."""
     return [*setting_options(FILES, CLUSTER), *run_options()]
 
 
 def classifier_options() -> dict[str, GroupedOption]:
     """Make the options of all classifiers' settings that have a group, by name."""
-    made: dict[str, GroupedOption] = {}
+    options: dict[str, GroupedOption] = {}
     for family in families().values():
         for declared in fields(family.Options):
-            if declared.init and "group" in declared.metadata and declared.name not in made:
-                made[declared.name] = _classifier_option(family.Options, declared)
-    made[PROMPT_FILE] = GroupedOption(
+            if declared.init and "group" in declared.metadata and declared.name not in options:
+                options[declared.name] = _classifier_option(family.Options, declared)
+    options[PROMPT_FILE] = GroupedOption(
         ["--prompt-file"], group=MODEL, metavar="FILE", multiple=True, is_shared=False,
         help="Text file with the --prompt; line breaks at its end are dropped.")  # fmt: skip
-    return made
+    return options
 
 
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
-    """Make the option of a classifier's setting; a text or number may be meant for one of several.
+    """Make the option of a classifier's setting.
 
-    In a field's metadata, ``is_shared`` overrides that.
+    Options of texts and numbers are not shared by classifiers, unless the metadata of the field
+    says otherwise (``is_shared``).
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -275,7 +275,7 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
 
 
 def job_options() -> list[GroupedOption]:
-    """Make the options for a job of classifiers."""
+    """Make the options of a job with classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *classifier_options().values(),
@@ -297,7 +297,7 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option for all arguments or settings without a specific one."""
+    """Make the option for arguments or settings without an option."""
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
@@ -334,7 +334,7 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 
 
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
-    """Read the config file's settings, which those of the command line override.
+    """Read settings from the config file and the command line, which overrides the file.
 
     `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
     written to a file (``--dump-config``).
@@ -366,7 +366,7 @@ def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | Non
 def read_recipe(
     options: Mapping[str, Any], own: Mapping[str, Any], **paths: Any
 ) -> tuple[JobSettings, dict[str, Any]] | None:
-    """Read the settings of a recipe's job and the recipe's `own`, from a config file and options.
+    """Read settings of the job, and the recipe's `own`, from the config file and options.
 
     Returns None if the settings were only written to a file (``--dump-config``).
     """
@@ -396,7 +396,7 @@ def settings_from_options(
     for name in setting_names(JobSettings):
         value = options.get(name)
         if value is None or value == ():
-            continue  # no option of the command, or not passed
+            continue  # not passed, or not an option of the command
         if name == "types":
             form = "COLUMN=TYPE, such as price=double"
             types = dict(_named("--type", form, value, str.rpartition))
@@ -420,37 +420,37 @@ def _values_for(
 ) -> list[str]:
     """Return the values of an option for the classifier `family`, without its name.
 
-    A value that begins with none of the `names` is for the only classifier that can be `meant`, by
-    default any.
+    A value that does not begin with one of the `names` is for the only classifier in `meant`, by
+    default all.
     """
     meant = names if meant is None else meant
-    chosen = []
+    own = []
     for value in values:
         owner, colon, rest = value.partition(":")
         owner = owner if owner in names else family_name(owner)
         if colon and owner in names:
-            chosen += [rest] if owner == family else []
+            own += [rest] if owner == family else []
         elif len(meant) == 1:
-            chosen += [value] if family in meant else []
+            own += [value] if family in meant else []
         else:
             raise ValueError(
                 f"{option} {value!r} could mean any of {', '.join(map(str, meant))}: name one, "
                 f"as in {option} {meant[0]}:{value}"
             )
-    return chosen
+    return own
 
 
 def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
     """Return the settings of the classifier `family`, one of the `names`, from `options`.
 
-    A shared option is for all that have the setting (fastText has no batches); if none has it, the
-    classifiers refuse it.
+    A shared option is passed to all classifiers with the setting (fastText has no batches), or to
+    all if none has it, so that they refuse it.
     """
     arguments: dict[str, Any] = {}
     settings = [_settings_of(name) for name in names]
     own = settings[names.index(family)]
     for name, option in classifier_options().items():
-        having = [other for other, held in zip(names, settings, strict=True) if name in held]
+        having = [other for other, known in zip(names, settings, strict=True) if name in known]
         having, value = having or [*names], options[name]
         if not option.is_shared:
             texts = _values_for(option.opts[0], value, family, names, having)
@@ -465,7 +465,7 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
     """Return the type hint and the form of each setting of a classifier.
 
-    Nothing for a classifier that does not exist, which fails later.
+    Empty for an unknown classifier, which fails later.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -475,9 +475,9 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
-    """Convert the texts of an option to a setting of this type; None if there are none.
+    """Convert the texts of an option to the type of a setting; None if there are none.
 
-    With a `form`, each text begins with a name.
+    With a `form`, each text is NAME=VALUE.
     """
     if not texts:
         return None
@@ -505,7 +505,7 @@ def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any
 
 
 def read_prompt(path: str) -> str:
-    """Read the prompt in a text file; ValueError if there is none."""
+    """Read the prompt in a text file. Raises ValueError if it is empty."""
     try:
         prompt = Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as err:
@@ -517,7 +517,7 @@ def read_prompt(path: str) -> str:
 
 
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE of arguments without a specific option."""
+    """Parse NAME=VALUE; values are JSON, or else texts."""
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
@@ -530,7 +530,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Yield names and values of NAME=VALUE."""
+    """Split each NAME=VALUE into name and value."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

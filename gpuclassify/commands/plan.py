@@ -1,4 +1,4 @@
-"""The command ``gpuclassify plan``: a forecast of a job, before you pay for a cluster."""
+"""Command ``gpuclassify plan``: forecast the work of a job, before you pay for a cluster."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from gpuclassify.commands.options import LocalCommand, job_options, read_setting
 def plan(inputs: tuple[str, ...], **options: Any) -> None:
     """Forecast the work of `classify` from a sample of INPUT; writes nothing.
 
-    Shows rows and bytes, how long texts are in each classifier's tokens and how many would be cut,
-    tokens to read, memory of a worker, and the parts. The time is that of one process on this
-    machine: no cluster is started. Options are those of `classify`; those of its cluster have no
-    effect. Leave out OUTPUT.
+    Shows rows and bytes, the lengths of texts in each classifier's tokens and the share cut, tokens
+    to read, memory of a worker, and the parts. The time is for one process on this machine, because
+    no cluster is started. Options are those of `classify`; cluster options have no effect. Leave
+    out OUTPUT.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High

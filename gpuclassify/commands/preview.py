@@ -1,4 +1,4 @@
-"""The command ``gpuclassify preview``: a few texts with their labels."""
+"""Command ``gpuclassify preview``: print a few texts with their labels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "-"
 ROWS_READ = 20
-MOST_COLUMNS = 4  # beside the text, that fit in a terminal
-TEXT_CHARS = 300  # of a text in the prompt that is shown
+MOST_COLUMNS = 4  # new columns that fit in a terminal
+TEXT_CHARS = 300  # characters of the text in a prompt
 COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magenta", "white")]
 
 
@@ -82,10 +82,10 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
 def first_texts(
     stream: BinaryIO, most: int, columns: Sequence[str], fields: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read the first rows of a stream of JSON lines, or of plain lines, each of which is a text.
+    """Read the first rows of a stream of JSON lines, or of plain texts, one per line.
 
-    Lines are JSON if the first one begins as an object does, and `fields` of them are kept; plain
-    ones become all of `columns`.
+    Lines are JSON if the first one begins with a brace; their `fields` are kept. Plain lines become
+    the values of all `columns`.
     """
     import pyarrow as pa
 
@@ -122,7 +122,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return confidence columns by label columns, where the mapper has both."""
+    """Return the mapper's confidence columns by label column."""
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -146,7 +146,7 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print one line per text, as wide as labels, confidences and numbers leave room for."""
+    """Print one line per text, with its labels, confidences and numbers."""
     import pyarrow as pa
     from rich.table import Table
     from rich.text import Text
@@ -157,15 +157,18 @@ def _print_table(
     console, schema = open_console(), chain.schema()
     spans = _spans_by_text(mappers)
     scores = dict(pair for mapper in mappers for pair in _confidence(mapper).items())
-    beside = set(scores.values())  # shown after their labels
+    confidences = set(scores.values())  # printed after their labels
     is_shown = [not pa.types.is_nested(kind) or kind in (LABELS, SPANS) for kind in schema.types]
     if not any(is_shown):  # scores by name are the only columns
         is_shown = [pa.types.is_struct(kind) for kind in schema.types]
     names = [*fields, *itertools.compress(schema.names, is_shown)]
-    names = [name for name in dict.fromkeys(names) if name not in {*beside, *chain.text_fields}]
+    names = [
+        name for name in dict.fromkeys(names) if name not in {*confidences, *chain.text_fields}
+    ]
     shown = names[: MOST_COLUMNS + len(fields)]
     cells: dict[str, list[Any]] = {
-        name: _cells(table[name], console.width) for name in {*chain.text_fields, *shown, *beside}
+        name: _cells(table[name], console.width)
+        for name in {*chain.text_fields, *shown, *confidences}
     }
     for text, columns in spans.items():
         cells[text] = _coloured(table, text, columns, console.width)
@@ -175,7 +178,7 @@ def _print_table(
         if label in cells:
             pairs = zip(cells[label], cells[confidence], strict=True)
             cells[label] = [one if one == other else f"{one} {other}" for one, other in pairs]
-    most_width = console.width * 2 // 3 // max(1, len(shown)) - 3  # of columns with their borders
+    most_width = console.width * 2 // 3 // max(1, len(shown)) - 3  # includes borders
     drawn = Table(expand=True)
     for name in chain.text_fields:
         drawn.add_column(Text(visible(name, "")), ratio=1, no_wrap=True)
@@ -185,13 +188,13 @@ def _print_table(
         drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console.print(drawn)
     lines = [f"{rows:,} rows read, {len(table):,} shown"]
-    if left := [name for name in schema.names if name not in {*shown, *beside}]:
+    if left := [name for name in schema.names if name not in {*shown, *confidences}]:
         lines.append(f"Not shown: {', '.join(left)}; --json prints all")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Return the columns of spans by that of the text."""
+    """Return the columns of spans by text column."""
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -203,7 +206,7 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return each text on one line, with a colour by label behind each character of a span."""
+    """Return each text on one line, with the spans highlighted in a colour per label."""
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()
@@ -213,17 +216,17 @@ def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -
     cells = []
     for row, found in zip(rows, spans, strict=True):
         content = (row[text] or "")[:most_chars]
-        places = {p: s["label"] for s in found for p in range(s["start"], s["end"])}
+        label_at = {n: s["label"] for s in found for n in range(s["start"], s["end"])}
         cell = Text("" if row[text] is not None else "null")
-        for label, part in itertools.groupby(range(len(content)), places.get):
-            shown = visible("".join(content[place] for place in part), "")
+        for label, part in itertools.groupby(range(len(content)), label_at.get):
+            shown = visible("".join(content[index] for index in part), "")
             cell.append(shown, style=styles.get(label or ""))
         cells.append(cell)
     return cells
 
 
 def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
-    """Return the spans of each text on one line, each label before what it is of."""
+    """Return the spans of each text on one line, each as label and text."""
     cells = []
     for row in table.select([text, column]).to_pylist():
         found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
@@ -232,12 +235,12 @@ def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> lis
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
-    """Format each value on one line by its type, no longer than a terminal this wide can show."""
+    """Format each value on one line by its type, cut to `most_chars` characters."""
     return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a list without brackets, scores behind their names, other nested values as JSON."""
+    """Format a value; lists have no brackets, and scores by name are pairs of name and score."""
     import pyarrow as pa
 
     types = pa.types

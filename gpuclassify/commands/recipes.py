@@ -1,4 +1,4 @@
-"""Commands made of recipes: ``gpuclassify dedup``, ``decontaminate``, ``buckets`` and ``mix``."""
+"""Commands that run recipes: ``gpuclassify dedup``, ``decontaminate`` and ``buckets``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in
 quarantine, 130 interrupted, 143 terminated."""
 PACKAGE = "gpuclassify.corpus"
-# Makes a command's recipe from the settings of the job and those of the recipe that were passed.
+# Function that makes a recipe from the job's settings and the passed settings of the recipe.
 MakeRecipe = Callable[[JobSettings, dict[str, Any]], "Recipe"]
 
 
@@ -48,18 +48,20 @@ def recipe_command(
     without: Iterable[str] = (),
     more: Callable[[], Iterable[click.Option]] = tuple,
 ) -> Callable[[MakeRecipe], click.Command]:
-    """Make a command of a function that makes a recipe, and whose docstring is the help.
+    """Return a decorator that turns a function into a command; its docstring is the help.
+
+    The function makes a recipe.
 
     Parameters
     ----------
     group : str
         Heading of the recipe's options.
     *kinds : str
-        Classes whose settings become options, as ``module:Class``: the recipe, or a stage of it.
+        Classes whose settings become options, as ``module:Class``: the recipe, or its stages.
     without : iterable of str
-        Settings of these classes that are no options.
+        Settings of these classes without options.
     more : callable
-        Returns further options; one with the name of a setting replaces the setting's.
+        Function that returns further options, which replace options of the same name.
     """
 
     def recipe_options() -> dict[str, click.Option]:
@@ -98,9 +100,9 @@ def recipe_command(
 
 
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
-    """Make options of the settings that a class declares, by name; none of objects.
+    """Make the options of a class's own settings, by name, without settings that are objects.
 
-    Settings of the bases of a recipe are those of every job.
+    Settings of the bases of a recipe are common to all jobs.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}
@@ -179,11 +181,11 @@ def _decontaminate_options() -> list[click.Option]:
     more=_decontaminate_options,
 )
 def decontaminate(settings: JobSettings, own: dict[str, Any]) -> Recipe:
-    """Write the documents of INPUT (Parquet or JSON lines) that hold no test items into OUTPUT.
+    """Write the documents of INPUT (Parquet or JSON lines) without test items into OUTPUT.
 
     Paths are those of `classify`. The same command continues an interrupted job, also on another
-    cluster. The report says which items were found, in how many documents, and shows the worst
-    passages; the index of the items stays in OUTPUT/_decontamination/index, for the next corpus.
+    cluster. The report lists the items found, the number of documents, and the worst passages. The
+    index of the items stays in OUTPUT/_decontamination/index, for the next corpus.
 
     \b
     gpuclassify decontaminate 'crawl/*.parquet' clean/ --against 'evals/*.jsonl' \\

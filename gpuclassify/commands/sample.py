@@ -1,4 +1,4 @@
-"""The commands ``gpuclassify sample`` and ``agreement``: rows for people, and what they say."""
+"""Commands ``gpuclassify sample`` and ``agreement``: draw rows for people, compare labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuclassify.commands.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = (".jsonl", ".json")  # lines, or one array
+FORMATS = (".jsonl", ".json")  # JSON lines, or one array
 
 
 def _sample_options() -> list[click.Option]:
@@ -30,13 +30,10 @@ def _sample_options() -> list[click.Option]:
         "n": {"flags": ["-n"], "metavar": "ROWS"},
         "width": {
             "metavar": "DISTANCE",
-            "help": "Distance from the score of --near at which a row is half as likely as one "
-            "with that very score. Default: a tenth of it.",
+            "help": "Distance from the score of --near at which a row is half as likely as at "
+            "that score. Default: a tenth of it.",
         },
-        "id_field": {
-            "help": "Column of ids, none of which two rows have. Default: a row is known by its "
-            "file and place there."
-        },
+        "id_field": {"help": "Column of unique ids. Default: file and row number identify a row."},
     }
     names = ("n", "by", "width", "id_field", "weight_field", "seed")
     return [*options_of(draw, "Options", *names, has_defaults=True, **flags), *reading_options()]
@@ -58,10 +55,10 @@ def sample(
 ) -> None:
     """Draw rows of each stratum of INPUT, and write them into the file OUTPUT for people to label.
 
-    OUTPUT ends with .jsonl, for JSON lines, or .json, for an array of the same objects, which is
-    what Label Studio uploads. Each row has a weight: how many rows of INPUT it stands for. The same
-    seed draws the same rows, however INPUT is cut. Strata are read from --annotations where they
-    are there, and only the texts of rows that are drawn. Starts no cluster.
+    OUTPUT ends with .jsonl, for JSON lines, or .json, for an array of the same objects, the format
+    that Label Studio uploads. Each row has a weight, the number of rows of INPUT that it
+    represents. The same seed draws the same rows. Strata may be columns of --annotations. Only the
+    texts of drawn rows are read. Starts no cluster.
 
     \b
     gpuclassify sample 'crawl/*.parquet' look.jsonl -n 50 --annotations notes/quality \\
@@ -104,7 +101,7 @@ def _near(text: str | None) -> tuple[str | None, float]:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
-    """Write rows as JSON, in place of an earlier file."""
+    """Write rows as JSON, and replace an earlier file."""
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 
@@ -122,7 +119,7 @@ def _agreement_options() -> list[click.Option]:
         "weight": {
             "metavar": "COLUMN",
             "help": "Column of numbers above 0, such as the weights of `gpuclassify sample`: "
-            "figures are those of what it was drawn from.",
+            "figures then estimate those of the whole dataset.",
         },
     }
     names = ("between", "by", "weight", "text_field")
@@ -142,10 +139,10 @@ def agreement(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show how far columns of LABELLED files (Parquet or JSON lines) agree, by people or models.
+    """Measure the agreement of columns of LABELLED files (Parquet or JSON lines).
 
-    Cohen's and Krippendorff's coefficients of labels, Spearman's correlation of scores, each with
-    its 95% interval, of all rows and of each group.
+    Columns are by people or models. Prints Cohen's and Krippendorff's coefficients of labels, and
+    Spearman's correlation of scores, with 95% intervals, for all rows and for each group.
 
     \b
     gpuclassify agreement labelled.jsonl --between human --between llm --by language \\

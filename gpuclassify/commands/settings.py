@@ -1,4 +1,4 @@
-"""A job's settings as plain values: the table from which options and YAML files derive."""
+"""Settings of jobs as plain values: the source of options and of keys in YAML files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Format = Literal["parquet", "jsonl"]
 # Groups of options in the help.
 FILES, REPORT = "Files", "Report"
 SELECTION, NOTES = "Selection", "Annotations"
-CLUSTER = "Cluster"  # without effect in a plan
-# Cluster options that a file may set: sizes and names. Any other option could run code in workers,
-# or let others connect to them, and so could a foreign scheduler.
-OF_FILES = {
+CLUSTER = "Cluster"  # ignored by `plan`
+# Cluster options that a file may set: sizes and names. Other options could run code in workers, or
+# let others connect to them, and so could a foreign scheduler.
+SAFE_OPTIONS = {
     *("backend", "n_workers", "threads_per_worker", "processes", "memory_limit", "cores", "memory"),
     *("rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction"),
     *("enable_cudf_spill", "device_memory_limit", "CUDA_VISIBLE_DEVICES", "gpus_per_job"),
@@ -50,7 +50,7 @@ OF_FILES = {
 # fmt: off
 @declared
 class JobSettings(Declared):
-    """Settings of a command: the table of options and of keys in YAML files.
+    """Settings of a command, with their options; names are the keys in YAML files.
 
     Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
     """
@@ -86,7 +86,7 @@ class JobSettings(Declared):
     where: str | None = setting(
         default=None, what="a condition such as quality_pred != 'Low'",
         group=SELECTION, metavar="CONDITION",
-        help="Keep only rows of which this is true, such as \"quality_pred != 'Low' and "
+        help="Keep only rows for which this is true, such as \"quality_pred != 'Low' and "
         "score > 0.5\"; columns are those of the input and of --annotations.")
     threshold_files: list[str] | None = setting(
         default=None, what="a list of files, such as [thresholds.json]",
@@ -106,8 +106,7 @@ class JobSettings(Declared):
         "missing. Default: refuse.")
     annotate: bool = setting(
         default=False, group=NOTES,
-        help="Write the new columns of every row beside the input, and no text: an annotation "
-        "set.")
+        help="Write an annotation set: the new columns of every row, without text.")
     redo_changed: bool = setting(
         default=False, group=NOTES,
         help="Annotate files again that have changed since they were annotated.")
@@ -163,7 +162,7 @@ class JobSettings(Declared):
     # fmt: on
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless the settings fit each other."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -190,7 +189,7 @@ class JobSettings(Declared):
     def of(
         cls, values: Mapping[str, Any], *, is_plan: bool = False, needs_stages: bool = True
     ) -> JobSettings:
-        """Make settings from plain values; a plan needs no output, a recipe has its own stages.
+        """Make settings from plain values. A plan needs no output; a recipe has its own stages.
 
         Raises the errors of the class, and ValueError if a name is unknown or a required one is
         missing.
@@ -209,16 +208,16 @@ class JobSettings(Declared):
         return cls(**settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, without the defaults."""
+        """Return plain values other than the defaults."""
         return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
-        """Make the classifiers in their order."""
-        made = []
+        """Make the classifiers, in order."""
+        mappers = []
         for settings in self.classifiers:
             arguments = dict(settings)
-            made.append(find_family(arguments.pop("classifier"))(**arguments))
-        return made
+            mappers.append(find_family(arguments.pop("classifier"))(**arguments))
+        return mappers
 
     def job(self) -> Pipeline:
         """Make the job, without a writer if there is no output."""
@@ -227,7 +226,7 @@ class JobSettings(Declared):
         return Pipeline(self._stages(), **self.pass_options())
 
     def pass_options(self) -> dict[str, Any]:
-        """Return the options of a `Pipeline`, by name."""
+        """Return the arguments of a `Pipeline` other than its stages, by name."""
         names = ("backend", "on_error", "source_field", "examples")
         return {name: getattr(self, name) for name in names}
 
@@ -257,7 +256,7 @@ class JobSettings(Declared):
         return stages
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
-        """Make the reader of the input, of these columns or of all."""
+        """Make the reader of the input, for these columns or all."""
         from gpuclassify.jobs.input.readers import FileReader, JsonlReader
 
         options: dict[str, Any] = {
@@ -332,7 +331,7 @@ class JobSettings(Declared):
 
 
 def families() -> dict[str, Any]:
-    """Return classes by their names in settings."""
+    """Return the classifiers' classes by their names in settings."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -341,23 +340,23 @@ def families() -> dict[str, Any]:
 
 
 def find_family(name: str) -> type[TextMapper] | Published:
-    """Return the class or declaration of this name; ValueError suggests the nearest one."""
+    """Return the class or declaration of this name. Raises ValueError for unknown names."""
     from gpuclassify.classifiers.published import find_published
 
     return find_published(name, families())
 
 
 def family_name(name: str) -> str:
-    """Return the name in `families` of a class in any spelling; other names are unchanged."""
+    """Return the name in `families` for any spelling of it; other names are unchanged."""
     from gpuclassify.classifiers.published import full_name
 
     return full_name(name, families())
 
 
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values that are not None; a single text becomes a list where one is needed.
+    """Return the values other than None; a single text becomes a list if a list is needed.
 
-    Raises TypeError or ValueError if a name is no setting, or its value is wrong.
+    Raises TypeError or ValueError if a name is unknown, or a value is invalid.
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
@@ -392,15 +391,15 @@ def _bytes(size: int | str | None) -> int | None:
 
 
 def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
-    """Load the settings in a YAML file, and any others that a recipe has.
+    """Load the settings in a YAML file, including `others` of a recipe.
 
-    Raises ValueError if it cannot be read, is no YAML, or does not map settings' names to values,
-    and TypeError if a value has a wrong type.
+    Raises ValueError if the file cannot be read, is not YAML, or does not map names of settings to
+    values, and TypeError if a value has a wrong type.
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _yaml_loader())  # a safe one
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _yaml_loader())  # a safe loader
     except (OSError, UnicodeDecodeError) as err:
         reason = getattr(err, "strerror", None) or "it is not UTF-8 text"
         raise ValueError(
@@ -416,16 +415,16 @@ def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, such as input: books/*.jsonl")
     try:
-        of_recipe = {name: values.pop(name) for name in others if name in values}
-        return check_plain(values) | of_recipe
+        recipe = {name: values.pop(name) for name in others if name in values}
+        return check_plain(values) | recipe
     except (TypeError, ValueError) as err:
         raise type(err)(f"{path}: {err}") from err
 
 
 def refuse_code(values: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a file's settings name a scheduler, or an option that may run code."""
+    """Raise ValueError if a file's settings have a scheduler, or an option that may run code."""
     for name, value in (values.get("cluster_options") or {}).items():
-        if name not in OF_FILES or re.search("[\n\r]", str(value)):
+        if name not in SAFE_OPTIONS or re.search("[\n\r]", str(value)):
             raise ValueError(
                 f"{path} has the cluster option {name}, which may run code or open the cluster to "
                 "others: if you want that, remove it from the file, and pass "
@@ -442,9 +441,8 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
 def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | None = None) -> None:
     """Write settings to a YAML file that only its owner may read, without passwords in URLs.
 
-    `own` are those of a recipe.
-
-    Warns if a URL had a password, or a query, which may be a signature.
+    `own` are settings of a recipe. Warns if a URL had a password, or a query, which may be a
+    signature.
     """
     import yaml
 
@@ -459,9 +457,9 @@ def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | Non
         warn_once(f"{path}: {warning}")
         content = f"# {warning}\n{content}"
     try:
-        for_its_owner = functools.partial(os.open, mode=0o600)
-        with open(path, "w", encoding="utf-8", opener=for_its_owner) as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # an older file may be open to all
+        open_private = functools.partial(os.open, mode=0o600)
+        with open(path, "w", encoding="utf-8", opener=open_private) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # others could read an older file
                 os.fchmod(file.fileno(), 0o600)
             file.write(content)
     except OSError as err:
@@ -472,7 +470,7 @@ def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | Non
 
 
 def _without_secrets(value: Any, hidden: list[str]) -> Any:
-    """Return the value with secrets removed from URLs, which are added to `hidden`."""
+    """Remove secrets from URLs in a value, and append these URLs to `hidden`."""
     if isinstance(value, dict):
         return {name: _without_secrets(item, hidden) for name, item in value.items()}
     if isinstance(value, list):
@@ -487,7 +485,7 @@ def _without_secrets(value: Any, hidden: list[str]) -> Any:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return a safe loader that refuses a name set twice.
+    """Return a safe loader that refuses repeated names.
 
     It reads a time limit such as 8:00:00 as text, not as a number of base 60.
     """

@@ -1,4 +1,4 @@
-"""The command ``gpuclassify show``: random texts with their annotations."""
+"""Command ``gpuclassify show``: print random texts with their annotations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuclassify.commands.console import echo_rows, open_console, wrong_call_exi
 from gpuclassify.commands.options import JobCommand, reader_from_options, reading_options
 from gpuclassify.pages import visible
 
-TEXT_CHARS = 300  # of a text that is shown
+TEXT_CHARS = 300  # maximum characters of a text
 
 
 def _options() -> list[click.Option]:
@@ -60,8 +60,8 @@ def show(
 ) -> None:
     """Print random texts with their ANNOTATIONS; writes nothing, and starts no cluster.
 
-    The same seed draws the same rows, however the files are read. Of the input, only the texts that
-    are shown are read, and what lies in one row group with them.
+    The same seed draws the same rows. Only the row groups of the printed texts are read from the
+    input.
 
     \b
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\

@@ -1,4 +1,4 @@
-"""``gpuclassify slurm-script``: an sbatch file that runs a job and its Dask cluster on nodes."""
+"""Command ``gpuclassify slurm-script``: print an sbatch file that runs a job on nodes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.commands.options import read_settings, split_paths
 from gpuclassify.settings.checks import check_count, check_text
 
-# Settings of a job that the file sets, because it starts a cluster and repeats the command.
+# Settings of a job that the file sets itself, with the reason or the option to use instead.
 ELSEWHERE = {
     "cluster": "the file starts a cluster",
     "workers": "use --nodes, --gpus-per-node and --workers-per-node",
     "scheduler": "the file starts a scheduler",
 }
-# Hub tokens, and variables that are set to a secret rather than to its location.
+# Matches Hub tokens, and variables with a secret instead of its location.
 SECRET = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|"
     r"\b[A-Z0-9_]*(TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY|API_KEY)\s*=\s*[\"']?[^\s\"'$]"
 )
 LINE_BREAK = re.compile(r"[\n\r\0]")
-MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # a number, or a text's length
+MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # or empty, if it is a text
 
 OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--config", {"metavar": "FILE"}, "Settings of the job, written into the file."),
@@ -58,9 +58,9 @@ OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, Any]) -> str:
-    """Return the text of the file: `arguments` of `classify`, YAML of its job, and our options.
+    """Return the text of the file, from arguments of `classify`, YAML of its job, and our options.
 
-    Raises ValueError if an option is out of range, contradicts another one, or shows a secret.
+    Raises ValueError if an option is out of range, contradicts another one, or has a secret.
     """
     for name, value in options.items():
         if type(value) is int:
@@ -129,8 +129,8 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
         -- 'crawl/*.jsonl' out/ --classifier quality > job.sh
     sbatch job.sh
 
-    The job continues automatically after preemption and at its time limit; submitting the file
-    again continues it too. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords
+    The job continues automatically after preemption and at its time limit, or if you submit the
+    file again. Tokens are never written: set HF_TOKEN where you call sbatch. Passwords
     and signatures in URLs are refused.
     """
     from gpuclassify.jobs.execution import may_use_gpu
@@ -159,7 +159,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Return the job's settings; mistakes fail here, not after a night in the queue."""
+    """Return the job's settings, so that mistakes fail before the job waits in the queue."""
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(
         f"{context.command_path} --", words, obj=context.obj,

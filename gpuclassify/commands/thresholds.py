@@ -1,4 +1,4 @@
-"""The command ``gpuclassify thresholds``."""
+"""Command ``gpuclassify thresholds``: find thresholds of a score from labelled rows."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _options() -> list[click.Option]:
 def thresholds(
     inputs: tuple[str, ...], output: str, page: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Find thresholds of a score by LABELLED files (Parquet or JSON lines), and save them.
+    """Find thresholds of a score from LABELLED files (Parquet or JSON lines), and save them.
 
-    OUTPUT is a file of JSON, which `select --thresholds OUTPUT` keeps rows by. Exactly one of
-    --precision, --recall and --keep-share is given. Only scores, labels and groups are read.
+    OUTPUT is a file of JSON, for `select --thresholds OUTPUT`. Pass exactly one of --precision,
+    --recall and --keep-share. Only scores, labels and groups are read.
 
     \b
     gpuclassify thresholds labelled.jsonl thresholds.json --score edu_score --label is_good \\
@@ -82,7 +82,7 @@ def thresholds(
 
 
 def _value(text: str) -> Any:
-    """Return a label as JSON has it, or the text."""
+    """Parse a label as JSON; return other texts unchanged."""
     try:
         return json.loads(text)
     except ValueError:

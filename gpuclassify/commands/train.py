@@ -1,4 +1,4 @@
-"""The command ``gpuclassify train``."""
+"""Command ``gpuclassify train``: train a head on annotated files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> Traine
 
 
 def _class_weight(values: tuple[str, ...]) -> str | dict[str, float] | None:
-    """Parse ``balanced``, or any number of ``LABEL=NUMBER``, for `Head.fit`."""
+    """Parse ``balanced`` or several ``LABEL=NUMBER``, for `Head.fit`."""
     if values in ((), ("balanced",)):
         return "balanced" if values else None
     try:

@@ -1,8 +1,8 @@
-"""NeMo Curator's names, for published scripts and those like them; read `documents.py` first.
+"""NeMo Curator's names, for published scripts and similar ones; read `documents.py` first.
 
-``from nemo_curator... import X`` becomes ``from gpuclassify.curator import X``, whichever module of
-either generation `X` was in. What was written on CrossFit itself is in
-`gpuclassify.curator.crossfit`: ``HFModel``, and the ``DistributedDataClassifier`` that takes one.
+``from nemo_curator... import X`` becomes ``from gpuclassify.curator import X``, for all modules of
+both generations. Classes of CrossFit are in `gpuclassify.curator.crossfit`: ``HFModel``, and the
+``DistributedDataClassifier`` that takes one.
 """
 
 from gpuclassify._version import __version__

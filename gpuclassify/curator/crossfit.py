@@ -1,4 +1,4 @@
-"""Custom models in the form of CrossFit, and the Dask generation's classifiers of them."""
+"""Custom models in the form of CrossFit, and the Dask generation's classifier for them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class HFModel(ABC):
-    """Way to load a model: a subclass writes ``load_model``, and ``load_tokenizer`` if it must.
+    """Base class for a model; a subclass implements ``load_model``, and may load a tokenizer.
 
-    The module takes one dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
-    gives (texts, outputs). The subclass's code decides what its weights are read from.
+    The module takes a dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
+    returns (texts, outputs). The subclass's code chooses the source of the weights.
 
     Parameters
     ----------
     path_or_name : str
-        Hub name or directory; its ``config.json`` says how long texts may be.
+        Hub name or directory; its ``config.json`` has the maximum length of texts.
     max_mem_gb : int, optional
-        Without effect, as are sizes of trial runs: batches are sized by the memory that is free.
+        Ignored, as are sizes of trial runs, because batches are sized by free memory.
     model_output_type : {"numeric"}
     """
 
@@ -55,29 +55,29 @@ class HFModel(ABC):
         """Load the module with its weights."""
 
     def load_tokenizer(self) -> Any:
-        """Load a fresh tokenizer of transformers, with the tokens of the model's file."""
+        """Load a new tokenizer of transformers from the model's files."""
         from gpuclassify.models.tokenizer_files import read_tokenizer
 
         name = self.path_or_name
         return read_tokenizer(name, hub.download(hub.resolve(name), has_weights=False))
 
     def max_seq_length(self) -> int | None:
-        """Return the most tokens of a text; None goes by the tokenizer and the configuration."""
+        """Return the maximum tokens of a text; None to use tokenizer and configuration."""
         return None
 
 
 class HFHead(CategoryHead):
-    """Head for the label of the largest output, and the outputs as they are."""
+    """Head that writes the label of the largest output, and the unchanged outputs."""
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs unchanged: a softmax is the module's."""
+        """Return the outputs unchanged, because the module applies its own softmax."""
         return outputs
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any module: its outputs are counted when there are some."""
+        """Accept any module, because `columns` checks the number of outputs."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Make columns from outputs, float32 (texts, labels), which are as many as labels."""
+        """Make columns from outputs, float32 (texts, labels), after checking their number."""
         if values.shape[1] != len(self.labels):
             raise ValueError(
                 f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "
@@ -87,24 +87,24 @@ class HFHead(CategoryHead):
 
 
 class HFClassifier(LoadedByUser):
-    """Classifier that gives the label of the largest output of an `HFModel`."""
+    """Classifier that writes the label of the largest output of an `HFModel`."""
 
     Options = ClassifierOptions
     head_type = HFHead
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the module, by the user's code."""
+        """Load the module with the user's code."""
         device, _dtype = self.runner.device_and_dtype()
         return self.source.load_model(device=str(device))
 
     def new_tokenizer(self) -> Any:
-        """Load a tokenizer by the user's code, as it may be another than that of `path_or_name`."""
+        """Load the tokenizer with the user's code, which may differ from the model's own."""
         return self.source.load_tokenizer()
 
 
 @dataclass(eq=False, repr=False)
 class DistributedDataClassifier:
-    """Base class for a classifier of an `HFModel`, in the form of NeMo Curator 0.x.
+    """Base class for a classifier that runs an `HFModel`, in the form of NeMo Curator 0.x.
 
     A subclass may set ``text_field`` and ``prob_column``, and need not write ``_run_classifier``.
 
@@ -112,15 +112,15 @@ class DistributedDataClassifier:
     ----------
     model : HFModel
     labels : list of str
-        In the order of the model's outputs.
+        Labels, in the order of the model's outputs.
     filter_by : str or list of str, optional
     batch_size : int
     out_dim : int, optional
-        Outputs of a text: as many as labels.
+        Number of outputs; must be the number of labels.
     pred_column : str
     max_chars : int, optional
     device_type, autocast : optional
-        Without effect: a GPU is used where there is one, and the module's code decides.
+        Ignored: a GPU is used if there is one, and the module's code chooses dtypes.
     """
 
     text_field: ClassVar[str] = "text"
@@ -144,7 +144,7 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the dataset with labels, and without rows that `filter_by` does not name."""
+        """Label the dataset, and keep only rows with a label in `filter_by`, if there is one."""
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result
@@ -168,7 +168,7 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Return the frame with a column of labels, and one of the model's outputs if it has a name."""
+    """Add a column of labels to a frame, and one of the model's outputs if it has a name."""
     classifier = HFClassifier(
         model,
         model=model.path_or_name,
@@ -176,7 +176,7 @@ def _run_classifier_helper(
         label_field=label_col,
         score_field=prob_col,
         unpack_inference_batch=False,
-        autocast=False,  # the module's code decides
+        autocast=False,  # chosen by the module's code
         **options,
     )
     return classifier(df)

@@ -1,4 +1,4 @@
-"""Deduplication by the modules of the Dask generation, which take and give datasets."""
+"""Deduplication modules of the Dask generation, for datasets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpuclassify.settings.checks import warn_once
 
 
 class SemDedupConfig(SimpleNamespace):
-    """Settings by Curator's names, for a module to read."""
+    """Settings of a module, with Curator's names."""
 
-    num_files = -1  # all of them
+    num_files = -1  # all files
 
     def __init__(self, cache_dir: str, **settings: Any) -> None:
         super().__init__(cache_dir=cache_dir, **settings)
@@ -39,13 +39,13 @@ class ExactDuplicates:
         return self.remove(dataset, duplicates) if self.perform_removal else duplicates
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the duplicates, with the columns that the settings give of a frame."""
+        """Return the duplicates, with the columns of the counterpart's result."""
         return DocumentDataset(self.settings(dataset.df))
 
     def remove(
         self, dataset: DocumentDataset, duplicates_to_remove: DocumentDataset
     ) -> DocumentDataset:
-        """Return the dataset without identified duplicates, or without a list of ids."""
+        """Drop identified duplicates, or a list of ids, from the dataset."""
         duplicates = duplicates_to_remove.df
         if list(duplicates.columns) == [self.settings.id_field]:
             duplicates = duplicates.assign(keep=False)
@@ -78,11 +78,11 @@ class SemDedup(ExactDuplicates):
         pooling = poolings[settings.pop("embedding_pooling_strategy", "mean_pooling")]
         rank = settings.pop("which_to_keep", "hard")
         warn_once(f"SemDedup: which_to_keep={rank!r} is not followed: the smallest id is kept")
-        settings.pop("embedding_column", None)  # of files between the steps
+        settings.pop("embedding_column", None)  # only for files between steps
         settings["embedder"] = Embedder(model=model, pooling=pooling, text_field=input_column)
         super().__init__(text_field=input_column, id_field=id_column, **settings)
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the documents that go, and no others."""
+        """Return only the documents to remove."""
         duplicates = super().identify_duplicates(dataset)
         return duplicates[~duplicates["keep"].astype(bool)]

@@ -1,4 +1,4 @@
-"""Dataset, sequence of modules and client of the Dask generation."""
+"""Dataset, sequence of modules and client of NeMo Curator's Dask generation."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gpuclassify.jobs.stores.store import Store
 from gpuclassify.settings.checks import check_ordered
 from gpuclassify.settings.old_spellings import modern_spellings
 
-_COPY, _PARTS = "copy of file name", "_parts_of_files"  # the folder of what is not joined yet
+_COPY, _PARTS = "copy of file name", "_parts_of_files"  # column, and folder of parts to join
 _SUFFIXES = re.compile(r"(\.(jsonl|json|parquet|gz|part|snappy))+$")
-_OF_GPUS = (
+_GPU_OPTIONS = (
     *("protocol", "enable_cudf_spill", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async"),
     *("rmm_managed_memory", "rmm_release_threshold"),
 )
 
 
 class DocumentDataset:
-    """Dask frame of documents, as `df`; what it does not have itself is the frame's.
+    """Dataset of documents in the Dask frame `df`, whose attributes it also has.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ class DocumentDataset:
         add_filename: bool | str = False,
         **arguments: Any,
     ) -> DocumentDataset:
-        """Read files of JSON lines or Parquet, by what `gpuclassify.read_files` takes.
+        """Read files of JSON lines or Parquet, with the arguments of `gpuclassify.read_files`.
 
-        Of Curator's arguments, ``columns``, ``blocksize`` and `add_filename`, True for a column
-        ``file_name``, are taken as well; what would change the result is a TypeError.
+        Curator's arguments ``columns``, ``blocksize`` and `add_filename` (True for a column
+        ``file_name``) are accepted, too. Arguments that would change the result raise TypeError.
         """
         settings = modern_spellings(cls.__qualname__, "reader", arguments)
         name: Any = "file_name" if add_filename is True else add_filename
@@ -72,7 +72,7 @@ class DocumentDataset:
     def from_pandas(
         cls, data: Frame, npartitions: int | None = 1, **options: Any
     ) -> DocumentDataset:
-        """Make a dataset of a pandas frame; `options` are those of Dask's ``from_pandas``."""
+        """Make a dataset from a pandas frame, with the `options` of Dask's ``from_pandas``."""
         import dask.dataframe as dd
 
         return cls(dd.from_pandas(data, npartitions=npartitions, **options))
@@ -90,9 +90,10 @@ class DocumentDataset:
         partition_on: str | None = None,
         compression: str | None = None,
     ) -> None:
-        """Write files, one a partition, as a job that can be continued and shows its progress.
+        """Write a file per partition, as a job that shows its progress and can be continued.
 
-        Values of `partition_on` become folders, and those of `write_to_filename` files instead.
+        Values of the column `partition_on` become folders. With `write_to_filename`, a file is
+        written per value of this column instead.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:
@@ -102,7 +103,7 @@ class DocumentDataset:
         if partition_on is not None:
             raise ValueError("write_to_filename and partition_on both say where rows go: pass one")
         frame, column = self.df, name
-        if keep_filename_column:  # which the names of folders take the place of
+        if keep_filename_column:  # the writer moves its column into the names of folders
             frame, column = frame.assign(**{_COPY: frame[name]}), _COPY
         folder, output = posixpath.join(output_path, _PARTS), kind(output_path).directory
         writer = kind(folder, partition_by=column, compression=compression)
@@ -119,7 +120,7 @@ class DocumentDataset:
     to_parquet = functools.partialmethod(_write, ParquetWriter)
 
     def mapped_by(self, mapper: Callable[[Frame | LazyFrame], Any]) -> DocumentDataset:
-        """Apply a classifier or `ToBackend` that is called with the dataset."""
+        """Apply a classifier or `ToBackend`, which calls this method."""
         return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
@@ -127,24 +128,24 @@ class DocumentDataset:
         return type(self)(self.df.persist())
 
     def repartition(self, *args: Any, **options: Any) -> DocumentDataset:
-        """Return the same rows in other partitions."""
+        """Divide the rows into other partitions."""
         return type(self)(self.df.repartition(*args, **options))
 
     def __len__(self) -> int:
         return len(self.df)
 
     def __getitem__(self, key: object) -> Any:
-        chosen = self.df[key]
-        return type(self)(chosen) if chosen.ndim == 2 else chosen
+        selected = self.df[key]
+        return type(self)(selected) if selected.ndim == 2 else selected
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "df":  # which pickle asks for before there is a frame
+        if name.startswith("__") or name == "df":  # pickle asks before there is a frame
             raise AttributeError(name)
         return getattr(self.df, name)
 
 
 class Sequential:
-    """Modules one after another, each called with what the one before it returns.
+    """Chain of modules, each called with the previous one's result.
 
     Parameters
     ----------
@@ -157,23 +158,23 @@ class Sequential:
         self.modules = list(modules)
 
     def __call__(self, dataset: Frame | LazyFrame) -> Any:
-        """Return what the last module returns."""
+        """Call the modules in order; return the result of the last one."""
         return functools.reduce(lambda frame, module: module(frame), self.modules, dataset)
 
 
 def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
-    """Return a client, by the Dask generation's options; those of other clusters have no effect."""
+    """Return a client, with the Dask generation's options; irrelevant options are ignored."""
     settings = modern_spellings("get_client", "cluster", options)
     for name in ("address", "scheduler_file"):
         if (running := settings.pop(name, None)) is not None:
             return cluster.get_client("auto", **{name: running})
-    for name in _OF_GPUS if cluster_type == "cpu" else ("n_workers", "threads_per_worker"):
+    for name in _GPU_OPTIONS if cluster_type == "cpu" else ("n_workers", "threads_per_worker"):
         settings.pop(name, None)
     return cluster.get_client(cluster_type, **settings)
 
 
 def _join(output: Store, name: str, parts: Sequence[str]) -> None:
-    """Write a file that has the rows of several, in place of an earlier one."""
+    """Join files into one, and replace an earlier file."""
     contents = map(_read, parts)
     with output.replacing(output.path(name)) as sink:
         if name.endswith(".parquet"):

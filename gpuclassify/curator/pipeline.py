@@ -1,4 +1,4 @@
-"""Pipelines of NeMo Curator 1.x: its executors, readers, writers, and custom stages."""
+"""Pipelines of NeMo Curator 1.x: executors, readers, writers, and custom stages."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
     from gpuclassify.jobs.stores.store import Store
 
-WorkerMetadata = Any  # which scripts import for annotations
+WorkerMetadata = Any  # imported by scripts for annotations
 
 
 class XennaExecutor:
-    """Stand-in for each of Curator's executors, whose settings have no effect here."""
+    """Stand-in for all of Curator's executors; their settings are ignored."""
 
     def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
         self.config = dict(config or {})
@@ -55,16 +55,16 @@ RayDataExecutor = RayActorPoolExecutor = XennaExecutor
 
 
 class Pipeline(pipeline.Pipeline):
-    """A `gpuclassify.Pipeline` that has a name.
+    """`gpuclassify.Pipeline` with a name and Curator's arguments.
 
     Parameters
     ----------
     name : str
     description : str, optional
     stages : iterable, optional
-        As of `gpuclassify.Pipeline`, and `TokenizerStage` with the `ModelStage` that follows it.
+        As of `gpuclassify.Pipeline`, and `TokenizerStage` followed by a `ModelStage`.
     config : dict, optional
-        Settings of executors, without effect.
+        Settings of executors; ignored.
     **options
         ``backend`` and ``on_error`` of `gpuclassify.Pipeline`.
     """
@@ -102,9 +102,9 @@ class Pipeline(pipeline.Pipeline):
         checkpoint_path: object = None,
         **options: Any,
     ) -> Results:
-        """Run the job, or continue it, by the `options` of `gpuclassify.Pipeline.run`.
+        """Run the job, or continue it, with the `options` of `gpuclassify.Pipeline.run`.
 
-        It runs by `executor` if that is a client, else by the current one, or in this process.
+        It runs on `executor` if that is a client, else on the current client, or in this process.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
@@ -123,41 +123,41 @@ class Pipeline(pipeline.Pipeline):
 
 
 class Results(JobSummary):
-    """Summary of a job and list of its files, of which each item has one as ``data[0]``."""
+    """Summary of a job, and sequence of its files; item n has ``data=[file]``."""
 
-    def __getitem__(self, place: int) -> SimpleNamespace:
-        return SimpleNamespace(data=[self.files[place]])
+    def __getitem__(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(data=[self.files[index]])
 
 
 def current_client() -> Any:
-    """Return the client that a script has started, or None."""
+    """Return the client that the script has started, or None."""
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # there is none
         return distributed and distributed.default_client()
     return None
 
 
-class _OfFiles:
-    family = "reader"  # of older spellings of arguments
+class _CuratorArguments:
+    family = "reader"  # family of older spellings
 
     def __init__(self, *path: Any, **arguments: Any) -> None:
         settings = modern_spellings(type(self).__qualname__, self.family, arguments)
         super().__init__(*path, **settings)
 
 
-class JsonlReader(_OfFiles, readers.JsonlReader):
-    """Counterpart of `gpuclassify.JsonlReader` with either arguments or Curator's.
+class JsonlReader(_CuratorArguments, readers.JsonlReader):
+    """Counterpart of `gpuclassify.JsonlReader` that also accepts Curator's arguments.
 
     These are ``file_paths``, ``fields``, ``blocksize``, ``files_per_partition`` and
-    ``read_kwargs={"storage_options": ...}``; what would change the result is a TypeError.
+    ``read_kwargs={"storage_options": ...}``. Others that would change the result raise TypeError.
     """
 
 
-class ParquetReader(_OfFiles, readers.ParquetReader):
+class ParquetReader(_CuratorArguments, readers.ParquetReader):
     """Counterpart of `gpuclassify.ParquetReader`; for arguments see `JsonlReader`."""
 
 
-class _OfOutput(_OfFiles):
+class _CuratorWriter(_CuratorArguments):
     family = "writer"
     if TYPE_CHECKING:
         directory: Store
@@ -173,8 +173,8 @@ class _OfOutput(_OfFiles):
             )
 
 
-class JsonlWriter(_OfOutput, writers.JsonlWriter):
-    """Counterpart of `gpuclassify.JsonlWriter` with either arguments or Curator's.
+class JsonlWriter(_CuratorWriter, writers.JsonlWriter):
+    """Counterpart of `gpuclassify.JsonlWriter` that also accepts Curator's arguments.
 
     These are ``path``, ``write_kwargs={"storage_options": ...}`` and ``mode``: "ignore" continues a
     job, "overwrite" starts over in every run and removes the output of earlier jobs, and "error"
@@ -182,14 +182,14 @@ class JsonlWriter(_OfOutput, writers.JsonlWriter):
     """
 
 
-class ParquetWriter(_OfOutput, writers.ParquetWriter):
+class ParquetWriter(_CuratorWriter, writers.ParquetWriter):
     """Counterpart of `gpuclassify.ParquetWriter`; for arguments see `JsonlWriter`."""
 
 
 class LoadedByUser(TextMapper[ModelOptions]):
-    """Mapper that runs a torch module that the user's code `source` loads with its weights."""
+    """Mapper that runs a torch module, which the user's object `source` loads with its weights."""
 
-    new_tokenizer: Callable[[], Any] | None = None  # if it is not that of the model's files
+    new_tokenizer: Callable[[], Any] | None = None  # None for the model's own
 
     def __init__(self, source: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -206,21 +206,21 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Files that the settings name."""
+        """Files of the model."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:
-        """Return the runner of texts, by the user's module and tokenizer."""
+        """Return the runner for the user's module and tokenizer."""
         module = OwnModule(self.load, self._definition, True, self.new_tokenizer)
         return EncoderRunner(self.options, self.model, module)
 
 
 @dataclass(frozen=True)
 class TokenizerStage:
-    """Settings by which texts are cut for the next `ModelStage`; tokens never become columns.
+    """Settings of the tokenizer of the next `ModelStage`; tokens never become columns.
 
-    `sort_by_length` and `unk_token` have no effect on results; a TypeError is raised for
-    `transformers_init_kwargs`.
+    `sort_by_length` and `unk_token` do not change results. `transformers_init_kwargs` raises
+    TypeError.
     """
 
     model_identifier: str
@@ -248,18 +248,18 @@ class TokenizerStage:
 class ModelStage(ABC):
     """Base class for a custom model, in the form of NeMo Curator 1.x.
 
-    A subclass's ``setup`` (or ``_setup``) loads ``self.model``, whose outputs are (texts, outputs)
-    or have such ``logits``. ``process_model_output``, ``collect_outputs`` and
-    ``create_output_dataframe`` make the columns that ``outputs`` names, of all texts at once.
-    Batches are sized by memory, and `model_inference_batch_size` is their upper bound.
+    A subclass's ``setup`` (or ``_setup``) loads ``self.model``, whose result is, or has as
+    ``logits``, outputs (texts, outputs). ``process_model_output``, ``collect_outputs`` and
+    ``create_output_dataframe`` make the columns named by ``outputs``, for all texts at once.
+    Batches are sized by memory, up to `model_inference_batch_size`.
 
-    Which kinds the columns are is seen from what those methods make of zeros, or is declared as
-    ``new_columns``; see `gpuclassify.ModelMapper`, the shorter way to write the same.
+    Types of the columns are declared as ``new_columns``, or found by calling these methods with
+    zeros. `gpuclassify.ModelMapper` is a shorter way to write the same.
 
     Parameters
     ----------
     model_identifier : str
-        Hub name or directory. While ``setup`` runs, the directory with the model's files.
+        Hub name or directory. During ``setup``, the directory of the downloaded files.
     cache_dir, hf_token : str, optional
     model_inference_batch_size : int
     has_seq_order : bool
@@ -267,7 +267,7 @@ class ModelStage(ABC):
     padding_side : {"left", "right"}
     max_seq_length : int, optional
     unpack_inference_batch : bool
-        Whether the model takes tensors as keyword arguments, rather than in one dict.
+        Pass tensors to the model as keyword arguments instead of in one dict.
     autocast : bool
     """
 
@@ -302,7 +302,7 @@ class ModelStage(ABC):
     def process_model_output(
         self, outputs: Any, model_input_batch: object = None
     ) -> dict[str, Any]:
-        """Return arrays by name, one value a text, of the model's outputs."""
+        """Convert the model's outputs to arrays by name, with one value per text."""
 
     def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Concatenate the arrays of all batches."""
@@ -314,7 +314,7 @@ class ModelStage(ABC):
         """Return the frame with the new columns."""
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
-        """Make the mapper that runs this stage, on texts cut as `tokenizer` says."""
+        """Make the mapper that runs this stage, with the settings of `tokenizer`."""
         tokenizer = tokenizer or TokenizerStage(self.model_identifier)
         if tokenizer.model_identifier != self.model_identifier:
             raise ValueError(
@@ -324,34 +324,34 @@ class ModelStage(ABC):
         lengths = [n for n in (tokenizer.max_seq_length, self.max_seq_length) if n is not None]
         settings = {field.name: getattr(self, field.name) for field in fields(ModelStage)}
         settings["max_seq_length"] = min(lengths, default=None)
-        chosen = {"text_field": tokenizer.text_field, "max_chars": tokenizer.max_chars}
-        return StageMapper(self, **settings, **chosen)
+        texts = {"text_field": tokenizer.text_field, "max_chars": tokenizer.max_chars}
+        return StageMapper(self, **settings, **texts)
 
 
 class StageMapper(LoadedByUser):
     """Mapper that runs a `ModelStage`."""
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the model that the stage's ``setup`` loads, from the revision that is pinned."""
-        stage = copy.copy(self.source)  # which keeps no model
+        """Call the stage's ``setup`` with the pinned revision, and return its model."""
+        stage = copy.copy(self.source)  # the stage itself keeps no model
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
         stage.model_identifier = str(directory)
         stage.setup()
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Make a head of the stage's columns, of declared kinds or those that the stage makes."""
+        """Make a head of the stage's columns, with declared or detected types."""
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
         parts = (self.__name__, self.options, self.model)
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Return the kinds of columns that the stage makes of zeros."""
+        """Detect the types of the stage's columns by calling it with zeros."""
         labels = self.model.checkpoint.config.get("id2label")
         try:
-            made = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
-            return {name: _kind_of(pa.array(values).type) for name, values in made.items()}
+            columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
+            return {name: _kind_of(pa.array(values).type) for name, values in columns.items()}
         except Exception as err:
             raise TypeError(
                 f"{self.__name__} does not show which kinds of columns it makes ({err}): declare "
@@ -364,10 +364,10 @@ class StageMapper(LoadedByUser):
         import torch
 
         outputs: Any = torch.from_numpy(values)
-        outputs.logits = outputs  # what it would be called in an output of transformers
+        outputs.logits = outputs  # an attribute of transformers' outputs
         stage = self.source
         collected = stage.collect_outputs([stage.process_model_output(outputs, None)])
-        tokens = ("input_ids", "attention_mask")  # which stages drop; here they hold nothing
+        tokens = ("input_ids", "attention_mask")  # empty columns, because stages drop them
         frame = pd.DataFrame(dict.fromkeys(tokens), index=range(len(values)))
         frame = stage.create_output_dataframe(frame, collected)
         return {name: frame[name].tolist() for name in stage.outputs()[1]}

@@ -1,4 +1,4 @@
-"""Helpers of published scripts: their arguments, names of files, and the client of 1.x."""
+"""Helpers for published scripts: arguments, lists of files, and the client of 1.x."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.settings.checks import warn_once
 from gpuclassify.workers.nvml import survey_gpus
 
-# Arguments and their defaults; a type instead of one has none.
+# Arguments and their defaults, or their type if there is no default.
 _CLIENT = {
     "scheduler_address": str, "scheduler_file": str, "n_workers": os.cpu_count(),
     "threads_per_worker": 1, "nvlink_only": False, "protocol": "tcp", "rmm_pool_size": str,
@@ -41,24 +41,26 @@ class ArgumentHelper:
 
     @staticmethod
     def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
-        """Return the arguments of `get_client` among those of a script."""
+        """Return the arguments for `get_client` from parsed arguments."""
         arguments = {"cluster_type": getattr(args, "device", "cpu")}
         return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
 
 
 class RayClient:
-    """Client with one worker a GPU, where there are several or `num_gpus` asks for them.
+    """Client with one worker per GPU, if there are several GPUs or `num_gpus` is larger than 1.
 
-    Else jobs run in this process, on all its cores and the GPU. What is of Ray has no effect.
+    Otherwise jobs run in this process, on all its cores and the GPU. Options of Ray are ignored.
     """
 
-    def __init__(self, num_gpus: int | None = None, **of_ray: object) -> None:
+    def __init__(self, num_gpus: int | None = None, **ray_options: object) -> None:
         self.num_gpus, self.client = num_gpus, None
-        if of_ray:
-            warn_once(f"RayClient: {of_ray} has no effect, because jobs use all cores and no Ray")
+        if ray_options:
+            warn_once(
+                f"RayClient: {ray_options} has no effect, because jobs use all cores and no Ray"
+            )
 
     def start(self) -> None:
-        """Start the workers, if there are to be several."""
+        """Start the workers if there are several GPUs."""
         count = len(survey_gpus().gpus) if self.num_gpus is None else self.num_gpus
         self.client = cluster.get_client("gpu", n_workers=count) if count > 1 else None
 
@@ -74,7 +76,10 @@ def get_all_file_paths_under(
     keep_extensions: str | list[str] | None = None,
     **options: Any,
 ) -> list[str]:
-    """List the files in a folder in order, none if it is missing; ``storage_options`` of fsspec."""
+    """List the files in a folder, sorted; empty if the folder is missing.
+
+    `options` may have ``storage_options`` for fsspec.
+    """
     store = open_store(path, options.get("storage_options"))
     names = store.filesystem.find(store.root, maxdepth=None if recurse_subdirectories else 1)
     kept = [keep_extensions or ""] if isinstance(keep_extensions, str | None) else keep_extensions

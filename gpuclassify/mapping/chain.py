@@ -1,4 +1,4 @@
-"""Several mappers in one pass over a dataset: `classify`, and the `Chain` that it makes."""
+"""Run several mappers in one pass over a dataset: `classify`, and its `Chain`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
     """Run several mappers over a dataset in one pass.
 
     ``classify(ddf, [a, b])`` means ``b(a(ddf))``: rows that `a` drops are never scored by `b`.
-    Each partition is one task. A text is tokenized once for all mappers whose tokenizers give it
-    the same tokens: equal tokenizers that cut it alike, or do not have to cut it. Models stay
-    loaded side by side where they fit, else they take turns.
+    Each partition is one task. Mappers with equal tokenizers share a text's tokens, if they cut it
+    at the same token or not at all. Models stay loaded together if they fit in memory, else they
+    take turns.
 
     Parameters
     ----------
@@ -29,8 +29,8 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
     mappers : sequence of PartitionMap
         Classifiers and embedders, in the order in which they run.
     limit : int, optional
-        Classify only so many of the first rows, to try settings; of a Dask frame those of its first
-        partition, so that no other is read. Default: all.
+        Maximum number of rows to classify, from the first one. Only the first partition of a Dask
+        frame is read. Default: all.
 
     Returns
     -------
@@ -40,9 +40,9 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
     Raises
     ------
     TypeError
-        No sequence of mappers.
+        `mappers` is not a sequence of mappers.
     ValueError
-        None at all, two of them write the same column, or `limit` is below 1.
+        There is no mapper, two of them write the same column, or `limit` is below 1.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 
 
 def joined(mappers: Iterable[Any]) -> Chain:
-    """Return one chain of all mappers, with the mappers of nested chains in their place."""
+    """Make a chain of all mappers; nested chains are flattened."""
     return Chain(tuple(_flat(mappers)))
 
 
@@ -128,9 +128,9 @@ class Chain(PartitionMap):
                 f"{' and '.join(names)} both write {repeated}: give each mapper output names of "
                 "its own, such as label_field="
             )
-        for place, mapper in enumerate(self.mappers):
+        for index, mapper in enumerate(self.mappers):
             mapper.check(frame)
-            mapper.check_after(self.mappers[:place])
+            mapper.check_after(self.mappers[:index])
             frame = mapper.meta(frame)
 
     def meta(self, frame: Frame) -> Frame:
@@ -148,7 +148,7 @@ class Chain(PartitionMap):
         return tuple(known)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Map lazily in one task a partition; mapper by mapper if one may move the frame."""
+        """Map with one task per partition, or per mapper if one may move the frame."""
         if not self.moves_frames:
             return super().map_lazily(dataset)
         for mapper in self.mappers:
@@ -158,7 +158,7 @@ class Chain(PartitionMap):
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
         """Return a chain of the mappers that these columns need, or None if they need none.
 
-        It has the mappers that drop rows, write one of the columns, or write what such a one reads.
+        Those mappers drop rows, write one of the columns, or write an input of such a mapper.
         """
         asked = set(columns)
         needed: list[PartitionMap] = []
@@ -169,11 +169,11 @@ class Chain(PartitionMap):
         return Chain(tuple(needed)) if needed else None
 
     def after(self, earlier: PartitionMap) -> Chain:
-        """Return one chain of both, which runs in one pass."""
+        """Join both into one chain, which runs in one pass."""
         return joined([earlier, self])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run every mapper over one plain frame, with shared tokens and leading layers."""
+        """Run all mappers over a pandas or cudf frame, with shared tokens and leading layers."""
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):
             for mapper, dtypes in zip(self.mappers, known, strict=True):

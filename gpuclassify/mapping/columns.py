@@ -1,4 +1,4 @@
-"""New columns: the kinds that a class may declare, and names beside those of a dataset."""
+"""New columns: types that a class may declare, and checks of their names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DeclaredColumns(Head):
         return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self._declared.items()]
 
     def check_settings(self) -> None:
-        """Raise ValueError if the settings ask for labels or scores, which are not known here."""
+        """Raise ValueError if the settings need labels or scores, which are not known."""
         for name in (*self.options.filter_names, *self.options.line_names):
             if getattr(self.options, name) is not None:
                 raise ValueError(
@@ -58,7 +58,7 @@ class DeclaredColumns(Head):
 
 
 def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
-    """Raise TypeError unless every declared column is of a kind in COLUMN_TYPES."""
+    """Raise TypeError unless every declared column has a type in `COLUMN_TYPES`."""
     for name, kind in columns.items():
         if kind not in COLUMN_TYPES:
             raise TypeError(
@@ -70,7 +70,7 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
 def check_is_there(
     name: str, columns: Sequence[str], setting: str, what: str = "text column"
 ) -> None:
-    """Raise ValueError unless one column of a dataset has the name that a setting gives."""
+    """Raise ValueError unless a dataset has exactly one column of this name."""
     count = columns.count(name)
     if count == 0:
         raise ValueError(
@@ -84,9 +84,9 @@ def check_is_there(
 def check_are_new(
     names: Sequence[str], columns: Sequence[str], texts: Sequence[str], overwrite: bool
 ) -> None:
-    """Raise ValueError unless the output columns `names` may stand beside a dataset's `columns`.
+    """Raise ValueError unless the output columns `names` can be added to a dataset's `columns`.
 
-    They differ, and none is one of `texts`, which stay, or of the others unless `overwrite`.
+    They must be distinct, not among `texts` and, unless `overwrite`, not among other columns.
     """
     for name in texts:
         if name in names:
@@ -115,7 +115,7 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 
 
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
-    """Raise OverflowError if a column of lists cannot hold its numbers, `most_numbers` at most."""
+    """Raise OverflowError if a column of lists would have more than `most_numbers` numbers."""
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:
             raise OverflowError(

@@ -1,7 +1,7 @@
-"""Conditions on columns, in the words of pandas: parsed, checked against a schema, and evaluated.
+"""Parse, check and evaluate conditions on columns, in the language of ``DataFrame.query``.
 
-Python's own parser reads them, and what is not named here is refused: nothing is ever called.
-Null is unknown, as in SQL: what follows from it is null.
+Python's parser reads them, and only the syntax listed here is accepted, so that nothing is called.
+As in SQL, null is unknown, and so is every result that depends on it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from gpuclassify.frames import is_text
 from gpuclassify.settings.checks import nearest
 
-LONGEST, DEEPEST = 10_000, 100  # characters of a condition, and levels
-DIGITS = 37  # of decimals, whose products fit Arrow's widest decimal, of 76 digits
-_WIDE = pa.decimal256(DIGITS, 0)  # integers that int64 may not hold
-_BELOW_2_63 = 2.0**63 - 1024  # largest float64 that int64 holds
+LONGEST, DEEPEST = 10_000, 100  # maximum characters and nesting depth of a condition
+DIGITS = 37  # digits of decimals; a product fits Arrow's widest decimal, with 76 digits
+_WIDE = pa.decimal256(DIGITS, 0)  # type of integers that may exceed int64
+_BELOW_2_63 = 2.0**63 - 1024  # largest float64 within int64
 _QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`([^`]*)`""")
 _COMPARE: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Eq: pc.equal,
@@ -37,10 +37,10 @@ _CALCULATE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: pc.add_checked,
     ast.Sub: pc.subtract_checked,
     ast.Mult: pc.multiply_checked,
-    ast.Div: pc.divide,  # of floats alone: division by zero is infinite
+    ast.Div: pc.divide,  # operands are floats, so that division by zero is infinite
     ast.USub: pc.negate_checked,
 }
-# In CPython before 3.13, `ast.parse` may raise SystemError while another thread is in it.
+# CPython before 3.13 may raise SystemError if two threads call `ast.parse`.
 _parsing = threading.Lock()
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
@@ -56,14 +56,14 @@ Value = Any  # an array or scalar of Arrow
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition whose `terms`, joined by "and", each hold or not for a row."""
+    """Condition, as `terms` joined by "and"."""
 
     terms: tuple[str, ...]
     columns: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse a condition; raise ValueError for what is none."""
+        """Parse a condition. Raises ValueError if it is invalid."""
         tree = _parsed(text)
         named = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
         columns = dict.fromkeys(name.strip("`") for name in named)
@@ -72,7 +72,7 @@ class Condition:
         return cls(tuple(map(ast.unparse, _terms(tree))), tuple(columns))
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise ValueError for a column that is not there, TypeError for types that do not fit."""
+        """Raise ValueError if a column is missing, or TypeError if types cannot be compared."""
         for name in self.columns:
             if name not in schema.names:
                 raise ValueError(
@@ -83,13 +83,13 @@ class Condition:
         try:
             for term in self.terms:
                 _evaluator(term)(columns, 0)
-        except OverflowError as err:  # of constants
+        except OverflowError as err:  # constants only
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
-        """Return for each term whether rows meet it: true, false or null."""
+        """Evaluate each term for all rows: true, false or null."""
         columns = {name: _plain(table[name]) for name in self.columns}
-        for name, column in columns.items():  # a column without any value is read as text
+        for name, column in columns.items():  # a column with only nulls is read as text
             if is_text(column.type) and column.null_count == len(column):
                 columns[name] = pa.nulls(len(column))
         return {term: _evaluator(term)(columns, len(table)) for term in self.terms}
@@ -113,7 +113,7 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parse a text; names in backquotes are columns whose names Python would not take."""
+    """Parse a text; backquotes enclose column names that are not identifiers of Python."""
     quoted: list[str] = []
     mark = "_quoted"
 
@@ -126,14 +126,16 @@ def _parsed(text: str) -> ast.expr:
     try:
         if len(text) > LONGEST:
             raise ValueError(f"it has more than {LONGEST:,} characters")
-        while mark in text:  # a column may have this name, too
+        while mark in text:  # another column may have this name
             mark += "_"
         source = _QUOTED.sub(named, text).strip()
         with _parsing:
             tree = ast.parse(source, mode="eval").body
         lines = source.encode().splitlines()
         for node in ast.walk(tree):
-            if isinstance(node, ast.Name):  # as it is written: Python's parser normalizes names
+            if isinstance(
+                node, ast.Name
+            ):  # original spelling, because Python's parser normalizes names
                 name = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
                 is_quoted = name.startswith(mark)
                 node.id = f"`{quoted[int(name.removeprefix(mark))]}`" if is_quoted else name
@@ -145,7 +147,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _check_nodes(node: ast.AST, depth: int = 0) -> None:
-    """Raise ValueError for anything that a condition does not take."""
+    """Raise ValueError for syntax that is not part of conditions."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
@@ -194,9 +196,9 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, of a type that comparisons take if there is one.
+    """Return a column as one array, converted to a comparable type if possible.
 
-    Integers are int64 or decimals, and NaN is null.
+    Integers become int64 or decimals, and NaN becomes null.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -213,7 +215,7 @@ def _plain(column: pa.ChunkedArray) -> pa.Array:
     elif pa.types.is_integer(kind):
         kind = pa.int64()
     elif pa.types.is_decimal(kind):
-        scale = max(kind.scale, 0)  # Arrow compares no decimals of a negative scale
+        scale = max(kind.scale, 0)  # Arrow cannot compare decimals of negative scale
         kind = pa.decimal256(max(kind.precision + scale - kind.scale, DIGITS), scale)
     column = column if kind == column.type else column.cast(kind)
     return _without_nan(column.combine_chunks())
@@ -239,7 +241,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _value(node: ast.AST, columns: Mapping[str, pa.Array]) -> Value:
-    """Return the value of an expression that `_check_nodes` lets pass."""
+    """Evaluate an expression that has passed `_check_nodes`."""
     match node:
         case ast.Name(id=name):
             return columns[name.strip("`")]
@@ -294,8 +296,10 @@ def _compared(
     elements = getattr(other, "elts", [])
     is_in = functools.reduce(
         pc.or_kleene,
-        [_compare(one, ast.Eq(), each, left, _value(each, columns)) for each in elements],
-        pc.and_kleene(pc.is_null(left), pa.scalar(None, pa.bool_())),  # false, for null null
+        [_compare(one, ast.Eq(), item, left, _value(item, columns)) for item in elements],
+        pc.and_kleene(
+            pc.is_null(left), pa.scalar(None, pa.bool_())
+        ),  # false if no item matches, null for null
     )
     return is_in if isinstance(op, ast.In) else pc.invert(is_in)
 
@@ -330,7 +334,7 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
 
 
 def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
-    """Compare values of one kind: exactly, except for fractions in decimals and floats."""
+    """Compare values of one kind; exact except for comparisons of decimals with floats."""
     is_float = [pa.types.is_floating(value.type) for value in (left, right)]
     if all(is_float):
         left, right = _alike(left, right)
@@ -344,7 +348,7 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Compare integers or decimals with floats; only where both round alike, digits decide."""
+    """Compare integers or decimals with floats, by exact digits if both round to one float."""
     floats, rounded = pc.cast(floats, pa.float64()), _as_float64(exact)
     if pa.types.is_decimal(exact.type) and exact.type.scale:
         return compare(rounded, floats)
@@ -356,7 +360,7 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 
 
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
-    """Calculate with numbers; OverflowError names the first row whose result is too large."""
+    """Calculate with numbers. Raises OverflowError with the first row of a too large result."""
 
     def calculate(*values: Value) -> Value:
         values = _alike(*values)
@@ -384,7 +388,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Return the first of the rows before `end` for which a calculation fails."""
+    """Return the first row before `end` for which a calculation fails."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -398,9 +402,9 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Return numbers as one type: int64, decimals, float32 or float64.
+    """Convert numbers to one type: int64, decimals, float32 or float64.
 
-    A number of the condition has the precision of a column of fractions.
+    Constants get the precision of a column of floats.
     """
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}
@@ -428,7 +432,7 @@ def _without_nan(value: Value) -> Value:
 
 
 def _as_time(text: Value, kind: pa.DataType) -> Value:
-    """Parse texts as times of a type, or of a finer unit; without an offset in the type's zone."""
+    """Parse texts as times of a type, or a finer unit; the type's zone is the default."""
     text = text.cast(pa.string())
     if pa.types.is_time(kind):
         day = pc.binary_join_element_wise("1970-01-01", text, " ")
@@ -447,7 +451,7 @@ def _as_time(text: Value, kind: pa.DataType) -> Value:
 
 
 def _nanoseconds(value: Value) -> Value:
-    """Return times as decimals, which hold those of every unit."""
+    """Convert times to nanoseconds as decimals, which have room for all units."""
     kind = value.type
     number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if pa.types.is_date(kind):

@@ -1,7 +1,7 @@
-"""The lazy frame of a row-wise mapper, as an expression that Dask's optimizer can see into.
+"""Lazy frame of a row-wise mapper, as an expression for Dask's optimizer.
 
-Made of private names of Dask. Where a version of Dask lacks one of them the import of this file
-fails, and `PartitionMap` stays with the frame of `map_partitions`, which gives the same rows.
+Uses private names of Dask. If a version of Dask lacks one of them, importing this file fails, and
+`PartitionMap` uses `map_partitions` instead, with the same rows.
 (`jobs/output/writers.py` and recipes ask Dask's expressions which files a frame reads.)
 """
 
@@ -22,21 +22,21 @@ from dask.dataframe.dask_expr._expr import (
     is_filter_pushdown_available,
 )
 
-Dependents = Mapping[str, Sequence[object]]  # what reads an expression, by its name
+Dependents = Mapping[str, Sequence[object]]  # dependent expressions, by name of the input
 
 
 def optimizable(mapped: Any) -> Any:
-    """Return the lazy frame of a row-wise mapper, open to Dask's optimizer."""
+    """Return the lazy frame of a row-wise mapper as an expression for Dask's optimizer."""
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
     return new_collection(kind(*mapped.expr.operands))
 
 
 class RowMap(MapPartitions):
-    """Partitions mapped by a row-wise mapper, computed only for the rows and columns asked for.
+    """Partitions mapped by a row-wise mapper, computed only for the needed rows and columns.
 
-    Row filters on columns that the mapper leaves alone move below it, and a choice of columns
-    becomes a choice of input columns.
+    Row filters on unchanged columns move below the mapper, and a selection of columns becomes a
+    selection of input columns.
     """
 
     @property
@@ -46,12 +46,12 @@ class RowMap(MapPartitions):
 
     @property
     def _meta(self) -> Any:
-        """Meta as it is: to check it Dask 2026.1 makes the input's graph; a `Head` has none."""
+        """Meta without Dask's check, which in 2026.1 would make the graph of the input."""
         return self.operand("meta")
 
     @property
     def _projection_columns(self) -> list[Any]:
-        """Columns asked of the input: the output need not have the text."""
+        """Columns needed from the input, such as the text."""
         return self.frame.columns
 
     def _simplify_up(self, parent: Expr, dependents: Dependents) -> Expr | None:
@@ -64,7 +64,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return `parent` and this one as one pass, which shares tokens and leading layers."""
+        """Join `parent` and this expression into one pass, with shared tokens and layers."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -79,9 +79,9 @@ class RowMap(MapPartitions):
         return optimizable(mapped).expr
 
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
-        """Return `parent` with only the columns that it and the other dependents ask for.
+        """Return `parent` with only the columns that it and the other dependents need.
 
-        All of them ask one and the same expression, so that no row is scored twice.
+        All dependents share one expression, so that no row is scored twice.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])
@@ -109,13 +109,13 @@ class RowMap(MapPartitions):
         )
 
     def _is_same_below(self, predicate: Expr) -> bool:
-        """Tell whether each row gets the same value of `predicate` from the mapper's input."""
+        """Return whether `predicate` has the same values on the mapper's input."""
         if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
             return not set(self.mapper.schema().names).intersection(predicate.columns)
-        if not isinstance(predicate, Elemwise):  # a mean, say, which other rows change
+        if not isinstance(predicate, Elemwise):  # such as a mean, which depends on other rows
             return predicate._name in {expr._name for expr in self.frame.walk()}
         return all(map(self._is_same_below, predicate.dependencies()))
 
 
 class LengthPreservingRowMap(RowMap, Elemwise):
-    """`RowMap` that keeps every row: `len` does without it, and `head` and `tail` move below."""
+    """`RowMap` that keeps every row, so that `len`, `head` and `tail` can skip it."""

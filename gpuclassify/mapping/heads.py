@@ -1,6 +1,6 @@
-"""Heads: outputs to columns, with their schema and filters, and the check that a model fits.
+"""Heads: convert outputs to columns, apply filters, and check that a model matches.
 
-Columns are Arrow arrays, which both dataframe backends take. Heads of labels and scores are in
+Columns are Arrow arrays, which both dataframe backends accept. Heads of labels and scores are in
 `label_heads.py`.
 """
 
@@ -25,7 +25,7 @@ FLOAT32 = pa.float32()
 SCORES = pa.list_(FLOAT32)
 MOST_NUMBERS = np.iinfo(np.int32).max  # numbers in the lists of one Arrow array
 
-# Values of new columns by name: arrays of numpy or Arrow, or lists, one value a text.
+# Values of new columns by name: arrays of numpy or Arrow, or lists, one value per text.
 Columns = Mapping[str, Any]
 
 
@@ -50,7 +50,7 @@ class Head(ABC):
 
     @property
     def labels(self) -> list[Any]:
-        """Every label that a row can get; empty for a head that gives none."""
+        """All labels that a row can get; empty for a head without labels."""
         return []
 
     @abstractmethod
@@ -59,15 +59,15 @@ class Head(ABC):
 
     @property
     def list_size(self) -> int:
-        """Count of numbers that a row has in columns of lists, 0 if it is not known."""
+        """Number of list elements per row in columns of lists, 0 if unknown."""
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model's outputs fit the head."""
+        """Raise CheckpointError unless the model's outputs match the head."""
         return
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the settings fit the head and the model's labels."""
+        """Raise ValueError unless the settings match the head and the model's labels."""
         return
 
     def check_labels(self, *names: Any) -> None:
@@ -75,7 +75,7 @@ class Head(ABC):
         return
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return values that can be averaged over the windows of a text, float32 as `outputs`."""
+        """Convert outputs to float32 values that can be averaged over the windows of a text."""
         return outputs
 
     def values(self, outputs: Outputs) -> np.ndarray:
@@ -89,7 +89,7 @@ class Head(ABC):
     def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
         """Return the result of `columns` as Arrow arrays.
 
-        Raises ValueError if its columns are not those of `fields`.
+        Raises ValueError unless the columns are those of `fields`.
         """
         made, giver = self.columns(values), f"{self.owner}.columns()"
         fields = {field.name: field for field in self.fields()}
@@ -106,15 +106,15 @@ class Head(ABC):
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Return the texts that pass each filter, bool (texts,), for the values of `columns`.
 
-        The names are reasons to drop a text: those of
-        `gpuclassify.mapping.stage_counts.REASONS`, or the `reasons` of a report part of the head.
+        Names are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in
+        `reasons` of a report part of the head.
         """
         return {}
 
-    # A job that counts calls these.
+    # Methods for jobs, which count.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return the head's own counts for the texts of all rows; jobs add them up by name."""
+        """Return additional counts for the texts of all rows; jobs add them up by name."""
         return {}
 
     def outcomes(
@@ -124,26 +124,26 @@ class Head(ABC):
         passed: Mapping[str, np.ndarray] | None,
         labels: pa.Array | None,
     ) -> TextOutcomes:
-        """Return the outcomes of texts, which give counts and examples, for these `values`."""
+        """Return the outcomes of texts with these `values`, for counts and examples."""
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return a finite number for each text to order examples by; None without such."""
+        """Return the sort key of each text as an example, finite, or None."""
         return None
 
 
 def labelling_head(heads: Sequence[Head]) -> Head:
-    """Return the head that gives each text its label, or the first one if none does."""
+    """Return the first head with a label column, or the first head."""
     return next((head for head in heads if head.label_field is not None), heads[0])
 
 
 def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
-    """Return the fields of those columns that have a name."""
+    """Make fields for the columns that have a name."""
     return [pa.field(name, kind) for name, kind in columns if name is not None]
 
 
 def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
-    """Return the values of those columns that have a name."""
+    """Return the values of the columns that have a name."""
     return {name: values for name, values in columns if name is not None}
 
 
@@ -153,11 +153,10 @@ def arrow_array(
     count: int,
     giver: str,
 ) -> pa.Array:
-    """Return one column's values as an Arrow array of the field's type; `giver` is for messages.
+    """Convert a column's values to an Arrow array of the field's type; `giver` is for messages.
 
-    A text column may be a DictionaryArray, and stays one: both backends look its texts up, cudf on
-    the GPU. ValueError for another number of values than `count`, and for a kind that would be
-    changed to fit.
+    A DictionaryArray of texts is unchanged: both backends look its texts up, cudf on the GPU.
+    Raises ValueError for a number of values other than `count`, and for values of another kind.
     """
     if len(values) != count:
         raise ValueError(
@@ -187,7 +186,7 @@ def arrow_array(
 
 
 def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether a cast keeps the kind of values: no number becomes a text or a decision."""
+    """Return whether a cast keeps the kind of values: numbers, texts or decisions."""
     if pa.types.is_boolean(wanted):
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):
@@ -196,9 +195,9 @@ def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa.ChunkedArray:
-    """Return an Arrow array of lists of `kind` from numbers of that precision, (texts, numbers).
+    """Convert numbers, (texts, numbers), to an Arrow array of lists of `kind`.
 
-    It is chunked if the numbers are more than the offsets of one array, of 32 bits, can tell.
+    The array is chunked if the numbers exceed the 32-bit offsets of one array.
     """
     rows = max(1, MOST_NUMBERS // max(1, values.shape[1]))
     if len(values) > rows:
@@ -208,22 +207,21 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa
     return pa.ListArray.from_arrays(offsets, pa.array(values.ravel(), kind))
 
 
-def take(array: pa.Array | pa.ChunkedArray, places: pa.Array) -> Any:
-    """Return an Arrow array's values at these places, null for null; chunked as `list_array`.
+def take(array: pa.Array | pa.ChunkedArray, indices: pa.Array) -> Any:
+    """Return an Arrow array's values at these indices, null for null; chunked as `list_array`.
 
-    pyarrow's ``take`` gives wrong offsets, and no error, where lists are more than one array
-    holds.
+    pyarrow's ``take`` returns wrong offsets, without an error, if lists exceed one array.
     """
-    kind, rows = array.type, max(len(array), len(places))
+    kind, rows = array.type, max(len(array), len(indices))
     if pa.types.is_list(kind):
         widest = pc.max(pc.list_value_length(array)).as_py() or 1
         rows = max(1, MOST_NUMBERS // widest)
-    is_small = max(len(array), len(places)) <= rows
+    is_small = max(len(array), len(indices)) <= rows
     whole = array if is_small else array.cast(pa.large_list(kind.value_field))  # offsets of 64 bits
     if isinstance(whole, pa.ChunkedArray):
         whole = whole.combine_chunks()
     if is_small:
-        return whole.take(places)
-    step = max(1, rows // 16)  # because Arrow makes 8 bytes for each number that it takes
-    pieces = [whole.take(places[at : at + step]) for at in range(0, len(places), step)]
+        return whole.take(indices)
+    step = max(1, rows // 16)  # Arrow allocates 8 bytes for each number taken
+    pieces = [whole.take(indices[at : at + step]) for at in range(0, len(indices), step)]
     return pa.chunked_array([piece.cast(kind) for piece in pieces], kind)

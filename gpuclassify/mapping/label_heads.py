@@ -1,4 +1,4 @@
-"""Heads that label texts and filter rows: one label of several, several, or numbers."""
+"""Heads that label texts and filter rows: one label, several labels, or numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LabelHead(Head):
 
     @property
     def labels(self) -> list[Any]:
-        """Labels in id order: as passed, or from the checkpoint's ``config.json``."""
+        """Labels in id order, from the settings or the checkpoint's ``config.json``."""
         return list(self.options.labels or self.model.checkpoint.labels)
 
     def check_settings(self) -> None:
@@ -66,7 +66,7 @@ class LabelHead(Head):
                 )
 
     def check_differ(self, *names: Any) -> None:
-        """Raise ValueError for a label of several outputs, where one of them is meant."""
+        """Raise ValueError for a label that several outputs have."""
         if several := [name for name in names if self.labels.count(name) > 1]:
             raise ValueError(
                 f"{several[0]!r} is the label of several outputs of {self.options.model}: pass "
@@ -74,9 +74,9 @@ class LabelHead(Head):
             )
 
     def check_minimums(self, are_several: bool) -> None:
-        """Raise ValueError unless minimums name labels of several scores, or none of one.
+        """Raise ValueError unless minimums name labels exactly if there are several scores.
 
-        `line_scores_field` has one score a line, so that one of several has to be named.
+        `line_scores_field` has one score per line, so that its label must be named, too.
         """
         options = self.options
         for name in ("min_score", "line_min_score"):
@@ -104,7 +104,7 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless it is of this kind, with `labels` where any are passed."""
+        """Raise CheckpointError unless the checkpoint has this type, and `labels` if any."""
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
             raise CheckpointError(
@@ -135,34 +135,33 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which of `labels` (texts,) pass `filter_by`, if it is set; see `passes`."""
+        """Apply `filter_by`, if it is set, to `labels` (texts,); see `passes`."""
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which of float32 (texts,) reach `min_confidence`, if it is set; see `passes`."""
+        """Apply `min_confidence`, if it is set, to float32 (texts,); see `passes`."""
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts reach `min_score`, if it is set; see `passes` and `reaches`."""
+        """Apply `min_score`, if it is set; see `passes` and `reaches`."""
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
     def reaches(
         self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
     ) -> np.ndarray:
-        """Tell which scores reach a minimum, bool (texts,).
+        """Return whether scores reach a minimum, bool (texts,).
 
-        They are float32 (texts,), or (texts, labels) for a minimum that is pairs of label and
-        number.
+        Scores are float32 (texts,), or (texts, labels) if the minimum is pairs of label and number.
         """
         if not isinstance(minimum, tuple):
             return scores >= np.float32(minimum)
-        places = [self.labels.index(label) for label, _ in minimum]
+        indices = [self.labels.index(label) for label, _ in minimum]
         least = np.array([number for _, number in minimum], dtype=np.float32)
-        return np.all(scores[:, places] >= least, axis=1)
+        return np.all(scores[:, indices] >= least, axis=1)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
         """Return the scores that minimums are compared with; see `reaches`."""
@@ -170,12 +169,12 @@ class LabelHead(Head):
 
 
 class CategoryHead(LabelHead):
-    """Most probable of several labels, by softmax; ties go to the lowest id."""
+    """Head for the most probable label, by softmax; ties go to the lowest id."""
 
     problem_type: ClassVar[str] = SINGLE_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return label, scores and confidence, as far as they have names."""
+        """Return the fields of label, scores and confidence that have names."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.score_field, self.scores_type),
@@ -195,7 +194,7 @@ class CategoryHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label, confidence and score, by filter."""
+        """Apply the filters of label, confidence and score; see `Head.passes`."""
         labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
         passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
         return passed | self.passes_score(values)
@@ -205,7 +204,7 @@ class CategoryHead(LabelHead):
         return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint is of this kind and has the labels passed."""
+        """Raise CheckpointError unless the checkpoint has this type and the passed labels."""
         self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
         if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
             raise CheckpointError(
@@ -215,7 +214,7 @@ class CategoryHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit the model's labels, and the format a column."""
+        """Raise ValueError for filters by unknown labels, or a format without a column."""
         super().check_settings()
         self.check_minimums(are_several=True)
         if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
@@ -252,7 +251,7 @@ class MultiLabelHead(CategoryHead):
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts pass, as `CategoryHead`; by any of their labels with `labels_field`."""
+        """Apply the filters of `CategoryHead`, to any of a text's labels with `labels_field`."""
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:
             wanted = [label in self.options.filter_by for label in self.labels]
@@ -267,7 +266,7 @@ class MultiLabelHead(CategoryHead):
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Tell which probabilities reach their labels' thresholds, bool (texts, labels)."""
+        """Return whether probabilities reach their labels' thresholds, bool (texts, labels)."""
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -276,11 +275,11 @@ class MultiLabelHead(CategoryHead):
 
 
 class RegressionHead(LabelHead):
-    """Raw outputs of the model: a number, or a list of them; no label."""
+    """Head for the raw outputs of a regression model: a number, or several; no label."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
-        self.label_field = None  # a number is no label
+        self.label_field = None  # numbers are not labels
 
     @property
     def score_field(self) -> str:
@@ -293,7 +292,7 @@ class RegressionHead(LabelHead):
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs, or the sigmoid of one about a pair, as CrossEncoder has it."""
+        """Return the outputs; a single output for pairs gets a sigmoid, as in CrossEncoder."""
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
@@ -303,11 +302,11 @@ class RegressionHead(LabelHead):
         return {self.score_field: scores}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts reach the minimum score."""
+        """Apply the minimum score; see `Head.passes`."""
         return self.passes_score(self.scores(values))
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the outputs, or the only one."""
+        """Return the outputs; a single one as (texts,)."""
         return values[:, 0] if len(self.labels) == 1 else values
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
@@ -319,7 +318,7 @@ class RegressionHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimums that fit no output."""
+        """Raise ValueError for settings of labels, and for minimums of unknown outputs."""
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
         for name, default in labels:
@@ -345,20 +344,20 @@ HEADS: dict[str, type[LabelHead]] = {
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
-    """Return labels by id, (texts,), null for -1: as codes, and each label's text once."""
+    """Convert ids, (texts,), to a DictionaryArray of labels; null for -1."""
     codes = pa.array(ids.astype(np.int32), mask=ids < 0)
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
 def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
-    """Return the labels that each text gets, bool (texts, labels), in id order."""
+    """Convert a mask, bool (texts, labels), to lists of labels in id order."""
     offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
     names = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
     return pa.ListArray.from_arrays(offsets, names)
 
 
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return scores of all labels, float32 (texts, labels), as lists, or as structs by name."""
+    """Convert scores, float32 (texts, labels), to lists, or to structs by label."""
     if not pa.types.is_struct(kind):
         return list_array(values)
     columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
@@ -368,7 +367,7 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Warn of labels that are not the class's, or raise CheckpointError if `strict`."""
+    """Warn of labels other than `published`, or raise CheckpointError if `strict`."""
     if not labels or set(labels) == set(published):
         return
     message = (

@@ -1,4 +1,4 @@
-"""Lines of texts: each different one is run once, as a text, and gathered again by text."""
+"""Run each distinct line of texts once, and aggregate results by text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class TextLines:
-    """Lines of texts as ``str.splitlines`` has them, and the distinct ones that are run.
+    """Lines of texts, split by ``str.splitlines``, and the distinct lines to run.
 
-    Blank lines are not run; a text of nothing else is one line, which is run as it stands.
+    Blank lines are not run. A text of only blank lines is run as one line.
     """
 
     def __init__(self, texts: list[str]) -> None:
@@ -36,25 +36,25 @@ class TextLines:
         self.offsets = np.cumsum([0, *map(len, bare)], dtype=np.int32)
         runs = (len(lines) == 1 or line.strip() for lines in bare for line in lines)
         self.is_run = np.fromiter(map(bool, runs), bool, self.offsets[-1])
-        # How many of each text are run, int64 (texts,), and which of `distinct` each of them is.
+        # Number of lines to run by text, int64 (texts,), and their indices in `distinct`.
         self.counts = np.add.reduceat(self.is_run, self.offsets[:-1], dtype=np.int64)
         self.starts = np.cumsum(self.counts) - self.counts
         self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
-        """Name a distinct line in messages, by the first text that has it."""
+        """Name a distinct line in messages by the first text that contains it."""
         text = np.searchsorted(self.starts, (self.positions == position).argmax(), side="right") - 1
         return f"the line {self.distinct[position][:60]!r} of {name_text(int(text))}"
 
 
 @dataclass(frozen=True)
 class LineOutputs(Outputs):
-    """Outputs that a runner computed for the distinct lines of texts, in the lines' order."""
+    """Outputs of a runner for the distinct lines of texts, in order of the lines."""
 
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return one row for each line that is run, of the values that `head` activates."""
+        """Return the activated values of `head` for each line that is run."""
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
@@ -71,7 +71,7 @@ class LineOutputs(Outputs):
 
 
 class LinesRunner(Runner):
-    """Runner that has another one run each distinct line of texts, as a text."""
+    """Runner that passes each distinct line of texts to another runner, as a text."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.options, runner.model, runner.own_module)
@@ -80,7 +80,7 @@ class LinesRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
         """Return outputs of the lines of distinct texts; see `Runner.run`.
 
-        The share of a text that was read is by the characters of its lines.
+        The share of a text that was read is measured in characters of its lines.
         """
         lines = TextLines(texts)
         outputs = self.runner.run(
@@ -131,7 +131,7 @@ class LinesRunner(Runner):
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether the model runs on a GPU where there is one."""
+        """Whether the model runs on a GPU if there is one."""
         return self.runner.takes_gpu
 
     @property
@@ -147,30 +147,30 @@ class LinesRunner(Runner):
 
 @dataclass(frozen=True)
 class LineScores:
-    """Scores of lines, and which lines are kept by them."""
+    """Scores of lines, and the decision to keep each line."""
 
     lines: TextLines
-    scores: np.ndarray | None  # float32 (lines that are run,), if a column shows them
-    are_kept: np.ndarray  # bool (lines that are run,)
+    scores: np.ndarray | None  # float32 (lines run,), if there is a column for them
+    are_kept: np.ndarray  # bool (lines run,)
 
     def __len__(self) -> int:
         return len(self.lines.counts)
 
     @property
     def kept_share(self) -> np.ndarray:
-        """Share of each text's lines that is kept, float32 (texts,)."""
+        """Share of kept lines by text, float32 (texts,)."""
         kept = np.add.reduceat(self.are_kept, self.lines.starts, dtype=np.int64)
         return (kept / self.lines.counts).astype(np.float32)
 
     def score_lists(self) -> pa.Array:
-        """Return a list of scores for each text, null for a line that is not run."""
+        """Return the scores of each text's lines as a list; null for lines not run."""
         lines = self.lines
         numbers = np.zeros(len(lines.is_run), dtype=np.float32)
         numbers[lines.is_run] = self.scores
         return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
 
     def kept_texts(self) -> pa.Array:
-        """Return each text without the lines that are not kept."""
+        """Return each text with only its kept lines."""
         stays = ~self.lines.is_run
         stays[self.lines.is_run] = self.are_kept
         bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
@@ -179,9 +179,9 @@ class LineScores:
 
 
 class LinesHead(Head):
-    """Columns about the lines of a text, and the filter by the share of lines that is kept.
+    """Head for columns about the lines of a text, and the filter by the share of kept lines.
 
-    By the scores that another head, a `LabelHead`, has for each line.
+    Scores of lines come from another head, a `LabelHead`.
     """
 
     def __init__(self, head: Head) -> None:
@@ -194,7 +194,7 @@ class LinesHead(Head):
         return 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of scores, kept share and kept text, as far as they have names."""
+        """Return the fields of scores, kept share and kept text that have names."""
         return named_fields(
             (self.options.line_scores_field, SCORES),
             (self.options.kept_share_field, FLOAT32),
@@ -202,7 +202,7 @@ class LinesHead(Head):
         )
 
     def values(self, outputs: Any) -> Any:
-        """Return the `LineScores` of `LineOutputs`."""
+        """Convert `LineOutputs` to `LineScores`."""
         head: Any = self.head
         minimum, values = self.options.line_min_score, outputs.by_line(head)
         are_kept, scores = np.ones(len(values), dtype=bool), None
@@ -225,13 +225,13 @@ class LinesHead(Head):
         return {name: make() for name, make in makers.items() if name is not None}
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Tell which texts keep enough of their lines."""
+        """Apply the minimum share of kept lines; see `Head.passes`."""
         least = self.options.min_kept_share
         return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 
 
 def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
-    """Return the heads, and one for the columns about lines that the options ask for, if any."""
+    """Return the heads, with a `LinesHead` if the options have columns about lines."""
     if all(getattr(options, name) is None for name in options.line_names):
         return heads
     return (*heads, LinesHead(labelling_head(heads)))

@@ -1,4 +1,4 @@
-"""The Dask boundary: functions of one frame, mapped lazily over a dataset."""
+"""Boundary to Dask: functions of a frame, mapped lazily over a dataset."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Item = TypeVar("Item")
 
 
 class PartitionMap(Public):
-    """Frame to frame function that adds columns and may drop rows, and does nothing else.
+    """Base class of mappers: functions of a frame that add columns and may drop rows.
 
-    A lazy Dask frame gives a lazy Dask frame of the same backend, a plain pandas or cudf frame is
-    mapped at once. Rows, order, index, divisions, partitions and the other columns are unchanged.
+    A Dask frame is mapped lazily, with the same backend; a pandas or cudf frame is mapped at once.
+    Order, index, divisions, partitions and other columns are unchanged.
 
     Subclasses are immutable, small to pickle and hold no model, lock or open file: Dask ships them
     to workers and may run any partition again.
@@ -30,46 +30,46 @@ class PartitionMap(Public):
 
     @property
     def __name__(self) -> str:
-        """Name of the tasks on Dask's dashboard; without it an address would be part of the key."""
+        """Name of the tasks on Dask's dashboard and in keys, instead of an address."""
         return type(self).__qualname__
 
     # Description.
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """Mappers that this one runs, if it is made of several."""
+        """Mappers that this one runs, if there are any."""
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
-        """Return the `TextMapper`s within it; itself, if it is one."""
+        """Return the contained `TextMapper` objects, including itself."""
         return tuple(mapper for member in self.members for mapper in member.text_mappers())
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns of text that are read."""
+        """Text columns to read."""
         return _distinct(member.text_fields for member in self.members)
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Columns among `text_fields` that get the text where texts are passed without a frame."""
+        """Columns in `text_fields` that get the text if texts are passed without a frame."""
         return _distinct(member.main_text_fields for member in self.members)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns that are read: the `text_fields`, and any others."""
+        """All columns to read, including `text_fields`."""
         return _distinct([self.text_fields, *(member.read_fields for member in self.members)])
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether new columns and filters follow from the `read_fields` of each row alone.
+        """Whether new columns and filters depend only on a row's own `read_fields`.
 
-        Dask may then leave rows and other columns out before they are mapped.
+        Dask may then drop rows and other columns before the mapper runs.
         """
         return bool(self.members) and all(member.is_row_wise for member in self.members)
 
     @property
     def moves_frames(self) -> bool:
-        """Whether the result may be a frame of another library than `meta` is."""
+        """Whether the result may be a frame of another library than `meta`."""
         return any(member.moves_frames for member in self.members)
 
     @property
@@ -78,21 +78,21 @@ class PartitionMap(Public):
         return not self.members or any(member.drops_rows for member in self.members)
 
     def row_filter(self) -> Any:
-        """Return the `RowFilter` by which the mapper drops rows, None for any other mapper.
+        """Return the mapper as a `RowFilter` that drops rows, or None for other mappers.
 
-        Reading can apply it before any text is read, if the mapper adds no columns.
+        Readers apply it before they read texts, if the mapper adds no columns.
         """
         return None
 
     def keeping(self, field: str) -> PartitionMap | None:
-        """Return the mapper with a column for its filters' decision in place of dropping rows.
+        """Return the mapper with a column for its filters' decision instead of dropping rows.
 
-        None if the mapper cannot have one.
+        None if the mapper does not support it.
         """
         return None
 
     def schema(self) -> pa.Schema:
-        """Return the new columns in order, as far as they are known without a frame."""
+        """Return the new columns that are known without a frame, in order."""
         return pa.schema([field for member in self.members for field in member.schema()])
 
     @property
@@ -101,49 +101,49 @@ class PartitionMap(Public):
         return _distinct(member.report_parts for member in self.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings for people and for comparing two runs: JSON values, no secret."""
+        """Return the settings for people and to compare runs, as JSON values without secrets."""
         return {}
 
     def digest(self) -> dict[str, str]:
-        """Return a digest that differs for mappers with equal settings, such as other models."""
+        """Return digests of inputs that settings do not identify, such as model files."""
         from dask.tokenize import tokenize
 
         return {"code": tokenize(self)}
 
     def code(self) -> str:
-        """Return the call that makes it, however long its settings are."""
+        """Return the constructor call, with complete settings."""
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
-        """Return the mapper that suffices for these columns of the result, and for the same rows.
+        """Return a smaller mapper with these columns of the result, and the same rows.
 
-        None where the input has the columns as they are.
+        None if the input has all of them.
         """
         is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
         return self if is_needed else None
 
     def after(self, earlier: PartitionMap) -> PartitionMap | None:
-        """Return one mapper that does both, this one last; None where that would save nothing."""
+        """Join an `earlier` mapper and this one, or return None if that saves nothing."""
         return None
 
     # `check`, `prepare` and `meta` run in the client, `map_frame` on a worker.
 
     @abstractmethod
     def check(self, frame: Frame) -> None:
-        """Raise unless `frame` (a plain frame, possibly empty) has the columns that are needed."""
+        """Raise unless a pandas or cudf frame, possibly empty, has the needed columns."""
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise unless this mapper can read the output of `earlier` mappers."""
         return
 
     def prepare(self) -> None:
-        """Resolve models in the client, for workers; called once a dataset is passed."""
+        """Resolve models in the client, for workers; called when a dataset is passed."""
         for member in self.members:
             member.prepare()
 
     @abstractmethod
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with the result's columns and dtypes, for one of the input's."""
+        """Return an empty frame with the result's columns and dtypes, from an empty input."""
 
     def meta_dtypes(self, frame: Frame) -> Any:
         """Return the dtypes that `map_frame` cannot derive from a single partition."""
@@ -151,12 +151,12 @@ class PartitionMap(Public):
 
     @abstractmethod
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Map one plain frame, as a worker does with each partition.
+        """Map a pandas or cudf frame, such as a partition on a worker.
 
-        `meta_dtypes` are those of the meta; default: of the frame itself.
+        `meta_dtypes` are those of the meta, by default of the frame.
         """
 
-    # How it meets Dask.
+    # Integration with Dask.
 
     def __call__(self, dataset: Any) -> Any:
         """Map over `dataset`.
@@ -164,33 +164,33 @@ class PartitionMap(Public):
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame, str or list of str
-            Frame with the text column; or texts themselves, of which None is null.
+            Frame with the text column, or texts; None is null.
 
         Returns
         -------
         same type as `dataset`
-            Lazy for Dask input, computed for a plain frame; of texts a pandas frame.
+            Lazy for Dask input, computed for other frames; a pandas frame for texts.
 
         Raises
         ------
         TypeError
-            Not a frame, or the text column does not hold strings.
+            The dataset is not a frame, or the text column does not hold strings.
         ValueError
-            The text column is missing, or an output column is there already.
+            The text column is missing, or an output column exists already.
         """
         if self.main_text_fields and isinstance(dataset, (str, list, tuple)):
             dataset = frame_of_texts(dataset, self.main_text_fields)
-        if hasattr(type(dataset), "mapped_by"):  # it holds a frame, as Curator's datasets do
+        if hasattr(type(dataset), "mapped_by"):  # a dataset with a frame, such as Curator's
             return dataset.mapped_by(self)
         is_lazy = is_dask_frame(dataset)
         frame = dataset._meta if is_lazy else dataset
-        backend_of(frame)  # refuses what is no frame
+        backend_of(frame)  # raises unless it is a frame
         self.check(frame)
         self.prepare()
         return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Return the lazy frame of a Dask frame that is checked; see `__call__`."""
+        """Map a Dask frame that has passed `check`; see `__call__`."""
         frame = dataset._meta
         meta, known = self.meta(frame), self.meta_dtypes(frame)
         mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
@@ -198,7 +198,7 @@ class PartitionMap(Public):
             return mapped
         try:
             from gpuclassify.mapping.expression import optimizable
-        except ImportError:  # a Dask that lacks the private names which it takes
+        except ImportError:  # this version of Dask lacks a private name
             return mapped
         return optimizable(mapped)
 
@@ -208,13 +208,13 @@ class PartitionMap(Public):
 def map_partition(
     frame: Frame, mapper: PartitionMap, meta_dtypes: object, columns: list[str] | None = None
 ) -> Any:
-    """Map one partition as a task of Dask, and keep all columns of the result, or some."""
+    """Map one partition as a task of Dask, and select columns of the result."""
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
 
 
 class RowWiseMap(PartitionMap):
-    """Base of mappers whose columns follow from each row alone; it drops no row."""
+    """Base class of mappers with results that depend only on the row itself; drops no row."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -224,7 +224,7 @@ class RowWiseMap(PartitionMap):
 
     @property
     def is_row_wise(self) -> bool:
-        """Always True: a row's results do not depend on other rows."""
+        """Always True, because a row's results do not depend on other rows."""
         return True
 
     @property
@@ -244,7 +244,7 @@ def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def is_dask_frame(dataset: object) -> bool:
-    """Tell whether `dataset` is a Dask DataFrame; raise TypeError for another Dask collection."""
+    """Return whether `dataset` is a Dask DataFrame. Raises TypeError for other collections."""
     import dask
 
     if not dask.is_dask_collection(dataset):

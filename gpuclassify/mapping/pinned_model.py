@@ -1,4 +1,4 @@
-"""PinnedModel: a model's name, pinned to one revision, and what its files declare; no weights."""
+"""PinnedModel: a model pinned to a revision, and its description from files without weights."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PIN = "revision= with 40 hex digits"
 
 
 class PinnedModel:
-    """Model that a mapper's settings name: looked up once, then described by its files.
+    """Model of a mapper's settings, looked up once and then described by its files.
 
-    Making one reads nothing. What it reads travels with it, so that a worker runs exactly the
-    revision that the client has seen. `has_own_module` says that the mapper builds the network
-    itself, so that ``config.json`` may hold anything, and `has_own_columns` that it declares its
-    columns, so that the outputs need not be the file's labels.
+    The constructor reads nothing. Results of reading are pickled, so that a worker runs exactly the
+    client's revision. With `has_own_module` the mapper builds the network itself, and
+    ``config.json`` may have any content. With `has_own_columns` the mapper declares its columns,
+    and outputs need not match the file's labels.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PinnedModel:
         self.has_own_module = has_own_module
         self.has_own_columns = has_own_columns
         self._checkpoint: Checkpoint | None = None
-        self._is_out_of_reach = False  # asked once here, and again on each worker
+        self._is_out_of_reach = False  # cached in this process only
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name != "identity"}
@@ -63,12 +63,12 @@ class PinnedModel:
 
     @property
     def repositories(self) -> list[str]:
-        """Every model repository or directory that may be read."""
+        """Model repositories and directories that may be read."""
         return [name for name in (self.options.model, self.options.base_model) if name]
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """Model's name pinned to a commit or to a digest of its directory, looked up once."""
+        """Name of the model, pinned to a commit or to a digest of its directory, cached."""
         if self._checkpoint is not None:
             return self._checkpoint.identity
         options = self.options
@@ -82,12 +82,12 @@ class PinnedModel:
                 with checking_values(self.repositories[0]):
                     checkpoint = self.read()
                     self.check(checkpoint)
-                    hash(checkpoint)  # which only strings, numbers and tuples of them have
+                    hash(checkpoint)  # raises for values other than strings, numbers and tuples
             except (OSError, ValueError):
                 known = vars(self).get("identity")
                 if known is None or not known.is_directory or hub.resolve(known.name) == known:
                     raise
-                del self.identity  # files of the directory were replaced since it was looked up
+                del self.identity  # files of the directory have been replaced
             else:
                 self._checkpoint = checkpoint
         return self._checkpoint
@@ -99,15 +99,15 @@ class PinnedModel:
 
     @property
     def unpinned(self) -> str:
-        """Argument to pass so that the settings alone tell the revision; empty if they do."""
+        """Argument that would pin the revision in the settings; empty if it is pinned."""
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN
 
     @property
     def identities(self) -> list[Identity]:
-        """All repositories and directories of the model; the one with the weights comes first."""
+        """Repositories and directories of the model, beginning with the weights."""
         checkpoint = self.checkpoint
-        places = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
-        return list(dict.fromkeys(place for place in places if place is not None))
+        sources = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
+        return list(dict.fromkeys(source for source in sources if source is not None))
 
     @property
     def tokenizer_home(self) -> Identity:
@@ -116,7 +116,7 @@ class PinnedModel:
 
     @property
     def prompt(self) -> str:
-        """Text put before every text that the model reads, of a pair before the first one."""
+        """Text to put before every text, or before the first text of a pair."""
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
     @property
@@ -129,7 +129,7 @@ class PinnedModel:
         return self.prompt + query, truncation
 
     def prompted(self, texts: list[Any]) -> list[Any]:
-        """Return the texts with the prompt before each; `pairing` has that of a query."""
+        """Put the prompt before each text, or before the first text of a pair without a query."""
         prompt, pairing = self.prompt, self.options.pairing
         if not prompt or (pairing is not None and pairing[0] is not None):
             return texts
@@ -138,7 +138,7 @@ class PinnedModel:
         return [prompt + text for text in texts]
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's configuration; no weights."""
+        """Read the checkpoint's configuration, without weights."""
         options = self.options
         checkpoint = read_checkpoint(
             self.identity,
@@ -155,7 +155,7 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if `max_seq_length` is more than the checkpoint has positions for."""
+        """Raise ValueError if `max_seq_length` exceeds the checkpoint's positions."""
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:
@@ -165,7 +165,7 @@ class PinnedModel:
             )
 
     def fetch(self) -> None:
-        """Download the model, once for the machine."""
+        """Download the model, once per machine."""
         for identity in self.identities:
             hub.download(identity, cache_dir=self.options.cache_dir)
 
@@ -176,14 +176,14 @@ class PinnedModel:
                 hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_weights(self, module: OwnModule | None) -> None:
-        """Raise CheckpointError if the headers of the weights do not fit the network.
+        """Raise CheckpointError if the headers of the weights do not match the network.
 
-        Where torch alone knows the network, they are compared when it is loaded: it takes seconds
-        to import. Your own module is made of it already.
+        Networks that only torch knows are compared when the model is loaded, because importing
+        torch takes seconds; your own module has imported it already.
         """
         checkpoint = self.checkpoint
         if checkpoint.layout == STATIC:
-            return  # their header was read to describe the model
+            return  # reading the description has checked the header
         if module is None:
             check_headers(checkpoint, known_shapes(checkpoint), self.options.cache_dir)
             if checkpoint.base is not None:
@@ -198,17 +198,17 @@ class PinnedModel:
             check_own_module(checkpoint, module, self.options.unpack_inference_batch)
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if the tokenizer of a directory has ids that the model has not."""
+        """Raise CheckpointError if a directory's tokenizer has ids that the model lacks."""
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
-        is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # their ids are checked later
+        is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # ids are checked later
         if home.is_directory and not is_late and exists(file):
             check_ids(self.checkpoint, load_backend(file, file))
 
     def is_readable(self) -> bool:
-        """Tell whether the checkpoint can be read here; a client that gives `labels` need not.
+        """Return whether the checkpoint can be read here; False only for clients with `labels`.
 
-        Such a client must pin the Hub revision itself, because nobody else does it once for all.
+        Such a client must pin the Hub revision, so that all workers use the same one.
         """
         if self._is_out_of_reach:
             return False
@@ -234,7 +234,7 @@ class PinnedModel:
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
-        """Return a key that no other model has: its description, or as much as is known."""
+        """Return a key that identifies the model: its description as far as it is known."""
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint
@@ -242,17 +242,17 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the safetensors file of each place that has some of the weights."""
+        """Names of the safetensors files with weights, by repository or directory."""
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}
 
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
-        """Return bytes of the weights in this precision by file, from the safetensors headers.
+        """Return the bytes of the weights in this precision by file, from safetensors headers.
 
-        Mappers that share a decoder name the same file. Empty without headers to read.
+        Mappers that share a decoder have the same file. Empty if there are no such headers.
         """
-        # Your own module keeps its weights as they are, and torch casts what it reads.
+        # Your own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize
         sizes = {}
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Columns about how much of a text was read: its windows, the share of it, whether it was cut."""
+"""Columns about the part of a text that was read: number of windows, share, and cut or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARE_TYPES = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.boo
 
 
 def read_share_fields(options: TextOptions) -> list[pa.Field]:
-    """Return the columns about how much of a text was read that the options ask for."""
+    """Return the columns of the options about the part of a text that was read."""
     names = options.read_share_names
     return [pa.field(name, _SHARE_TYPES[what]) for what, name in names.items() if name is not None]
 
@@ -25,13 +25,13 @@ def read_share_columns(
     windows: np.ndarray,
     seen_share: np.ndarray,
 ) -> dict[str, pa.Array]:
-    """Return the columns of `read_share_fields`, null where the text is.
+    """Compute the columns of `read_share_fields`; null for null texts.
 
-    `texts` are the rows' whole texts, before `max_chars` cut them, and `positions` where each
-    row's text is among those of `windows` and `seen_share`, int64 (rows,); -1 for null.
+    `texts` are the rows' whole texts, not cut to `max_chars`. `positions` has the index of each
+    row's text in `windows` and `seen_share`, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
-    left = np.ones(len(texts), dtype=np.float32)  # of the characters
+    left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut
     if options.max_chars is not None:
         whole, cut = (
             np.array([char_count(cut_text(text or "", most)) or 1 for text in texts])

@@ -1,4 +1,4 @@
-"""Route: each row to its mapper, by the value of a column."""
+"""Route: run a mapper per row, selected by the value of a column."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ _COLUMNS: dict[type, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Route(Declared, PartitionMap):
-    """Mapper that runs for each row the classifier chosen by its value of a column.
+    """Mapper that selects a classifier for each row by the value of a column.
 
-    All classifiers write the same columns. A row that none is for gets nulls, and passes no filter.
-    A partition visits each model once, those in memory first; without rows for a model it loads
-    none.
+    All classifiers write the same columns. Rows without a classifier get nulls, and pass no filter.
+    A partition runs each model once, loaded models first; a model without rows is not loaded.
 
     Parameters
     ----------
     by : str
-        Column of texts, integers or booleans, such as a language; an earlier classifier of the
+        Column of texts, integers or booleans, such as a language. An earlier classifier of the
         same `classify` call or job may write it.
     to : dict
-        Classifiers or embedders by value of the column. Values are compared as they are.
+        Classifiers or embedders by value of the column. Values are not normalized.
     otherwise : classifier or embedder, optional
-        For all other values, null included. Default: nulls.
+        Mapper for all other values, including null. Default: none, so that outputs are null.
 
     Raises
     ------
     TypeError
-        A key is no str, int or bool, keys are of several types, or a value is no such mapper.
+        A key is not str, int or bool, keys have several types, or a value is not a mapper.
     ValueError
         `to` is empty.
 
@@ -100,17 +99,17 @@ class Route(Declared, PartitionMap):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Column of values, and the columns of text."""
+        """Column `by`, and the text columns of all mappers."""
         return (self.by, *super().read_fields)
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes it, with each setting of its mappers as `show` gives it."""
+        """Return the constructor call; `show` formats the settings of its mappers."""
         to = ", ".join(f"{key!r}: {mapper.code(show)}" for key, mapper in self.to.items())
         rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code(show)}"
         return f"Route(by={self.by!r}, to={{{to}}}{rest})"
 
     def describe(self) -> dict[str, Any]:
-        """Return the mapper of each value, and its model's commit or digest if in reach."""
+        """Return the mapper of each value, with its model's commit or digest if reachable."""
         described: dict[str, Any] = {"by": self.by}
         for name, mapper in _named(self.to, self.otherwise):
             described[name] = repr(mapper)
@@ -118,7 +117,7 @@ class Route(Declared, PartitionMap):
         return described
 
     def schema(self) -> pa.Schema:
-        """Return the columns that all mappers write."""
+        """Return the columns, which are the same for all mappers."""
         return self.members[0].schema()
 
     def meta(self, frame: Frame) -> Frame:
@@ -136,7 +135,7 @@ class Route(Declared, PartitionMap):
         check_are_new(self.schema().names, list(frame.columns), (self.by,), overwrite=True)
         first, *others = ([f"{f.name}: {f.type}" for f in m.schema()] for m in self.members)
         for mapper, columns in zip(self.members[1:], others, strict=True):
-            if columns != first:  # or the same in another order
+            if columns != first:  # including another order
                 one = [column for column in first if column not in columns] or first
                 other = [column for column in columns if column not in first] or columns
                 raise ValueError(
@@ -148,7 +147,7 @@ class Route(Declared, PartitionMap):
             mapper.check(frame)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError for a value that the classifier which writes the column never gives."""
+        """Raise ValueError if a key is not a label of the classifier that writes the column."""
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
                 try:
@@ -159,7 +158,7 @@ class Route(Declared, PartitionMap):
                 return
 
     def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
-        """Return each mapper with its rows of a plain frame; all before the column is written."""
+        """Return each mapper with its rows, or with all rows before the column exists."""
         if self.by not in frame.columns:
             return [(mapper, frame) for mapper in self.members]
         take = backend_of(frame).take_rows
@@ -167,19 +166,19 @@ class Route(Declared, PartitionMap):
 
     def _masks(self, frame: Frame) -> Iterator[tuple[TextMapper, np.ndarray]]:
         """Yield each mapper with a mask of its rows, bool (rows,)."""
-        coded, places = (
+        coded, numbers = (
             self._values(frame),
-            {mapper: place for place, mapper in enumerate(self.members)},
+            {mapper: number for number, mapper in enumerate(self.members)},
         )
-        by_key = {key: places[mapper] for key, mapper in self.to.items()}
-        rest = -1 if self.otherwise is None else places[self.otherwise]
-        of_codes = [by_key.get(value, rest) for value in coded.dictionary.to_pylist()]
+        by_key = {key: numbers[mapper] for key, mapper in self.to.items()}
+        rest = -1 if self.otherwise is None else numbers[self.otherwise]
+        by_code = [by_key.get(value, rest) for value in coded.dictionary.to_pylist()]
         codes = coded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        chosen = np.array([*of_codes, rest])[codes]  # the last one for null
-        yield from ((mapper, chosen == place) for mapper, place in places.items())
+        by_row = np.array([*by_code, rest])[codes]  # the last entry is for null, code -1
+        yield from ((mapper, by_row == number) for mapper, number in numbers.items())
 
     def _values(self, frame: Frame) -> pa.DictionaryArray:
-        """Return the column's values; TypeError if they are of another kind than the keys."""
+        """Return the column's values. Raises TypeError if their type differs from the keys'."""
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         key, kind = next(iter(self.to)), coded.type.value_type
@@ -193,14 +192,14 @@ class Route(Declared, PartitionMap):
         return coded
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run each mapper over its rows of one plain frame."""
+        """Run each mapper over its rows of a pandas or cudf frame."""
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         has_filters = any(mapper.options.filters for mapper in self.members)
-        keep, places = np.full(len(frame), not has_filters), np.full(len(frame), -1)
+        keep, indices_in_tables = np.full(len(frame), not has_filters), np.full(len(frame), -1)
         tables, counted = [schema.empty_table()], {}
         visits = [visit for visit in self._masks(frame) if visit[1].any()]
-        # Always in the same order, models that do not all fit would push each other out.
+        # In a fixed order, models that do not fit together would evict each other.
         visits.sort(key=lambda visit: (not visit[0].runner.is_loaded, visit[0].options.model))
         if backend.MOST_NUMBERS is not None:
             for mapper in self.members:
@@ -211,14 +210,17 @@ class Route(Declared, PartitionMap):
             texts = mapper.read_texts(backend.take_rows(frame[list(mapper.text_fields)], mask))
             with run_context(stages=counts):
                 arrays, kept = mapper.compute(texts, functools.partial(_name_row, frame, rows))
-            places[rows] = np.arange(len(rows)) + sum(map(len, tables))
+            indices_in_tables[rows] = np.arange(len(rows)) + sum(map(len, tables))
             keep[rows] = True if kept is None else kept
             tables.append(pa.table(arrays).cast(schema))
-            keys = [str(key) for key, each in self.to.items() if each == mapper]
+            keys = [str(key) for key, target in self.to.items() if target == mapper]
             counted[f"{self.by}={some_of(keys, 3)}" if keys else "otherwise"] = counts
         if stages is not None:
-            stages.add_routed(self, counted, int((places < 0).sum()), has_filters)
-        table, indices = pa.concat_tables(tables), pa.array(places, mask=places < 0)
+            stages.add_routed(self, counted, int((indices_in_tables < 0).sum()), has_filters)
+        table, indices = (
+            pa.concat_tables(tables),
+            pa.array(indices_in_tables, mask=indices_in_tables < 0),
+        )
         new = {f.name: take(table[f.name], indices) for f in schema}
         # A decision is never null.
         new |= {f.name: new[f.name].fill_null(False) for f in schema if not f.nullable}
@@ -231,7 +233,7 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 
 
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError if the mapper writes labels to the column, and never one of these."""
+    """Raise ValueError if the mapper writes the column, and one of these is not its label."""
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:
             if head.label_field == column:
@@ -239,6 +241,6 @@ def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> Non
 
 
 def _named(to: Mapping[Any, TextMapper], otherwise: TextMapper | None) -> list[tuple[str, Any]]:
-    """Return all mappers, each with the name of its place in messages."""
+    """Return all mappers with their keys as names for messages."""
     rest = [] if otherwise is None else [("otherwise", otherwise)]
     return [*((f"to {key}", mapper) for key, mapper in to.items()), *rest]

@@ -1,6 +1,6 @@
-"""Runners: texts to outputs on a worker; most models take the `EncoderRunner`.
+"""Runners compute outputs for texts on a worker; most models use `EncoderRunner`.
 
-A row has a position in six lists on its way to the model, and its outputs come back::
+A row passes through six lists on its way to the model, and its outputs return::
 
     rows of a partition
         | Texts.fold: equal texts once, no null       ^ heads.take, in TextMapper.compute
@@ -44,34 +44,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FLOAT32_ONLY: set[Hashable] = set()  # keys of models that do not run in their precision
+_FLOAT32_ONLY: set[Hashable] = set()  # keys of models with non-finite outputs in lower precision
 
 
 class NonFiniteOutputError(ArithmeticError):
-    """Error of a model that gives NaN or infinity for a text, also alone and in float32."""
+    """Error for a text with NaN or infinite outputs, even if it runs alone and in float32."""
 
 
 @dataclass(frozen=True)
 class Outputs:
     """Outputs that a runner computed for some texts, in the order of the texts."""
 
-    # float32 numbers (windows, outputs), answers as objects, or records (windows,); a text's
-    # windows stand together.
+    # float32 numbers (windows, outputs), answers as objects, or records (windows,). Windows are
+    # sorted by text.
     values: np.ndarray
     text_windows: np.ndarray  # windows of each text, int64 (texts,), whether run or not
-    # Share of each text's tokens, float32 (texts,): below 1 if it was cut; how far, only with
-    # `seen_field`, because the tokens behind a cut are not counted for anything else.
+    # Share of each text's tokens that was read, float32 (texts,): below 1 if it was cut. It is only
+    # exact with `seen_field`, because tokens after a cut are not counted otherwise.
     seen_share: np.ndarray
-    # Windows of each text that are run, int64 (texts,); None: one of each.
+    # Windows run of each text, int64 (texts,); None for one per text.
     counts: np.ndarray | None = None
-    # The text's tokens in each window, without special ones, int64 (windows,), where known.
+    # Tokens of the text in each window, without special tokens, int64 (windows,), if known.
     lengths: np.ndarray | None = None
     aggregation: str = "mean"  # aggregation of windows: see `text_tokenizer.aggregate`
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Return one row a text of activated values of these outputs."""
+        """Return activated values of these outputs, aggregated to one row per text."""
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
             from gpuclassify.tokenizing.text_tokenizer import aggregate
@@ -81,7 +81,7 @@ class Outputs:
 
 
 class Runner(ABC):
-    """Base class for running a model on a worker: the checkpoint's network, or `own_module`."""
+    """Base class for running a model on a worker: the checkpoint's network or `own_module`."""
 
     def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
         self.options = options
@@ -90,10 +90,10 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Return outputs of distinct texts, all of them finite, or raise NonFiniteOutputError.
+        """Compute finite outputs for distinct texts. Raises NonFiniteOutputError.
 
-        Counts of this run are added to `stats`, and `name_text` says what messages call the text at
-        a position.
+        Counts of this run are added to `stats`. `name_text` returns the name of a text in messages,
+        by its position.
         """
 
     @abstractmethod
@@ -104,52 +104,52 @@ class Runner(ABC):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Hold the model in memory for the length of a ``with`` block; loaded once a process."""
+        """Keep the model in memory within a ``with`` block; it is loaded once per process."""
 
     @abstractmethod
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return device and dtype that the model runs with in this process; both have a name."""
+        """Return the device and dtype of the model in this process."""
 
     @abstractmethod
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the largest batch beside the weights; None where not known."""
+        """Estimate the bytes of the largest batch, without weights; None if unknown."""
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not fit the model."""
+        """Raise CheckpointError if the headers of the weights do not match the model."""
         return
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if the tokenizer's files do not fit the model."""
+        """Raise CheckpointError if the tokenizer's files do not match the model."""
         return
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether the model runs on a GPU where there is one."""
+        """Whether the model runs on a GPU if there is one."""
         return False
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner whose network may run in step with other mappers' networks; None without."""
+        """Runner whose network can run in step with other mappers' networks, or None."""
         return None
 
     @property
     def resident_key(self) -> Hashable:
-        """First part of the keys under which models in memory that this one uses are kept."""
+        """First part of the keys of this runner's models in memory."""
         return self.model.checkpoint
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a model that it uses is in memory, in this process."""
+        """Whether one of its models is in the memory of this process."""
         from gpuclassify.inference.residency import MODELS
 
         model_key, keys = self.resident_key, MODELS.keys()
         return any(key[0] == model_key for key in keys)  # type: ignore[index]
 
     def evict(self) -> None:
-        """Give the memory of the model back, in this process."""
+        """Free the memory of the model in this process."""
         from gpuclassify.inference.residency import MODELS
 
-        if self.model.is_described:  # else nothing was loaded
+        if self.model.is_described:  # otherwise nothing was loaded
             model_key = self.resident_key
             MODELS.evict(lambda key: key[0] == model_key)  # type: ignore[index]
 
@@ -159,7 +159,7 @@ class NetworkRunner(Runner):
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether the network runs on a GPU where there is one."""
+        """Whether the network runs on a GPU if there is one."""
         return self.options.device.startswith(("auto", "cuda"))
 
     def lease_loaded(
@@ -169,7 +169,7 @@ class NetworkRunner(Runner):
         device: torch.device,
         dtype: torch.dtype,
     ) -> contextlib.AbstractContextManager[Any]:
-        """Hold the result of `load` under `key`, after making room for the weights where needed."""
+        """Lease the result of `load` under `key`, after freeing memory for it if needed."""
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
 
@@ -179,13 +179,13 @@ class NetworkRunner(Runner):
         return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the largest batch beside the weights; see `largest_batch_bytes`."""
+        """Estimate the bytes of the largest batch, without weights; see `largest_batch_bytes`."""
         from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the torch device and dtype that the model runs with in this process."""
+        """Return the torch device and dtype of the model in this process."""
         from gpuclassify.inference.device import pick_device, pick_dtype
 
         device = pick_device(self.options.device)
@@ -197,14 +197,13 @@ class NetworkRunner(Runner):
 
 
 class EncoderRunner(NetworkRunner):
-    """Runner of a network that gives every text, or every window of it, a row of numbers."""
+    """Runner of a network with a row of numbers per text, or per window of a text."""
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner itself, if its network's layers can be looked into; else None.
+        """Runner itself, or None for your own module and static tables, without known layers.
 
-        See `Runner.encoder`. Your own module is not looked into, and a static table has no
-        layers.
+        See `Runner.encoder`.
         """
         has_layers = self.own_module is None and self.model.checkpoint.layout != STATIC
         return self if type(self) is EncoderRunner and has_layers else None
@@ -214,13 +213,13 @@ class EncoderRunner(NetworkRunner):
         from gpuclassify.inference.batching import longest_first
 
         order = np.arange(len(texts))
-        if self.options.sort_by_length:  # longest first, because blocks are sorted apart
+        if self.options.sort_by_length:  # longest first, because blocks are sorted separately
             order = longest_first(texts.char_counts)
         device, dtype = self.device_and_dtype()
         with self.lease(device, dtype) as model:
             source = self._source(model, texts.take(order))
             stream, outputs = current_run_windows.get()(self, model, source, stats)
-            # The one way back from the order in which texts ran: texts, and their windows.
+            # Restore the order of the texts, and of their windows.
             texts_back = np.argsort(order)
             windows_back = np.argsort(order[stream.text_of], kind="stable")
             values = outputs[stream.positions[windows_back]]
@@ -240,7 +239,7 @@ class EncoderRunner(NetworkRunner):
         )
 
     def _are_finite(self, values: np.ndarray) -> np.ndarray:
-        """Tell of each window whether its outputs are numbers, bool (windows,)."""
+        """Return whether the outputs of each window are finite, bool (windows,)."""
         return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
@@ -251,9 +250,9 @@ class EncoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Hold the model in memory; see `Runner.lease`.
+        """Keep the model in memory; see `Runner.lease`.
 
-        In float32 if it does not run in `dtype`, unless that was asked for.
+        Falls back to float32 if outputs in `dtype` are not finite, unless the user has set it.
         """
         import torch
 
@@ -291,13 +290,13 @@ class EncoderRunner(NetworkRunner):
                 adapter_directory=hub.download(checkpoint.identity, cache_dir=cache_dir),
                 unpacks=self.options.unpack_inference_batch,
             )
-            self.model.check_directories()  # unchanged while they were read
+            self.model.check_directories()  # raises if they have changed during loading
             return model
 
         return self.lease_loaded(self.model_key(device, dtype), load, device, dtype)
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not fit the network."""
+        """Raise CheckpointError if the headers of the weights do not match the network."""
         self.model.check_weights(self.own_module)
 
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
@@ -308,18 +307,18 @@ class EncoderRunner(NetworkRunner):
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of the limits of batches that are measured for the model."""
+        """Return the key of the model's measured batch limits."""
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
-        """Return the texts together with the tokenizer for them."""
+        """Return the texts with their tokenizer."""
         from gpuclassify.tokenizing.prefetch import TokenSource, current_store
 
         tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts)
         return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        """Return the tokenizer of texts, with the cuts that the settings ask for."""
+        """Return the tokenizer of texts, which cuts them as in the settings."""
         options = self.options
         length = options.max_seq_length or model.max_tokens
         cut = {"overlap": options.overlap_of(length), "end_chars": options.chars_of_ends}
@@ -328,7 +327,7 @@ class EncoderRunner(NetworkRunner):
 
     @property
     def scores_windows(self) -> bool:
-        """Whether all windows of a text are run, rather than its first one."""
+        """Whether all windows of a text are run instead of the first one."""
         return self.options.has_windows and self.options.window_aggregation != "first"
 
     def _rescue(
@@ -356,7 +355,7 @@ class EncoderRunner(NetworkRunner):
 def run_windows(
     runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
 ) -> tuple[TokenStream, np.ndarray]:
-    """Return the texts' tokens, and outputs of distinct windows, float32 (windows, outputs)."""
+    """Tokenize texts, and compute outputs of distinct windows, float32 (windows, outputs)."""
     from gpuclassify.inference import engine
     from gpuclassify.tokenizing.prefetch import TokenStream
 
@@ -364,7 +363,7 @@ def run_windows(
     return stream, engine.run(model, runner.run_key(model), stream, runner.options, stats)
 
 
-# Function that stands in for `run_windows` in this thread: see `mapping/shared_layers.py`.
+# Replacement of `run_windows` in this thread; see `mapping/shared_layers.py`.
 current_run_windows: ContextVar[Callable[..., tuple[TokenStream, np.ndarray]]] = ContextVar(
     "current_run_windows", default=run_windows
 )

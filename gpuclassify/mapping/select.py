@@ -1,4 +1,4 @@
-"""Rows that are kept by what their columns hold; `Select`, by a condition."""
+"""Filters that keep rows by their columns, such as `Select`, by a condition."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.workers.run_context import current_run
 
-WITHOUT_VALUES = "without values"  # in `attrs` of a meta: columns that are text for want of any
+WITHOUT_VALUES = "without values"  # key in `attrs` of a meta: text columns with only nulls
 
 
 class RowFilter(RowWiseMap):
-    """Mapper that keeps rows by some of their columns, of a frame or of a table that is read."""
+    """Base class of mappers that keep rows by their columns, in a frame or while reading."""
 
     @property
     def drops_rows(self) -> bool:
-        """Whether rows may be dropped: they may."""
+        """Whether rows may be dropped; True by default."""
         return True
 
     def row_filter(self) -> RowFilter | None:
-        """Return itself, if it may drop rows."""
+        """Return this mapper if it may drop rows, else None."""
         return self if self.drops_rows else None
 
     @abstractmethod
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the rows of a table that stay, bool (rows,); a job counts them."""
+        """Return the mask of the rows to keep, bool (rows,), and count them for a job."""
 
     def meta(self, frame: Frame) -> Any:
-        """Return the empty frame, whose columns stay."""
+        """Return the empty frame; columns do not change."""
         return frame.iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the rows of a plain frame that stay."""
+        """Return the rows of a pandas or cudf frame to keep."""
         kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
 
 def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
-    """Return some columns of a plain frame as a table of Arrow."""
+    """Convert columns of a pandas or cudf frame to an Arrow table."""
     array = backend_of(frame).list_array
     return pa.table({name: array(frame, name) for name in names})
 
@@ -61,21 +61,21 @@ class Select(Declared, RowFilter):
     Parameters
     ----------
     where : str
-        Condition in the words of ``DataFrame.query``: columns, numbers, texts, ``True`` and
+        Condition in the syntax of ``DataFrame.query``: columns, numbers, texts, ``True`` and
         ``False``; ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``, ``is None``,
         ``is not None``, ``and``, ``or``, ``not``, ``+``, ``-``, ``*``, ``/`` and parentheses. Names
-        that are no words of Python stand in backquotes. Null is unknown, as in SQL, and NaN is
-        null: a row whose condition is null is dropped, and counted as such. Integers are exact.
-        Texts are compared with times in the zone of the column. Nothing in it is run as code.
+        that are not identifiers of Python are in backquotes. Null is unknown, as in SQL, and NaN is
+        null: a row whose condition is null is dropped, and counted separately. Integers are exact.
+        Texts are compared with times in the zone of the column. Nothing is run as code.
 
     Raises
     ------
     ValueError
-        It is no condition, or names a column that the dataset does not have.
+        The condition is invalid, or names a column that the dataset does not have.
     TypeError
-        It compares what cannot be compared, such as a text with a number.
+        Types cannot be compared, such as a text with a number.
     OverflowError
-        It calculates a whole number of more than 64 bits; the message names the row.
+        A result is a whole number of more than 64 bits; the message names the row.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Select(Declared, RowFilter):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns that the condition names."""
+        """Columns in the condition."""
         return self.condition.columns
 
     def describe(self) -> dict[str, Any]:
@@ -109,13 +109,13 @@ class Select(Declared, RowFilter):
         return {"where": self.where}
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Return one chain of both, which runs in one pass."""
+        """Join both into one chain, which runs in one pass."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the columns are there, and can be compared as the condition does."""
+        """Raise unless the frame has the columns, with types that can be compared."""
         self._refuse_repeated(frame)
         there = [name for name in self.read_fields if name in frame.columns]
         columns = columns_of(frame.iloc[:0], there)
@@ -125,7 +125,7 @@ class Select(Declared, RowFilter):
         self.condition.check(pa.schema(types))
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the rows that meet the condition, bool (rows,); a job counts them."""
+        """Return the mask of rows that meet the condition, and count them for a job."""
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)
         for term, met in self.condition.evaluate(columns).items():

@@ -1,6 +1,6 @@
-"""Mappers of one pass whose models share leading layers: they run in step with the first one.
+"""Run models that share leading layers in step, for mappers of one pass.
 
-Outputs that a later mapper would compute are made with the first one's, and kept until its turn.
+Outputs of a later mapper are computed with those of the first one, and kept until its turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.prefetch import TokenSource, TokenStream
 
-_SHARE_NOTHING: set[Hashable] = set()  # pairs of keys of models, and of their longest texts
-# Settings and sizes in which models agree that run in step.
+_SHARE_NOTHING: set[Hashable] = set()  # pairs of model keys, with their maximum text lengths
+# Settings and sizes that must be equal in models that run in step.
 _READING = (
     *("text_field", "text_template", "max_chars", "batch_size", "sort_by_length", "padding_side"),
     *("loader", "engine", "long_text", "window_overlap", "end_chars", "unpack_inference_batch"),
@@ -37,16 +37,16 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
-    """Run leading layers that models share once for all mappers, within a ``with`` block."""
+    """Run shared leading layers once for all mappers, within a ``with`` block."""
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
-    """Outputs of models that ran in step with an earlier mapper's, for the mappers of one pass."""
+    """Outputs of models that ran in step with an earlier mapper, for one pass."""
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
         self._mappers = mappers
-        # Windows' digests and outputs, float32 (windows, outputs), by model.
+        # Digests of windows, and outputs, float32 (windows, outputs), by model.
         self._outputs: dict[Hashable, tuple[list[Hashable], np.ndarray]] = {}
 
     def run_windows(
@@ -54,7 +54,7 @@ class _SharedOutputs:
     ) -> tuple[TokenStream, np.ndarray]:
         """Run the windows of texts as `runners.run_windows` does, in step with later mappers.
 
-        Outputs that an earlier mapper's run made are taken.
+        Uses the outputs that an earlier run has made.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -83,14 +83,16 @@ class _SharedOutputs:
             outputs, others = _split(outputs, follower.width(keeps_all))
             rows = np.arange(len(others))
             if follower.passing is not None:
-                rows = np.flatnonzero(~np.isnan(others).all(axis=1))  # rows that passed on to it
+                rows = np.flatnonzero(
+                    ~np.isnan(others).all(axis=1)
+                )  # windows that this model has run
             self._outputs[follower_key] = [stream.new_keys[row] for row in rows], others[rows]
         return stream, outputs
 
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield the models of later mappers that run in step with this one, each after its key."""
+        """Yield key and model of later mappers that run in step with this one."""
         from gpuclassify.inference.leading_layers import Follower
 
         mappers = self._mappers
@@ -103,13 +105,13 @@ class _SharedOutputs:
             if before.drops_rows:
                 is_by_text = type(before.runner) is EncoderRunner
                 if not is_by_text or before.options.long_text != "truncate":
-                    return  # a window's outputs do not tell whether its text goes on
+                    return  # one window does not decide whether its text passes
                 passing = functools.partial(_passing, before.heads)
             encoder, shared = _encoder_of(mapper), None
             if encoder is not None and _read_alike(encoder, runner):
                 key = encoder.run_key(model)
                 if key not in keys:
-                    other, shared = _lease_beside(encoder, runner, model, leases)
+                    other, shared = _lease_follower(encoder, runner, model, leases)
             if shared and shared.layers:
                 keys.add(key)
                 yield key, Follower(other, shared, passing)
@@ -124,7 +126,7 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split the last `width` numbers off the outputs of each text, or of each of its tokens."""
+    """Split off the last `width` outputs of each text, or of each token."""
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last
@@ -135,9 +137,9 @@ def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
-    """Tell which texts pass all filters by raw outputs, (texts, outputs); bool (texts,)."""
+    """Apply all filters to raw outputs, (texts, outputs); return bool (texts,)."""
     passed = np.ones(len(outputs), dtype=bool)
-    with np.errstate(all="ignore"):  # outputs that are not finite are made again later
+    with np.errstate(all="ignore"):  # non-finite outputs are computed again later
         for head in heads:
             for passes in head.passes(head.activate(outputs[..., head.outputs])).values():
                 passed &= passes
@@ -145,7 +147,7 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 
 
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
-    """Tell whether both run the same windows alike, as far as settings and sizes tell."""
+    """Return whether both run the same windows in the same way, by settings and sizes."""
     ours, theirs = (
         (
             type(runner),
@@ -158,21 +160,21 @@ def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
     return ours == theirs
 
 
-def _lease_beside(
+def _lease_follower(
     encoder: EncoderRunner,
     leader: EncoderRunner,
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Return the encoder's model and the layers that it shares with the leader's, `first`.
+    """Return the encoder's model, and the layers that it shares with the leader's, `first`.
 
-    It stays leased as long as `leases` if it shares any.
+    If there are any, the model stays leased as long as `leases`.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes
     from gpuclassify.inference.residency import MODELS
 
-    key, leader_key = (each.model_key(first.device, first.dtype) for each in (encoder, leader))
+    key, leader_key = (one.model_key(first.device, first.dtype) for one in (encoder, leader))
     pair = (key, encoder.options.max_seq_length, leader_key, leader.options.max_seq_length)
     if pair in _SHARE_NOTHING:
         return None, NOTHING

@@ -17,10 +17,10 @@ from gpuclassify.frames import Texts
 from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.workers.run_context import add_counts
 
-NO_MODEL = "no model"  # reason of rows that a route leads nowhere
-CONDITION, UNKNOWN = "condition", "unknown"  # reasons of conditions, which are false or null
-# Words by reason to drop a row. A row that several filters drop counts once, under the first of
-# these; the own reasons of a head come last.
+NO_MODEL = "no model"  # reason for rows without a route
+CONDITION, UNKNOWN = "condition", "unknown"  # reasons for a condition that is false or null
+# Descriptions of reasons to drop a row. A row that several filters drop counts under the first of
+# these reasons; additional reasons of a head come last.
 REASONS = {
     "null": "without text",
     "empty": "with an empty text",
@@ -36,9 +36,9 @@ NULL, EMPTY, BLANK, KEPT = 0, 1, 2, -1  # indices of the first reasons; KEPT is 
 MOST_LABELS = 1_000
 MOST_LABELS_WITH_EXAMPLES = 30  # labels per part, to keep its record small
 EXAMPLE_CHARS = 160
-BESIDE_CHARS = 60  # characters of context on each side of a passage
-MARKS = "\ue000", "\ue001"  # around a passage: no text that is shown has such characters
-LABELS = pa.list_(pa.string())  # type of a column with several labels a row
+CONTEXT_CHARS = 60  # characters of context on each side of a passage
+MARKS = "\ue000", "\ue001"  # enclose a passage; escaped texts never have these characters
+LABELS = pa.list_(pa.string())  # type of a column with several labels per row
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
 
@@ -54,12 +54,12 @@ class TextOutcomes:
 
     @property
     def names(self) -> list[str]:
-        """Reasons to drop a text, the first that counts first."""
+        """Reasons to drop a text, in order of precedence."""
         return [*dict.fromkeys([*REASONS, *(self.passed or ())])]
 
     @functools.cached_property
     def reasons(self) -> np.ndarray:
-        """First reason to drop each text: its index in `names`, or `KEPT`, int8 (texts,)."""
+        """Index in `names` of the first reason to drop each text, or `KEPT`, int8 (texts,)."""
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
         for index, name in reversed([*enumerate(self.names)]):
             if self.passed and name in self.passed:
@@ -71,13 +71,13 @@ class TextOutcomes:
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the texts at the highest and the lowest certainties, `most` at each end.
+        """Return the `most` texts with the highest, and with the lowest, certainties.
 
-        ``labels`` and ``dropped`` have, by label and by reason, pairs of certainty, or None, and
-        the text's beginning, the highest first. A mapper without labels has one group, "".
+        ``labels`` (by label) and ``dropped`` (by reason) have pairs of certainty, or None, and
+        beginning of the text, highest first. A mapper without labels has one group, "".
         """
-        reasons, shown = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
-        dropped = {name: np.flatnonzero(reasons == index) for index, name in shown}
+        reasons, named = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
+        dropped = {name: np.flatnonzero(reasons == index) for index, name in named}
         return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
@@ -86,23 +86,22 @@ class TextOutcomes:
         if self.labels is not None:
             coded = self.labels.dictionary_encode()
             codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-            places = {str(name): code for code, name in enumerate(coded.dictionary.to_pylist())}
+            code_of = {str(name): code for code, name in enumerate(coded.dictionary.to_pylist())}
             frequent = [*count_values(self.labels)][:MOST_LABELS_WITH_EXAMPLES]
-            groups = {name: np.flatnonzero(codes == places[name]) for name in frequent}
+            groups = {name: np.flatnonzero(codes == code_of[name]) for name in frequent}
         return self._pick(groups, most)
 
     def _pick(self, groups: Mapping[str, np.ndarray], most: int) -> dict[str, list[list[Any]]]:
         picked = {}
-        for name, places in groups.items():
-            sure = self.certainties
-            ordered = places if sure is None else places[np.argsort(-sure[places], kind="stable")]
-            chosen = np.array(best_and_worst(ordered.tolist(), most), dtype=np.int64)
+        for name, members in groups.items():
+            sure, ordered = self.certainties, members
+            if sure is not None:
+                ordered = members[np.argsort(-sure[members], kind="stable")]
+            picks = np.array(best_and_worst(ordered.tolist(), most), dtype=np.int64)
             numbers = (
-                [None] * len(chosen)
-                if sure is None
-                else sure[chosen].astype(float).round(4).tolist()
+                [None] * len(picks) if sure is None else sure[picks].astype(float).round(4).tolist()
             )
-            texts = self.texts.take(chosen) if len(chosen) else []
+            texts = self.texts.take(picks) if len(picks) else []
             pairs = zip(numbers, map(beginning, texts), strict=True)
             picked[name] = [list(pair) for pair in pairs]
         return {name: pairs for name, pairs in picked.items() if pairs}
@@ -130,7 +129,7 @@ class StageCounts:
         columns: Mapping[str, pa.Array],
         **counts: object,
     ) -> None:
-        """Record the counts of one more mapper. A repeated name gets a number.
+        """Record the counts of a mapper. A repeated name gets a number.
 
         `positions` is the index of each row's text in `outcomes`, int64 (rows,); -1 for null.
         """
@@ -178,7 +177,7 @@ class StageCounts:
     def add_condition(
         self, term: str, read: np.ndarray, met: np.ndarray, unknown: int, seconds: float
     ) -> None:
-        """Record which of the rows `read` met a condition, bool (rows,); `unknown` were null."""
+        """Record the rows `read` that `met` a condition, bool (rows,); `unknown` were null."""
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
         dropped = {reason: count for reason, count in refused.items() if count}
@@ -192,9 +191,9 @@ class StageCounts:
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Return the new columns whose values a report counts: labels, whole numbers and decisions.
+    """Return the new columns with values that a report counts: labels, integers and decisions.
 
-    In a column of lists every label of a row counts, also those of structs with a field "label".
+    In a column of lists all labels of a row count, including structs with a field "label".
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
@@ -214,9 +213,9 @@ def _has_labels(kind: pa.DataType) -> bool:
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by value, of lists by each, the most frequent `MOST_LABELS` first; not nulls.
+    """Count rows by value, without nulls, and return the most frequent `MOST_LABELS`.
 
-    Structs count by their field "label".
+    Lists count for each of their values, and structs by their field "label".
     """
     if pa.types.is_list(column.type):
         column = pc.list_flatten(column)
@@ -230,13 +229,13 @@ def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 def count_labels(
     columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """Return `count_values` of those named columns that a table, or a dict of arrays, has."""
+    """Return `count_values` of the named columns in a table or a dict of arrays."""
     there = columns.column_names if isinstance(columns, pa.Table) else columns
     return {name: count_values(columns[name]) for name in names if name in there}
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Keep in `sums` the best of its examples and of one more part's, as `StageCounts` has them."""
+    """Merge another part's examples into `sums`, both in the form of `StageCounts`."""
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])
@@ -250,7 +249,7 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 def beginning(text: str | tuple[str, str]) -> str:
     """Return the first `EXAMPLE_CHARS` characters of a text in one line, without invisible ones.
 
-    Controls, marks of direction and lone surrogates would change how what is around them is shown.
+    Control characters, direction marks and lone surrogates would change the text around them.
     """
     if isinstance(text, tuple):
         return " | ".join(map(beginning, text))
@@ -260,7 +259,7 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 def marked_line(text: str, start: int, end: int) -> str:
     """Return a passage between `MARKS` with context, in the form of `beginning`."""
-    first, last = max(0, start - BESIDE_CHARS), min(len(text), end + BESIDE_CHARS)
+    first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (
         _without_controls(re.sub(r"\s+", " ", part))

@@ -1,4 +1,4 @@
-"""TextMapper: settings, and three parts that do the work: a pinned model, a runner and heads."""
+"""TextMapper: settings, and its three parts: a pinned model, a runner and heads."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound=TextOptions)
 
-# Attributes that hold no setting of a subclass.
+# Attributes other than settings of a subclass.
 _PARTS = frozenset({"options", "model", "runner", "heads"})
 
 
 class TextMapper(RowWiseMap, Generic[Settings]):
-    """Mapper that runs one model over a text column and adds columns of its outputs.
+    """Base class of mappers that run one model over a text column and add columns of its outputs.
 
-    The constructor stores settings and reads nothing. The model is looked up once, when a dataset
-    is passed: its configuration and the headers of its weights, so that mistakes show before any
-    work starts. Weights are loaded on workers, once a process.
+    The constructor stores settings and reads nothing. When a dataset is passed, the model's
+    configuration and headers of weights are read once, so that mistakes fail before any work
+    starts. Weights are loaded on workers, once per process.
 
-    A subclass declares which parts it is made of (`model_type`, `runner_type`, `head_type`, or
-    `make_heads` where the model decides) and the defaults of its settings.
+    A subclass declares its parts (`model_type`, `runner_type`, `head_type`, or `make_heads` if the
+    model determines the heads) and the defaults of its settings.
     """
 
     public_names = (
@@ -89,18 +89,18 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     purpose: ClassVar[str] = ""
     licence: ClassVar[str] = ""
     is_gated: ClassVar[bool] = False
-    # Every label of the published model; a checkpoint with others is not one of this class.
+    # All labels of the published model; other checkpoints do not belong to this class.
     published_labels: ClassVar[tuple[Any, ...]] = ()
     # Declarations of a custom class; see `ModelMapper`.
     new_columns: ClassVar[Mapping[str, str]] = {}
     build_module: Callable[[dict[str, Any]], nn.Module] | None = None
     columns: Callable[[np.ndarray], Columns] | None = None
-    # The setting that may be passed without its name.
+    # Setting that may be passed without its name.
     first_setting: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith("gpuclassify."):  # a user's class may mean a user's folder
+        if cls.__module__.startswith("gpuclassify."):  # users' classes may name local folders
             models = {"model", "base_model"} & cls.defaults.keys()
             cls.defaults = cls.defaults | {name: HubName(cls.defaults[name]) for name in models}
         check_column_types(cls.__qualname__, cls.new_columns)
@@ -118,17 +118,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         elif unnamed:
             refuse_unnamed(owner, unnamed[0])
         settings = modern_spellings(owner, self.family, arguments)
-        token = settings.pop("token", None)  # before anything could show or keep it
+        token = settings.pop("token", None)  # before it could be shown or stored
         self.options = cast(Settings, parse_options(owner, self.Options, self.defaults, settings))
         if token is not None:
             for name in self.model.repositories:
                 hub.remember_token(name, token)
 
-    # The parts.
+    # Parts.
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Model of the settings, pinned and described. The description is sent to workers."""
+        """Pinned model of the settings. Its description is sent to workers."""
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -137,7 +137,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Runner, which turns texts into outputs."""
+        """Runner, which computes outputs for texts."""
         runner = self.make_runner()
         return LinesRunner(runner) if self.options.runs_lines else runner
 
@@ -150,7 +150,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Heads, which turn outputs into columns; several read the outputs of one run."""
+        """Heads, which convert the outputs of one run to columns."""
         heads = self._declared_heads() or self.make_heads()
         return with_lines(heads, self.options) if self.options.runs_lines else heads
 
@@ -199,7 +199,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return html_table(self.__name__, [("", self.purpose), *rows])
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as JSON values, and the model's commit or digest if in reach."""
+        """Return the settings as JSON values, and the model's commit or digest if reachable."""
         described = self.options.describe()
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
@@ -213,7 +213,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Text column, both of a pair, or the columns of the template."""
+        """Text column, both columns of a pair, or the columns of the template."""
         return self.options.text_fields
 
     @property
@@ -223,30 +223,30 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether there are filters, and no column for their decision."""
+        """Whether there are filters without a column for their decision."""
         return self._keep_field is None and self.options.filters
 
     def text_mappers(self) -> tuple[TextMapper, ...]:
-        """Return itself, in a tuple."""
+        """Return this mapper, in a tuple."""
         return (self,)
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of its heads to the report of a job."""
+        """Additions of the heads to the report of a job."""
         return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes it, with each setting as `show` gives it."""
+        """Return the constructor call; `show` formats the settings."""
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
     @property
     def labels(self) -> list[Any]:
-        """Every label that a row can get; empty for a mapper that gives none."""
+        """All labels that a row can get; empty for a mapper without labels."""
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     def schema(self) -> pa.Schema:
-        """Return the new columns: the heads', the decision, the share that was read."""
+        """Return the new columns: of the heads, the decision, and the share that was read."""
         new = []
         for head in self.heads:
             for field in head.fields():
@@ -263,14 +263,14 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
 
     def keeping(self, field: str) -> TextMapper[Settings]:
-        """Return the mapper with a column for the decision of its filters, which drops no row."""
+        """Return the mapper with a column for its filters' decision, which drops no row."""
         kept = copy.copy(self)
         vars(kept).pop("model", None)  # the model holds the settings
         kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Return one chain of both, which runs in one pass and may share tokens and layers."""
+        """Join both into one chain, which runs in one pass and may share tokens and layers."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
@@ -278,7 +278,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     # Methods for the client.
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the columns that are needed, and the filters fit the model."""
+        """Raise unless the frame has the needed columns, and the filters match the model."""
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:
             check_is_there(name, columns, self.options.setting_of_column(name))
@@ -290,14 +290,14 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             for head in self.heads:
                 head.check_settings()
             if not self.options.plans_without_model:
-                self._check_model()  # a model of another kind is no matter of its labels
+                self._check_model()  # first, because labels of another kind of model mean nothing
                 if self.published_labels:
                     options = cast("ModelOptions", self.options)
                     owner = type(self).__qualname__
                     check_published(owner, options, self.labels, self.published_labels)
 
     def prepare(self) -> None:
-        """Check the checkpoint and give workers the token, before any work starts."""
+        """Check the checkpoint, and share the token with workers, before any work starts."""
         if self.model.is_readable():
             self._check_model()
             self.model.check_directories()
@@ -317,18 +317,18 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return new string columns' dtype; a partition without strings may suggest another."""
+        """Return the dtype of new string columns, which a partition may not show."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
 
     def setup(self) -> None:
-        """Load the model into this process, as a worker's first partition does."""
+        """Load the model into this process, like the first partition on a worker."""
         with self.runner.lease(*self.runner.device_and_dtype()):
             pass
 
     def teardown(self) -> None:
-        """Give the model's memory back, here and on the workers of a Dask client."""
+        """Free the model's memory, here and on the workers of a Dask client."""
         self.runner.evict()
         distributed = sys.modules.get("distributed")
         with contextlib.suppress(ValueError):  # no client
@@ -336,7 +336,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                 distributed.get_client().run(_evict, self)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Map one plain frame, as a worker does with each partition."""
+        """Map a pandas or cudf frame, such as a partition on a worker."""
         backend = backend_of(frame)
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         if backend.MOST_NUMBERS is not None:
@@ -346,28 +346,28 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Frame) -> Texts:
-        """Return the rows' texts, null where a row has none."""
-        # Whole texts if a column needs the share that was read; otherwise one character more than
-        # `max_chars`, by which `compute` detects cut texts.
+        """Return the rows' texts; null for rows without one."""
+        # Whole texts if a column needs the share that was read. Otherwise one character more than
+        # `max_chars`, so that `compute` detects cut texts.
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
         return Texts(self.list_texts(frame, max_chars))
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
-        """Return the rows' texts, of columns cut to `max_chars` characters; None where null."""
+        """Return the rows' texts, with columns cut to `max_chars` characters; None for null."""
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
         if template is not None:
             return fill_template(template, columns, self.text_field)
         if len(columns) == 1:
             return columns[self.text_field]
-        pairs = zip(*columns.values(), strict=True)  # null where one of both is
+        pairs = zip(*columns.values(), strict=True)  # null if one of both is null
         return [None if None in pair else pair for pair in pairs]
 
     def compute(
         self, texts: Texts, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """Return new columns for the texts of `read_texts`, and the filters' decision.
+        """Compute new columns for the texts of `read_texts`, and the filters' decision.
 
         Each distinct text runs once. Columns have one value per row, null for a null text, in the
         order of meta. The decision is bool (rows,), false for a null text; None without filters.
@@ -378,7 +378,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         stats = RunStats(rows=len(texts), null_rows=null_rows)
         stats.folded_rows = len(texts) - null_rows - len(distinct)
         made, read, passed, outcomes = self._run(
-            distinct, stats, lambda place: name_row(int((positions == place).argmax()))
+            distinct, stats, lambda index: name_row(int((positions == index).argmax()))
         )
         is_cut = read[1] < 1
         if (most := self.options.max_chars) is not None:
@@ -398,7 +398,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         keep = None
         if passed is not None:
             keep = np.all([np.ones(len(distinct), dtype=bool), *passed.values()], axis=0)
-            keep = np.append(keep, False)[positions]  # the last one for null, whose place is -1
+            keep = np.append(keep, False)[positions]  # the last entry is for null, position -1
         if self._keep_field is not None:
             arrays[self._keep_field] = pa.array(keep)
         return {name: arrays[name] for name in self.schema().names}, keep
@@ -406,10 +406,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
-        """Return new columns, read shares, filters' decisions by reason, and outcomes if counted.
+        """Compute the results of distinct texts.
 
-        They are about distinct texts. Read shares are windows and shares; without filters the
-        decisions are None.
+        Returns new columns, windows and shares read, decisions by filter (None without filters),
+        and outcomes (None unless a job counts them).
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())
@@ -418,7 +418,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         outcomes_of: Callable[..., TextOutcomes] = TextOutcomes
         labelling = labelling_head(self.heads)
         if len(texts):
-            self.model.check_directories()  # also where the model is in memory already
+            self.model.check_directories()  # the model may be in memory already
             self._check_model()
             outputs = self.runner.run(texts, stats, name_text)
             read = outputs.text_windows, outputs.seen_share

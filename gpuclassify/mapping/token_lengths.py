@@ -1,4 +1,4 @@
-"""Lengths of texts in tokens, counted for plans without a model's weights."""
+"""Token counts of texts, for plans; need no weights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from gpuclassify.mapping.pinned_model import PinnedModel
 
-_TEXTS_AT_A_TIME = 256  # texts whose encodings exist at once
+_TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Token counts of texts, special tokens and prompts included."""
+    """Token counts of texts, including special tokens and prompts."""
 
-    whole: np.ndarray  # tokens of each text before any cut, int64 (texts,)
+    whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
     # Tokens of each window that the model runs, int64 (windows,). Long texts may have several.
     windows: np.ndarray
     counts: np.ndarray  # windows of each text, int64 (texts,)
-    limit: int | None  # most tokens of a window
+    limit: int | None  # maximum tokens of a window
 
 
 def count_tokens(
     options: Any, model: PinnedModel, texts: list[str], has_all_windows: bool
 ) -> TokenLengths:
-    """Count the tokens of texts for a network, in all windows of each text or in the first."""
+    """Count the tokens of texts for a network, in all windows of each text or the first."""
     from gpuclassify.models.loading import longest_input
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 

@@ -1,4 +1,4 @@
-"""Text that people read: pages of HTML that open without a network, tables, numbers and times."""
+"""Text for people: HTML pages that open without a network, tables, numbers and times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ TEXT = f"{CELL}-wrap; font-family: monospace"
 
 
 def page_template(package: str, folder: str, name: str, **filters: Callable[..., Any]) -> Template:
-    """Return a template that may import from ``parts.html.j2``, and escapes all values.
+    """Load a template from a folder of a package, with `filters` in addition to our own.
 
-    It is in a folder of a package, and may use `filters` beside ``percent``, ``short``,
-    ``thousands`` and ``time``.
+    The template escapes all values, and may import from ``parts.html.j2``.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -36,6 +35,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "edge": bin_edge,
         "percent": "{:.1%}".format,
         "short": short_number,
         "thousands": "{:,.0f}".format,
@@ -46,15 +46,17 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Escape what controls a terminal or hides in the text, except the characters `kept`."""
+    """Escape control characters and invisible characters, except for those in `kept`."""
     if text.isprintable():
         return text
-    stays = {char for char in set(text) if char.isprintable() or unicodedata.category(char) == "Zs"}
-    return "".join(char if char in stays or char in kept else repr(char)[1:-1] for char in text)
+    printable = {
+        char for char in set(text) if char.isprintable() or unicodedata.category(char) == "Zs"
+    }
+    return "".join(char if char in printable or char in kept else repr(char)[1:-1] for char in text)
 
 
 def visible_json(text: str) -> str:
-    """Escape the same characters in lines of JSON, whose values stay the same."""
+    """Escape the same characters in lines of JSON, without changing values."""
 
     def escape(char: str) -> str:
         return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"
@@ -62,13 +64,13 @@ def visible_json(text: str) -> str:
     return "".join(c if c.isprintable() or c in " \n" else escape(c) for c in text)
 
 
-# Signs of CommonMark, and of GitHub's and the Hub's extensions: links without brackets, mentions,
-# emoji, formulas and struck text. Colons in sentences and points in numbers stay readable.
+# Signs of CommonMark, and of extensions by GitHub and the Hub: links without brackets, mentions,
+# emoji, formulas and struck text. Colons in sentences and points in numbers are not matched.
 _MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 
 
 def markdown(text: str) -> str:
-    """Escape the text for a line of Markdown, where none of it has a meaning."""
+    """Escape all signs of Markdown in a line of text."""
     return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
@@ -80,11 +82,15 @@ def short_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def readable_time(seconds: float) -> str:
-    """Format a time in hours, minutes and seconds, or below ten seconds in seconds.
+def bin_edge(value: float) -> str:
+    """Format a bin's edge, short enough for the axis of a histogram."""
+    if value >= 10_000:
+        return short_number(value)
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
-    Such as ``1:02:03`` or ``0:37``, and ``3.1 s``.
-    """
+
+def readable_time(seconds: float) -> str:
+    """Format a time, such as ``1:02:03`` or ``0:37``, or ``3.1 s`` below ten seconds."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -93,7 +99,7 @@ def readable_time(seconds: float) -> str:
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a name and a text as lines, and wrap long ones."""
+    """Format rows of a name and a text as lines, and wrap long lines."""
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
         LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -102,7 +108,7 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of equally many cells as lines, in which cells are below each other."""
+    """Format rows of cells as lines with aligned columns."""
     cells = [[visible(cell, "") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     pairs = (zip(row, widths, strict=True) for row in cells)

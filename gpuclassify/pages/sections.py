@@ -1,10 +1,12 @@
-"""Sections of a report as data: heads, mappers and recipes fill them, and a page shows them."""
+"""Data classes for the sections of pages, and for the parts that add sections to a job's report."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+
+from gpuclassify.pages import page_template
 
 MOST_ROWS = 30  # rows of a table of labels or sources
 
@@ -17,7 +19,7 @@ class Tile(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Small text of a section, a heading within it, or preformatted text to be copied."""
+    """Note in small type, a heading within a section, or preformatted text to copy."""
 
     text: str
     kind: str = "note"  # or "heading" or "preformatted"
@@ -31,34 +33,43 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of cells: texts, `Cell`s, or None for an empty one."""
+    """Rows of cells, each a text, a `Cell`, or None if it is empty."""
 
     header: Sequence[str]  # empty for a table without one
     rows: Sequence[Sequence[str | Cell | None]]
     numbers: Collection[int] = ()  # indices of the columns of numbers
     is_wide: bool = False  # whether the last column takes most of the width
+    is_cross: bool = False  # whether the first column names the rows, and the others are numbers
     kind: str = "table"
 
 
+class Bars(NamedTuple):
+    """Horizontal bars, each with a name before it and a value after it."""
+
+    header: tuple[str, str]  # titles of the names and of the values
+    rows: Sequence[tuple[str, tuple[float, ...], str]]  # name, shares of the width, and value
+    kind: str = "bars"
+
+
 class Histogram(NamedTuple):
-    """Vertical bars with titles below and beside them."""
+    """Vertical bars, with a title for each axis."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
     side: str
-    most_names: int  # number of edges that are named, about
+    most_names: int  # approximate number of edges with a label
     kind: str = "histogram"
 
 
 class Fold(NamedTuple):
-    """Blocks that are shown after a click on their summary."""
+    """Blocks that open with a click on their summary."""
 
     summary: str
     blocks: Sequence[Any]
     kind: str = "fold"
 
 
-Block = Text | Table | Histogram | Fold
+Block = Text | Table | Bars | Histogram | Fold
 
 
 class Section(NamedTuple):
@@ -69,6 +80,15 @@ class Section(NamedTuple):
     is_wide: bool = False  # whether it takes both columns of the page
 
 
+def sections_page(title: str, under: Iterable[str], sections: Iterable[Section]) -> str:
+    """Render sections as one HTML file without scripts, fonts or pictures from elsewhere.
+
+    The lines `under` the title come before the sections.
+    """
+    template = page_template("gpuclassify", "pages", "sections.html.j2")
+    return template.render(title=title, under=[*under], sections=[*sections])
+
+
 class PagePart(NamedTuple):
     """Additions to the page of a report."""
 
@@ -77,23 +97,23 @@ class PagePart(NamedTuple):
     sections: Sequence[Section] = ()
     columns: Collection[str] = ()  # columns of labels that the sections show
     stages: Collection[str] = ()  # stages whose examples the sections show
-    has_speed: bool = True  # whether the rows read, speed and times are those of the whole job
+    has_speed: bool = True  # False if rows read, speed and times leave out a part of the job
 
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Base class of additions to a job's report, by a head, a mapper or a recipe.
+    """Base class of additions to a job's report by a head, a mapper or a recipe.
 
-    They are made from the metadata of the output alone, so that a report can be written again.
+    A part reads only the metadata in the output, so that a report can be written again.
     """
 
-    # Words by name of a reason to drop rows, beside `gpuclassify.mapping.stage_counts.REASONS`.
+    # Descriptions of reasons to drop rows, added to `gpuclassify.mapping.stage_counts.REASONS`.
     reasons: ClassVar[Mapping[str, str]] = {}
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return entries of ``report.json``; none if the job has nothing of this part.
+        """Return entries for ``report.json``, empty if the part does not apply to the job.
 
         `directory` is the `Store` of the output, `job` the content of its ``job.json``, and
         `stages` the counts of all records, by stage.

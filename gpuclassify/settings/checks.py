@@ -1,4 +1,4 @@
-"""Checks of arguments: every message says what arrived and what to pass instead."""
+"""Check arguments; every message names the value passed and the values allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Backend = Literal["pandas", "cudf"]
 BACKENDS = get_args(Backend)  # supported dataframe libraries
 SHARE = {"is_share": True}  # metadata of a number from 0 to 1
-# Packages that may call a mapper on the user's behalf, as `ddf.pipe` does.
+# Packages that may call a mapper for the user, such as in `ddf.pipe`.
 _BETWEEN = frozenset({"gpuclassify", "dask", "dask_cudf", "pandas", "cudf"})
 _COLLECTIONS = (list, tuple, set, frozenset)
 # Descriptions of settings with these types.
@@ -41,19 +41,19 @@ class HubName(str):
     known: ClassVar[set[str]] = set()
 
     def __new__(cls, name: str) -> HubName:
-        """Return the same text, and add it to `known`."""
+        """Make the name, and add it to `known`."""
         cls.known.add(str(name))
         return super().__new__(cls, name)
 
 
 def install(extra: str) -> str:
-    """Return the command that adds one of the sets of packages, by where gpuclassify comes from."""
+    """Return the command that installs an extra, from the same source as gpuclassify."""
     return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
 
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
-    """Warn at the user's line that led here; the same words once in a process."""
+    """Warn at the user's line of code, once per process for a message."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
@@ -61,14 +61,13 @@ def warn_once(message: str) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a setting of numpy or of a frame to a Python number, flag, text or list.
+    """Convert a setting of numpy, or a column of a frame, to plain Python values.
 
-    Equal settings then have equal keys in Dask, and look the same in reports. A frame is returned
-    as it is.
+    Equal settings then have equal keys in Dask, and equal text in reports. Frames are unchanged.
     """
     if hasattr(value, "columns"):
         return value
-    if hasattr(value, "to_pandas"):  # columns of cudf have no list
+    if hasattr(value, "to_pandas"):  # columns of cudf have no `tolist`
         value = value.to_pandas()
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -78,7 +77,7 @@ def plain_value(value: Any) -> Any:
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function's keyword arguments be scalars and arrays of numpy, and refuse sets."""
+    """Decorate a function to convert keyword arguments of numpy, and to refuse sets."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -91,7 +90,7 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Return labels as a tuple without repeats: sorted, or in their order."""
+    """Return labels as a tuple without repeats, sorted unless `keep_order`."""
     if labels is None:
         return None
     if isinstance(labels, str):
@@ -112,7 +111,7 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """Return a number as a float, or numbers by label as sorted pairs, which it accepts too."""
+    """Convert a number to float, and numbers by label (a mapping or pairs) to sorted pairs."""
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
     if isinstance(value, Mapping):
@@ -129,7 +128,7 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a phrase that suggests the known name nearest to `name`, or nothing."""
+    """Return a sentence that suggests the known name nearest to `name`, or ""."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -137,9 +136,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def check_names(
     owner: str, what: str, names: Iterable[Any], known: Collection[str], cure: str = ""
 ) -> None:
-    """Raise TypeError for a name that is not known, with the nearest one and a cure, or all.
+    """Raise TypeError for an unknown name; suggest the nearest name and `cure`, or list all.
 
-    `owner` says who has what, as in "a job has" and "setting".
+    `owner` and `what` begin the message, such as "a job has" and "setting".
     """
     for name in names:
         if name not in known:
@@ -155,7 +154,7 @@ def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
 
 
 def check_ordered(name: str, value: object) -> None:
-    """Raise TypeError for a set: another process may have another order of it."""
+    """Raise TypeError for a set, because its order differs between processes."""
     if isinstance(value, Set) and not isinstance(value, Reversible):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
@@ -167,7 +166,7 @@ def check_text(name: str, value: object, what: str, least: int = 1) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
-    """Raise unless `value` is an integer that is not below `least`, or None where it may be."""
+    """Raise unless `value` is an integer of at least `least`, or None if `may_be_none`."""
     if value is None and may_be_none:
         return
     cure = ", or leave it out" if may_be_none else ""
@@ -248,7 +247,7 @@ def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, 
 
 
 def kinds_of(hint: object) -> tuple[Any, ...]:
-    """Return the types that a hint joins, but None."""
+    """Return the types of a union except None, or the only type of a hint."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not NoneType)
 
@@ -257,12 +256,12 @@ _type_hints = functools.lru_cache(maxsize=64)(get_type_hints)
 
 
 def setting_names(options: Any) -> list[str]:
-    """Return the names of the settings that a class of options, or one of its objects, takes."""
+    """Return the names of the settings of a class of options, or of an object of it."""
     return [setting.name for setting in fields(options) if setting.init]
 
 
 def is_kind(value: Any, hint: Any) -> bool:
-    """Return whether plain data has the type that a hint names, as in ``dict[str, list[int]]``."""
+    """Return whether plain data has the type of a hint such as ``dict[str, list[int]]``."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(is_kind(value, kind) for kind in inner)

@@ -1,9 +1,9 @@
-"""A digest of code that is not part of this package, and of the values that it works with.
+"""Digests of users' code, and of the values that it uses.
 
-Dask keys, loaded models and jobs are known by it: a class that is defined anew in a notebook keeps
-its name, and must not get the results or the module of the earlier definition; a function that is
-the same in another kernel, file or line must get the same. Bytes of cloudpickle would not do: they
-hold paths, lines and the order of sets, and only the names of helpers that can be imported.
+They identify Dask keys, loaded models and jobs. A class that is redefined in a notebook keeps its
+name, but must not get results or models of the earlier definition. An equal function in another
+kernel, file or line must get the same digest. cloudpickle's bytes are unsuitable: they contain
+paths, line numbers and the order of sets, and importable helpers only by name.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
-# Dask digests their arrays and frames by value, and fast.
+# Packages whose arrays and frames Dask digests by value, and fast.
 _ARRAYS = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
 # Attributes of modules and classes that state the location of their source.
-_PLACES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
+_SOURCE_NAMES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
 _LINES = {"__firstlineno__", "__static_attributes__"}
-# Class members that do not affect behaviour, or appear with use: pickle adds the names of slots,
+# Class members that do not affect behaviour, or appear during use: pickle adds the names of slots,
 # and a Flag adds each combination that is looked up.
 _IGNORED = {
     *("__dict__", "__weakref__", "__doc__", "__signature__", "__module__", "__slotnames__"),
@@ -44,41 +44,41 @@ _IGNORED = {
     *_LINES,
 }
 _HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # since Python 3.14
-# They hold what others keep alive, such as the types that a singledispatch function has seen.
-_MEMORIES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+# Caches of other objects, such as the types that a singledispatch function has seen.
+_CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
 def json_setting(value: Any) -> Any:
-    """Return a setting as a JSON value, and a function as the digest of its code."""
+    """Convert a setting to a JSON value, and a function to the digest of its code."""
     return value_digest(value) if callable(value) else as_json(value)
 
 
 def value_digest(value: Any) -> str:
-    """Return a digest of any value that is equal in every process. Code is digested by behaviour.
+    """Return a digest of any value, equal in every process. Code is digested by behaviour.
 
     - A function is digested by its bytecode, defaults, closure, and the globals and modules that it
-      reads. These are followed through all functions and classes of notebooks, scripts and the
-      user's modules.
+      reads, recursively through functions and classes of notebooks, scripts and the user's
+      modules.
     - Objects of the standard library and of installed packages are digested by name, except `value`
       itself.
-    - Variables that code assigns outside of itself (``global``, ``nonlocal``) are ignored, as are
-      file names, line numbers, comments and docstrings.
-    - Any other object is digested by its class and its pickled state, or by its class alone if it
+    - Variables that code assigns in outer scopes (``global``, ``nonlocal``), file names, line
+      numbers, comments and docstrings are ignored.
+    - Any other object is digested by its class and its pickled state, or only by its class if it
       cannot be pickled, such as a lock.
     """
     return _Digest(tuple(_names_in_full(value))).of(value)
 
 
 class _Digest:
-    """Hash of a value, which is taken apart step by step.
+    """Hash of a value, computed recursively from its parts.
 
-    `in_full` are names, each with a dot behind it, of installed code that counts by its content.
+    `in_full` are names, each followed by a dot, of installed code to digest by its content.
     """
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
         self._in_full = in_full
-        # Number and object by address, for containers in progress and all functions and classes, so
-        # that repeated ones are digested by number.
+        # Number and object by address, for containers in progress and all functions and classes:
+        # repeated objects are digested by number.
         self._known: dict[int, tuple[int, Any]] = {}
         self._count = 0
 
@@ -109,7 +109,7 @@ class _Digest:
     def _write(self, line: str) -> None:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
-    def _apart(self, item: Any) -> str:
+    def _item_digest(self, item: Any) -> str:
         """Digest an item of a set independently of the set's order in this process."""
         if type(item) in _PLAIN:
             return repr(item)
@@ -118,7 +118,7 @@ class _Digest:
         return other.of(item)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return simpler values that identify a value among all values of its type."""
+        """Return simpler values that identify a value among values of its type."""
         kind = type(value)
         if isinstance(value, type):
             members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
@@ -130,7 +130,7 @@ class _Digest:
         if kind in (dict, MappingProxyType):
             return *value, *value.values()
         if kind in (set, frozenset):
-            return sorted(map(self._apart, value))
+            return sorted(map(self._item_digest, value))
         if kind is FunctionType:
             return _function_parts(value)
         if kind is CodeType:
@@ -142,7 +142,7 @@ class _Digest:
         return kind, *_object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Return whether a function or class is installed, and other processes can import it."""
+        """Return whether a function or class is installed, so that all processes can import it."""
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -151,7 +151,7 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield the dotted names of the functions and classes that a value is made of."""
+    """Yield the dotted names of functions and classes in a value."""
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
     elif isinstance(value, FunctionType):
@@ -165,7 +165,7 @@ def _names_in_full(value: Any) -> Iterator[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module is of this package, the standard library or an installed package."""
+    """Return whether a module is in this package, the standard library or an installed package."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         with contextlib.suppress(ImportError, ValueError):
@@ -193,13 +193,13 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return the members of the user's modules in `values` that code can reach by these names."""
+    """Return the members with these names of the user's modules in `values`."""
     members: dict[str, Any] = {}
     for module in values:  # `values` grows in the loop
         if isinstance(module, ModuleType) and not _is_installed(module.__name__):
             for name in names:
                 key = f"{module.__name__}.{name}"
-                with contextlib.suppress(Exception):  # most names are of other things
+                with contextlib.suppress(Exception):  # most names are no members
                     if key not in members and not hasattr(ModuleType, name):
                         members[key] = getattr(module, name)
                         values.append(members[key])
@@ -207,8 +207,8 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Return a module that code imports as it runs, if it is one of the user's."""
-    with contextlib.suppress(Exception, SystemExit):  # it may be one that only workers have
+    """Return a module that code imports at run time, if it is the user's."""
+    with contextlib.suppress(Exception, SystemExit):  # only workers may have it
         name = importlib.util.resolve_name(name, scope.get("__package__"))
         if not _is_installed(name):
             return importlib.import_module(name)
@@ -216,17 +216,17 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 
 
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield names in code and in that within it, and how each is used.
+    """Yield names in code and nested code, with the kind of their use.
 
-    Outer variables that code assigns are its memory, and no part of its definition.
+    Outer variables that code assigns are state, not a part of its definition.
     """
     steps = _steps(code)
-    yield from ((name, "named") for name in code.co_names if name not in _PLACES)
+    yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
     for at, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            if step.argval not in _PLACES:
+            if step.argval not in _SOURCE_NAMES:
                 yield step.argval, "read"
-        elif step.opname == "IMPORT_NAME":  # after the level and the names
+        elif step.opname == "IMPORT_NAME":  # two constants precede it: level and names
             yield "." * steps[at - 2].argval + step.argval, "imported"
         elif step.opname == "STORE_GLOBAL" or (
             step.opname == "STORE_DEREF" and step.argval in code.co_freevars
@@ -248,8 +248,8 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the instructions, except the ones that store a class body's line numbers."""
-    # An extension is part of the argument of the step behind it.
+    """Return the instructions, except stores of a class body's line numbers."""
+    # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
     return [step for at, step in enumerate(steps) if not stores & {at, at + 1}]
@@ -261,13 +261,13 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
 
     kind = type(value)
     is_array = _top(kind.__module__) in _ARRAYS
-    if isinstance(value, _MEMORIES):
+    if isinstance(value, _CACHES):
         return ()
     if (is_array and normalize_token.dispatch(kind) is not normalize_object) or (
         hasattr(kind, "__dask_tokenize__")
     ):
         return (tokenize(value),)
-    if hasattr(value, "__wrapped__"):  # a classmethod, or a function with a cache
+    if hasattr(value, "__wrapped__"):  # a classmethod, or a cached function
         return (value.__wrapped__,)
     if _top(kind.__module__) == "torch" and hasattr(value, "untyped_storage"):
         import torch
@@ -308,7 +308,7 @@ def _annotations(owner: type) -> dict[str, Any]:
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # an empty cell
         return ...
 
 

@@ -1,8 +1,8 @@
-"""Settings that are declared once: `Declared` classes, whose fields say all about each setting.
+"""Settings that are declared once, as fields of `Declared` classes.
 
-From a field follow its check, the class's repr, Dask token and description, the identity of a job,
-and the option of a command (`gpuclassify.commands.options.option_of`), whose help is the field's
-entry in the class's docstring.
+A field determines the setting's check, its part in the class's repr, Dask token and description,
+the identity of a job, and the option of a command (`gpuclassify.commands.options.option_of`). The
+option's help is the field's entry in the class's docstring.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def setting(
     default, factory
         As of `dataclasses.field`. Default: the setting is required.
     kw_only : bool
-        The setting has to be passed by its name.
+        The setting must be passed by name.
     what : str, optional
-        Description of allowed values, for the error of a value whose type does not match the hint,
-        or for that of a text, if `least` is passed too.
+        Description of allowed values, for errors about a value of a wrong type, or about a text if
+        `least` is passed, too.
     least : float, optional
         Minimum of a number, or minimum length of a text. Default: 1.
     is_share : bool
@@ -54,21 +54,21 @@ def setting(
     is_tuple : bool
         A single text and any sequence of texts become a tuple.
     convert : callable, optional
-        Function that returns the value to keep, or raises TypeError or ValueError. It gets values
-        of numpy as those of Python, and paths as texts.
+        Function that returns the value to store, or raises TypeError or ValueError. Before the
+        call, values of numpy become plain values, and paths become texts.
     is_object : bool
-        The value is kept as it is: an object such as a frame, or one with settings of its own.
+        The value is stored unchanged, such as a frame, or an object with its own settings.
     is_hashed : bool
-        The hash of the object depends on the setting. A dict has none.
+        The object's hash depends on the setting; False for a dict, which has no hash.
     is_secret : bool
         The setting is left out of the repr, the token, descriptions and files.
     changes_results : bool
-        Results depend on the setting: it is part of Dask's key and of a job's identity.
+        Results depend on the setting, so that it is part of Dask's key and a job's identity.
     group : str, optional
         Heading of the setting's option in the help of commands.
     **option
-        Attributes of ``click.Option`` that differ from those derived from the field: ``flags``,
-        ``metavar``, ``help``, ``type`` (a tuple for choices).
+        Attributes of ``click.Option`` that override derived ones: ``flags``, ``metavar``,
+        ``help``, ``type`` (a tuple for choices).
     """
     metadata: dict[str, Any] = {"changes_results": changes_results, "option": option}
     given = {"what": what, "least": least, "convert": convert, "group": group}
@@ -84,18 +84,18 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def declared(owner: type[Kind]) -> type[Kind]:
-    """Make a frozen dataclass of a subclass of `Declared`."""
+    """Decorate a subclass of `Declared` as a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True, repr=False)(owner)
 
 
 @declared
 class Declared:
-    """Base of classes whose settings are the fields of a frozen dataclass.
+    """Base class with settings as fields of a frozen dataclass.
 
-    Subclasses are decorated by `declared`. Values of numpy become those of Python, paths become
+    Subclasses are decorated by `declared`. Values of numpy become plain values, and paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's
-    type hint and metadata (`setting`). An ``InitVar`` is an argument that the object does not keep,
-    such as a token.
+    type hint and metadata (`setting`). An ``InitVar`` is an argument that is not stored, such as a
+    token.
     """
 
     def __post_init__(self, *not_kept: Any) -> None:
@@ -106,12 +106,12 @@ class Declared:
 
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that objects keep of these ones, before these are checked."""
+        """Normalize values as the constructor does, without checking them."""
         known = {f.name: f for f in fields(cls)}
         return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
+        """Raise TypeError or ValueError if settings contradict each other; normalize them."""
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -125,12 +125,12 @@ class Declared:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings by name on which results depend."""
+        """Return the settings that change results, by name."""
         names = {f.name for f in fields(self) if not f.metadata.get("changes_results", True)}
         return {name: value for name, value in self.settings().items() if name not in names}
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings on which results depend, as JSON values; functions by a digest."""
+        """Return the settings that change results as JSON values, with functions as digests."""
         return {
             name: value.describe() if isinstance(value, Declared) else json_setting(value)
             for name, value in self.identity().items()
@@ -141,7 +141,7 @@ class Declared:
         return type(self).__qualname__, value_digest((type(self), values))
 
     def changed(self) -> dict[str, Any]:
-        """Return the settings by name that are not the defaults, without secrets."""
+        """Return the settings other than defaults, by name, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         made = {f.name: f.default_factory for f in fields(self)}
         known |= {name: make() for name, make in made.items() if make is not MISSING}
@@ -149,7 +149,7 @@ class Declared:
         return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the object, with each value as `show` gives it."""
+        """Return the constructor call; `show` formats the values."""
         changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
         changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
@@ -160,7 +160,7 @@ class Declared:
 
 
 def _normal(own: Field[Any], value: Any) -> Any:
-    """Return the value that a field keeps of one that is passed."""
+    """Normalize a passed value for its field."""
     metadata = own.metadata
     value = value if "is_object" in metadata else plain_value(value)
     if isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""Table of older constructor spellings, of NeMo Curator's two generations."""
+"""Older spellings of arguments, from NeMo Curator's two generations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuclassify.settings.checks import warn_once
 
 @dataclass(frozen=True)
 class Renamed:
-    """Older spelling of today's argument `name`, whose value `convert` makes today's."""
+    """Older spelling of the argument `name`; `convert` converts its value."""
 
     name: str
     convert: Callable[[Any], Any] | None = None
@@ -21,19 +21,19 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Older argument; `harmless` values pass, and others are refused or warned of."""
+    """Removed argument; `harmless` values are ignored, and others are refused or warned of."""
 
     harmless: tuple[Any, ...]
     reason: str
     is_refused: bool = True
 
 
-ANY_VALUE = object()  # among `harmless`: every value passes
+ANY_VALUE = object()  # in `harmless`: all values are ignored
 _ANY = (ANY_VALUE,)
 _NORMALIZED = Renamed("normalize", lambda flag: ("case", "white_space") if flag else None)
 _BY_CHARACTERS = (("compare_by", "characters"),)
-# Constructor spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), by families
-# ("*" stands for every one): what is renamed, and what is withdrawn.
+# Spellings of NeMo Curator's Dask generation (0.x) and of its stages (1.x), by family ("*" for all
+# families): renamed and removed arguments.
 _RENAMED = {
     "*": "device_type=device hf_token=token model_inference_batch_size=batch_size",
     "aegis": "aegis_variant=model pred_column=label_field raw_pred_column=raw_field "
@@ -56,7 +56,7 @@ _RENAMED = {
 _DUPLICATES = "exact fuzzy semantic"
 _FRAMES = "a frame goes in and a frame comes back"
 _BATCHES = "sizes of batches are chosen by memory"
-# Families, names, harmless values, and the reason why others are refused.
+# Families, names, harmless values, and the reason to refuse others.
 _REFUSED: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("*", "keep_tokens use_existing_tokens", (False,), "tokens are never columns"),
     ("aegis", "aegis_prompt_field keep_aegis_prompt_field", (None, False), "they are not stored"),
@@ -90,7 +90,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("semantic", "embedding_pooling_strategy embedding_pooling embedding_max_seq_length "
      "embedding_max_chars embedding_padding_side", (None,), "pass embedder=Embedder(...) with it"),
 )  # fmt: skip
-# The same of those that no result depends on, which are warned of.
+# The same for arguments without effect on results, which cause a warning.
 _WARNED = (
     ("*", "max_mem_gb", (None,), "batches are sized by the memory that is measured to be free"),
     ("cluster", "set_torch_to_use_rmm", (False,), "see torch_memory_fraction for torch's share"),
@@ -107,12 +107,12 @@ def _bytes_of(size: int | str) -> int:
     return parse_bytes(size)
 
 
-# Arguments of pandas: those that say what is so anyway, and those that are others here.
-_SO_ANYWAY = {
+# Arguments of pandas that are redundant, or have another name here.
+_REDUNDANT = {
     **{"lines": (True,), "orient": ("records",), "force_ascii": (False,), "chunksize": (None,)},
     **{"compression": ("infer",), "encoding": (None, "utf-8", "utf8")},
 }
-_STANDS_FOR = {
+_OTHER_NAMES = {
     **{"columns": "fields= of the reader", "dtype": "types= of JsonlReader"},
     **{
         "compression": "compression= of the writer",
@@ -124,10 +124,10 @@ _STANDS_FOR = {
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the storage options among pandas's arguments; raise TypeError for unsupported ones."""
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
-    wrong = sorted(name for name, value in others.items() if value not in _SO_ANYWAY.get(name, ()))
+    wrong = sorted(name for name, value in others.items() if value not in _REDUNDANT.get(name, ()))
     if wrong:
         values = ", ".join(f"{name}={others[name]!r}" for name in wrong)
-        today = " and ".join(_STANDS_FOR[name] for name in wrong if name in _STANDS_FOR)
+        today = " and ".join(_OTHER_NAMES[name] for name in wrong if name in _OTHER_NAMES)
         raise TypeError(
             f"{wrong} are arguments of pandas, which is not what reads and writes: leave {values} "
             f"out{today and f', and pass {today}'}"

@@ -1,7 +1,7 @@
-"""Settings of mappers: the arguments of a constructor become one of these dataclasses.
+"""Dataclasses of mappers' settings, made from the arguments of constructors.
 
-They are frozen and normalised (sequences become tuples, paths strings), so that equal settings are
-equal in every process and give equal Dask keys.
+They are frozen and normalized (sequences become tuples, paths strings), so that equal settings are
+equal in every process and have equal Dask keys.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PaddingSide = Literal["left", "right"]
 PairTruncation = Literal["longest_first", "only_second"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ScoreFormat = Literal["list", "struct"]
-Surrogates = Literal["refuse", "replace"]  # for JSON lines
+Surrogates = Literal["refuse", "replace"]  # only JSON lines have unpaired surrogates
 SINGLE_LABEL: ProblemType = "single_label_classification"
 MULTI_LABEL: ProblemType = "multi_label_classification"
 REGRESSION: ProblemType = "regression"
-END_CHARS = 10_000  # FinePDFs reads this much of each end of a document
+END_CHARS = 10_000  # characters at each end of a document, as in FinePDFs
 THRESHOLD = 0.5  # default threshold of a label in `labels_field`
 DEVICE = r"auto|cpu|mps|cuda(:\d+)?"
-# Groups of classifiers' options in the help of commands, and how values of some are written.
+# Groups of classifiers' options in the help of commands, and placeholders of their values.
 MODEL, ROWS = "Classifiers", "Columns and rows"
 LABELLED, TEMPLATE, TEXTS = "[LABEL=]NUMBER", "TEMPLATE", "TEXT,TEXT"
 
@@ -57,7 +57,7 @@ def _device_name(value: Any) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Return a limit; -1 is how NeMo Curator's first generation spelt "no limit"."""
+    """Return a limit; -1 means no limit, as in NeMo Curator's first generation."""
     return None if value == -1 else value
 
 
@@ -75,14 +75,14 @@ class TextOptions(Declared):
     revision : str
         Branch, tag or commit of `model` on the Hub.
     cache_dir : str
-        Where downloads are kept. Default: the Hub client's cache.
+        Directory of downloads. Default: the Hub client's cache.
     token : str
-        Of the Hub, for gated models; handed to workers, stored nowhere.
+        Token of the Hub, for gated models; sent to workers, stored nowhere.
     text_field : str
         Column of the text.
     text_template : str
-        Text of several columns of strings, such as "{url}\\n\\n{text}". Null where `text_field` is;
-        another null is empty. `max_chars` cuts the whole.
+        Text of several columns of strings, such as "{url}\\n\\n{text}". It is null if `text_field`
+        is null; other nulls are empty. `max_chars` cuts the filled template.
     max_chars : int
         Characters that the model sees; the column is never cut.
     overwrite : bool
@@ -95,7 +95,7 @@ class TextOptions(Declared):
 
     # Advice for users who pass a pair of columns; empty if pairs are supported.
     no_pairs: ClassVar[str] = "name both in text_template="
-    # The settings that filter rows, and those about the lines of a text.
+    # Settings that filter rows, and settings about the lines of a text.
     filter_names: ClassVar[tuple[str, ...]] = ()
     line_names: ClassVar[tuple[str, ...]] = ()
 
@@ -121,7 +121,7 @@ class TextOptions(Declared):
     truncated_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless the settings fit each other; normalise them."""
+        """Raise TypeError or ValueError if settings contradict each other; normalize them."""
         self.check_text_field()
         if self.main_field not in self.text_fields:
             raise ValueError(
@@ -130,7 +130,7 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError unless it names a column, or two where pairs are read."""
+        """Raise TypeError or ValueError unless it is a column, or two columns for pairs."""
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -146,18 +146,18 @@ class TextOptions(Declared):
 
     @property
     def main_field(self) -> str:
-        """Column whose nulls make null rows; of a pair the second one."""
+        """Column whose nulls make rows null; for pairs the second one."""
         return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns that a row's text, or pair of texts, is made of."""
+        """Columns of a row's text, or pair of texts."""
         if self.text_template:
             return template_fields(self.text_template)
         return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the setting that names a column of the text."""
+        """Return the name of the setting with this text column."""
         return "text_template" if self.text_template else "text_field"
 
     @property
@@ -182,7 +182,7 @@ class TextOptions(Declared):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether a client can plan with a model that is out of its reach."""
+        """Whether a client can plan without reaching the model."""
         return False
 
 
@@ -209,14 +209,14 @@ class ModelOptions(TextOptions):
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
-        Who cuts batches: gpuclassify or CrossFit.
+        Library that cuts batches: gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
         Pack texts without padding, or pad; "auto": pack if outputs agree; "reference":
         transformers' own code.
     strict : bool
-        Refuse, not warn of, other labels than the class's.
+        Refuse labels other than the class's instead of a warning.
     unpack_inference_batch : bool
-        Pass keywords, not a dict, to your own module.
+        Pass keyword arguments instead of a dict to your own module.
     long_text : {"truncate", "windows", "ends", "lines"}
         Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
@@ -224,7 +224,7 @@ class ModelOptions(TextOptions):
     window_overlap : int
         Tokens that neighbouring windows share. Default: an eighth.
     window_aggregation : {"mean", "max", "first", "tokens"}
-        How the outputs of windows or lines are combined; "tokens": mean weighted by tokens.
+        Aggregation of the outputs of windows or lines; "tokens": mean weighted by tokens.
     windows_field : str
         Output column (Int64) of the number of windows, or lines.
     """
@@ -264,11 +264,11 @@ class ModelOptions(TextOptions):
 
     @property
     def chars_of_ends(self) -> int | None:
-        """Characters of each end that are read of a long text; None where it is not read so."""
+        """Characters to read at each end of a long text; None if long texts are read otherwise."""
         return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Return the tokens that neighbouring windows of this length share; None without such."""
+        """Return the overlap of windows of this length, in tokens; None without windows."""
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
@@ -280,12 +280,12 @@ class ModelOptions(TextOptions):
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether the probabilities of all labels of a token are needed, and not the best alone."""
+        """Whether the probabilities of all labels of a token are needed, not only the best one."""
         return False
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Values that these settings declare in place of the checkpoint's files."""
+        """Settings that replace values in the checkpoint's files."""
         return {}
 
     def _check_windows(self) -> None:
@@ -314,7 +314,7 @@ class ModelOptions(TextOptions):
 
 @declared
 class PairOptions(ModelOptions):
-    """Settings of networks that read pairs of texts as well, in addition to `ModelOptions`.
+    """Settings of networks that also read pairs of texts, in addition to `ModelOptions`.
 
     Attributes
     ----------
@@ -355,7 +355,7 @@ class PairOptions(ModelOptions):
 
 @declared
 class LabelOptions(TextOptions):
-    """Settings of every mapper that gives labels, in addition to `TextOptions`.
+    """Settings of every mapper with labels, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -386,7 +386,7 @@ class LabelOptions(TextOptions):
 
 @declared
 class ScoreOptions(LabelOptions, PairOptions):
-    """Settings of every network that gives labels and scores, in addition to `LabelOptions`.
+    """Settings of every network with labels and scores, in addition to `LabelOptions`.
 
     Attributes
     ----------
@@ -395,7 +395,7 @@ class ScoreOptions(LabelOptions, PairOptions):
     min_score : float or dict of str to float
         Minimum score of rows to keep, or one by label.
     labels : list of str
-        In id order, for a client without the checkpoint.
+        Labels in id order, for a client without the checkpoint.
     problem_type : str
         "single_label_classification", "multi_label_classification" or "regression", for a
         checkpoint that does not say.
@@ -408,7 +408,7 @@ class ScoreOptions(LabelOptions, PairOptions):
     kept_share_field : str
         Output column (float32) of the share of lines kept.
     min_kept_share : float
-        Least share of kept lines to keep a row, 0 to 1.
+        Minimum share of kept lines to keep a row, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_score", "min_kept_share")
@@ -457,12 +457,12 @@ class ScoreOptions(LabelOptions, PairOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Kind of problem, where the checkpoint's configuration does not say it."""
+        """Problem type, for checkpoints without one in their configuration."""
         return {"problem_type": self.problem_type}
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client need not reach the model."""
+        """Whether labels are passed, so that the client can plan without the model."""
         return self.labels is not None
 
 
@@ -473,7 +473,7 @@ class ClassifierOptions(ScoreOptions):
     Attributes
     ----------
     score_format : {"list", "struct"}
-        List in id order, or a struct by label.
+        Scores as a list in id order, or a struct by label.
     labels_field : str
         Output column (list of strings) of labels above their threshold.
         `filter_by` keeps rows with any of them.
@@ -482,7 +482,7 @@ class ClassifierOptions(ScoreOptions):
     confidence_field : str
         Output column (float32) of the label's probability.
     min_confidence : float
-        Least probability of the label to keep a row, 0 to 1.
+        Minimum probability of the label to keep a row, 0 to 1.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = (
@@ -520,7 +520,7 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if the column of the filters' decision is named, and no filter is set."""
+    """Raise ValueError if there is a column for the filters' decision, but no filter."""
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "
@@ -539,9 +539,9 @@ def parse_options(
         refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
     names = setting_names(options_type)
     check_names(f"{owner} has", "argument", arguments, [*names, "token"])
-    fitting = dict(defaults)  # defaults that suit the arguments
+    fitting = dict(defaults)  # defaults that apply with these arguments
     if arguments.get("long_text", "truncate") != "truncate":
-        fitting.pop("max_chars", None)  # windows are there to read more of the text
+        fitting.pop("max_chars", None)  # windows read more of the text
     if "text_field" in arguments:
         old, name = fitting.get("text_field", "text"), arguments["text_field"]
         for template in {"text_template", "prompt"} & fitting.keys():
@@ -567,13 +567,13 @@ def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
     raise TypeError(f"{owner} takes its settings by name, such as {owner}(model={short(value)})")
 
 
-# Templates such as "{url}\n\n{text}": one text a row, of several columns.
+# Templates such as "{url}\n\n{text}", which make a text of several columns.
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """Return the columns that a template names, each once.
+    """Return the distinct columns in a template.
 
-    Raises ValueError if a brace stands alone, or holds more or less than a column's name.
+    Raises ValueError for an unpaired brace, or braces with other content than a column's name.
     """
     return tuple(dict.fromkeys(name for _, name in template_pieces(template) if name is not None))
 
@@ -581,9 +581,9 @@ def template_fields(template: str) -> tuple[str, ...]:
 def fill_template(
     template: str, columns: Mapping[str, Sequence[str | None]], text_field: str
 ) -> list[str | None]:
-    """Return the texts of rows: null where `text_field` is null, and without other nulls.
+    """Fill a template for all rows; null if `text_field` is null, and other nulls are empty.
 
-    `columns` are the values of `template_fields`, one a row.
+    `columns` has the values of `template_fields`.
     """
     pieces = template_pieces(template)
     layout = "".join(text.replace("%", "%%") + "%s" * (name is not None) for text, name in pieces)
@@ -596,7 +596,7 @@ def fill_template(
 
 
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
-    """Return the literal texts, each with the column that follows it, if one does."""
+    """Split a template into pairs of literal text and following column, None at the end."""
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as err:

@@ -1,6 +1,6 @@
-"""Questions about paths: no permission to look, or a disk that fails, is no absence.
+"""Check paths; a missing permission or a failing disk raises OSError.
 
-``Path.exists`` and its kind say False to both from Python 3.14 on.
+``Path.exists`` and the like return False in both cases from Python 3.14 on.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ def exists(path: Location) -> bool:
 
 
 def is_file(path: Location) -> bool:
-    """Return whether there is a regular file at `path`, as `exists` does."""
+    """Return whether `path` is a regular file; errors are those of `exists`."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Return whether there is a directory at `path`, as `exists` does."""
+    """Return whether `path` is a directory; errors are those of `exists`."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 
 def is_only_mine(path: Location) -> bool:
-    """Return whether a file or folder is there, no link, and writable by this user alone."""
+    """Return whether a file or folder exists, is no link, and only this user can write it."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def is_only_mine(path: Location) -> bool:
 def private_folder(parent: Location | None = None) -> Path:
     """Return this user's folder for temporary files, which no other user can enter.
 
-    PermissionError if somebody else made it, it is a link, or others can enter it.
+    Raises PermissionError if another user owns it, it is a link, or others can enter it.
     """
     folder = Path(parent or tempfile.gettempdir(), f"gpuclassify-{os.getuid()}")
     with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Texts that editors, help(), repr() and reports show of classes with dataclass settings."""
+"""Signatures, docstrings and calls of classes with dataclass settings, as text for users."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 
 P = ParamSpec("P")
 PACKAGE = __name__.partition(".")[0]
-HELP_WIDTH = 76  # characters; help() puts four more before each line, for 80 in all
-LONGEST_SHOWN = 80  # characters, in a repr
+HELP_WIDTH = 76  # characters; help() indents lines by four
+LONGEST_SHOWN = 80  # characters of a value in a repr
 LONGEST_DESCRIBED = 200  # characters; longer settings are described by their digest
 SECTION = re.compile(r"^(?:Parameters|Attributes)\n-+\n(.*?)\n*(?=^\w+\n-+\n|\Z)", re.M | re.S)
 NEXT_SECTION = re.compile(r"^(?=\w+\n---)", re.M)
@@ -29,10 +29,10 @@ def takes(
 
 
 def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> None:
-    """Let a class show its settings: in its signature and, explained, in its docstring.
+    """Add settings to a class's signature, and their explanations to its docstring.
 
-    What the docstring says of a setting itself stands; the rest comes from those of `options`. The
-    class's `defaults` stand over those of `options`.
+    Explanations in the class's docstring have precedence over those of `options`, and so have the
+    class's `defaults`.
     """
     parameters = inspect.signature(options).parameters
     derived_first = [name for kind in options.__mro__ for name in inspect.get_annotations(kind)]
@@ -52,7 +52,7 @@ def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> No
 
 def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect.Parameter:
     default, kind = defaults.get(parameter.name, parameter.default), parameter.annotation
-    if parameter.name in ("model", "prompt") and default == "":  # they are required
+    if parameter.name in ("model", "prompt") and default == "":  # required settings
         default = inspect.Parameter.empty
     elif len(repr(default)) > LONGEST_SHOWN:
         default = ...  # a default exists, as in stubs
@@ -62,7 +62,7 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
 
 
 def explanations(*owners: object) -> dict[str, str]:
-    """Return arguments' choices and explanations, from the first NumPy docstring that has them."""
+    """Return choices and explanations of arguments, from the first docstring with each."""
     explained: dict[str, str] = {}
     for owner in reversed(owners):
         for section in SECTION.findall(inspect.cleandoc(owner.__doc__ or "")):
@@ -76,7 +76,7 @@ def explanations(*owners: object) -> dict[str, str]:
 def changed_settings(
     options: Any, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Return settings by name: `always` these, and those that are not a class's defaults."""
+    """Return settings by name, without the class's defaults, except for names in `always`."""
     known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
     values = {
         setting.name: getattr(options, setting.name) for setting in fields(options) if setting.init
@@ -90,9 +90,9 @@ def call_text(
     show: Callable[[Any], str],
     positional: Collection[str] = (),
 ) -> str:
-    """Return the call of `name` with these settings; `positional` ones are not named.
+    """Return the text of a call; `positional` settings are passed without name.
 
-    Functions are shown by name.
+    Functions are formatted as their names.
     """
     shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
     arguments = [value if n in positional else f"{n}={value}" for n, value in shown.items()]
@@ -100,7 +100,7 @@ def call_text(
 
 
 def short(value: object) -> str:
-    """Return the representation of a value, of a long one its beginning."""
+    """Return the repr of a value, shortened if it is long."""
     shown = repr(value)
     if len(shown) <= LONGEST_SHOWN:
         return shown
@@ -108,7 +108,7 @@ def short(value: object) -> str:
 
 
 def as_json(value: object) -> Any:
-    """Return a setting as a JSON value, of a long one its digest."""
+    """Convert a setting to a JSON value; a long one becomes a digest."""
     shown = repr(value)
     if len(shown) > LONGEST_DESCRIBED:
         return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
@@ -125,10 +125,10 @@ class _PublicNames(ABCMeta):
 
 
 class Public(metaclass=_PublicNames):
-    """Class whose dir(), help() and tab completion show only its public API.
+    """Base class that shows only its public API in dir(), help() and tab completion.
 
-    These are its `public_names`, what subclasses outside this package define, and, of an object,
-    its attributes.
+    The API consists of `public_names`, members of subclasses outside this package, and attributes
+    of an object.
     """
 
     public_names: ClassVar[tuple[str, ...]] = ()

@@ -11,7 +11,7 @@ from gpuclassify.corpus.dedup.summary import DuplicatesSummary, Group
 from gpuclassify.jobs.plan import ClassifierPlan, Plan, TimePlan
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.pages import html_table, text_table
-from gpuclassify.pages.tables import TableSection, table_page
+from gpuclassify.pages.sections import Bars, Section, Table, Text, sections_page
 
 HOSTILE = "<script>alert('&')</script>"
 SUMMARY = JobSummary(
@@ -128,9 +128,11 @@ def test_a_classifier_shows_its_own_settings_and_those_that_are_given():
 
 
 def test_a_page_of_tables_escapes_its_texts_and_says_where_a_table_has_no_rows():
-    names = [HOSTILE, "rows"]
-    full = TableSection(HOSTILE, [names, ["a", "12"]], [HOSTILE], [("a", (1.0, 0.5), "0.50×")])
-    page = table_page("Table", [HOSTILE], [full, TableSection("empty", [names])])
+    names = (HOSTILE, "rows")
+    table = Table(names, [["a", "12"]], is_cross=True)
+    bars = Bars(("name", "value"), [("a", (1.0, 0.5), "0.50×")])
+    full = Section(HOSTILE, [table, bars, Text(HOSTILE)])
+    page = sections_page("Table", [HOSTILE], [full, Section("empty", [Table(names, [])])])
     assert "<script" not in page and page.count("&lt;script&gt;") == 4
     assert page.count("<table") == 1 and page.count("None.") == 1
     assert '<td class="number">12</td>' in page and "width: 50.0%" in page

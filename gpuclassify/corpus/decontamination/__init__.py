@@ -1,6 +1,6 @@
-"""Which documents hold which test items: an index of their n-grams, a mapper, and a job.
+"""Find documents that contain test items: an index of the items' n-grams, a mapper, and a job.
 
-Read `words.py` first, which says what is compared, then `index.py` and `mapper.py`.
+Read `words.py` first, which normalizes texts, then `index.py` and `mapper.py`.
 """
 
 import importlib.util

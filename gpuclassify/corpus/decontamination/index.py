@@ -1,6 +1,7 @@
-"""The index of test items: their distinct n-grams, and which items have each.
+"""Index of test items: their distinct n-grams, and the items that contain each.
 
-It is a folder of arrays, which are mapped into memory, so that all workers of a machine share them.
+The index is a folder of arrays that are mapped into memory, so that all workers of a machine share
+them.
 """
 
 from __future__ import annotations
@@ -38,23 +39,39 @@ from gpuclassify.settings.signatures import short
 
 FORMAT = 2
 ABOUT = "index.json"
-MOST = 2**32 - 1  # words, and bytes of words
-MOST_WORDS = 255  # words of an n-gram
+MOST = 2**32 - 1  # maximum number of words, and of bytes of words
+MOST_WORDS = 255  # maximum words of an n-gram
 ALL_BITS = 2**64 - 1
 _EMPTY = np.uint32(MOST)
-_BLOCK = 1 << 16  # texts whose hits are held at a time, and hits that there is room for at first
+_BLOCK = 1 << 16  # texts searched at a time, and initial capacity for hits
 
 
 class Ngrams(NamedTuple):
-    """Arrays of an index; of words, n-grams and distinct items.
+    """Arrays of an index of n-grams.
 
-    ``text`` has the words of all items, each with a space behind it, and ``starts`` where each word
-    begins. An n-gram is ``widths`` words that stand at word ``places``; its key is in ``keys``, by
-    which ``slots``, a hash table of n-grams, finds it where a Bloom filter lets it: ``bits``, or
-    ``short_bits`` for items that are one n-gram of fewer than n words, by the key of as many of
-    their first words as the shortest has. Its items are
-    ``owners[owner_starts[i]:owner_starts[i + 1]]``. ``counts`` has the n-grams that weigh something
-    of each item. ``settings``: the bits of a key that count, n, and other widths that there are.
+    Attributes
+    ----------
+    text : ndarray of uint8
+        Words of all items, each followed by a space.
+    starts : ndarray of uint32, shape (words + 1,)
+        Byte offset of each word in ``text``.
+    keys : ndarray of uint64, shape (n-grams,)
+        Hash of each n-gram.
+    places, widths : ndarray of uint32 and uint8, shape (n-grams,)
+        Index of the first word of each n-gram, and its number of words.
+    slots : ndarray of uint32
+        Hash table of n-gram indices by key.
+    bits : ndarray of uint64
+        Bloom filter of the keys.
+    short_bits : ndarray of uint64
+        Bloom filter of items shorter than n words, keyed by their leading words, as many as the
+        shortest of them has.
+    owner_starts, owners : ndarray of uint32
+        N-gram i occurs in the items ``owners[owner_starts[i]:owner_starts[i + 1]]``.
+    counts : ndarray of uint32, shape (items,)
+        Number of n-grams of each item, without boilerplate.
+    settings : ndarray of uint64
+        Mask of key bits, n, and the widths below n, ascending.
     """
 
     text: np.ndarray
@@ -71,7 +88,7 @@ class Ngrams(NamedTuple):
     settings: np.ndarray
 
 
-# Files of an index, and the types of the arrays in them.
+# Array types by file of an index.
 _DTYPES = {
     **dict.fromkeys(("text.npy", "widths.npy"), np.uint8),
     **dict.fromkeys(("starts.npy", "places.npy", "slots.npy"), np.uint32),
@@ -83,7 +100,7 @@ _DTYPES = {
 
 
 class Hits(NamedTuple):
-    """N-grams that documents have: of each hit the document, the n-gram, and the bytes it spans."""
+    """Occurrences of n-grams: document, n-gram, and start and end in bytes."""
 
     documents: np.ndarray
     ngrams: np.ndarray
@@ -99,9 +116,9 @@ class ItemIndex:
     ----------
     ngrams : Ngrams
     items : pyarrow.Table
-        Of each distinct item ``source``, ``id`` and ``text``, in the order of the items.
+        Columns ``source``, ``id`` and ``text`` of the distinct items, in the order of the input.
     about : dict
-        Settings and counts: JSON values.
+        Settings and counts, as JSON values.
     """
 
     ngrams: Ngrams
@@ -120,8 +137,8 @@ class ItemIndex:
     ) -> ItemIndex:
         """Index the distinct items of a table with ``source``, ``id`` and ``text``.
 
-        N-grams that stand in more than `max_items` items weigh nothing. Of keys only some bits
-        count where a test wants many that are equal.
+        N-grams in more than `max_items` items are ignored. `key_bits` masks the keys; tests pass
+        fewer bits to provoke collisions.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
@@ -148,7 +165,7 @@ class ItemIndex:
         return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
 
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
-        """Return the index without some n-grams, bool (ngrams,), which then weigh nothing."""
+        """Return the index without the boilerplate n-grams, bool (ngrams,)."""
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
         ends = ngrams.owner_starts.astype(np.int64)
@@ -156,8 +173,8 @@ class ItemIndex:
         owners = ngrams.owners[np.repeat(keep, sizes)]
         about = dict(self.about)
         if len(gone := np.flatnonzero(is_boilerplate)):
-            shown = [self.ngram_text(number) for number in gone[:20]]
-            entry = {"ngrams": len(gone), "such_as": shown}
+            examples = [self.ngram_text(number) for number in gone[:20]]
+            entry = {"ngrams": len(gone), "such_as": examples}
             about["boilerplate"] = {**about["boilerplate"], reason: entry}
         new = ngrams._replace(
             keys=ngrams.keys[kept],
@@ -173,12 +190,12 @@ class ItemIndex:
 
     def ngram_text(self, number: int) -> str:
         """Return the words of an n-gram."""
-        starts, place = self.ngrams.starts, int(self.ngrams.places[number])
-        end = int(starts[place + int(self.ngrams.widths[number])])
-        return bytes(self.ngrams.text[int(starts[place]) : end]).decode().rstrip()
+        starts, first = self.ngrams.starts, int(self.ngrams.places[number])
+        end = int(starts[first + int(self.ngrams.widths[number])])
+        return bytes(self.ngrams.text[int(starts[first]) : end]).decode().rstrip()
 
     def hits(self, texts: pa.LargeStringArray) -> Hits:
-        """Find the n-grams of the index in texts, in their order."""
+        """Find the n-grams of the index in texts, in the order of the texts."""
         data, starts = buffers(texts)
         return Hits(*_find_hits(data, starts, characters(), self.ngrams))
 
@@ -198,7 +215,7 @@ class ItemIndex:
         return sum(array.nbytes for array in self.ngrams)
 
     def save(self, folder: Store) -> str:
-        """Write the index into a folder; return its digest, which stands in the last file."""
+        """Write the index into a folder; return its digest, which the last file contains."""
         folder.make()
         digests = {}
         for name, array in self._arrays().items():
@@ -221,17 +238,17 @@ class ItemIndex:
 
 
 def open_index(store: Store) -> ItemIndex:
-    """Return the index in a folder, after checking it; on this machine, processes share its memory.
+    """Check and open the index in a folder; processes of a machine share its memory.
 
-    An index that others can write, or that is not on this machine, is copied once into the user's
+    An index on another machine, or that other users can write, is copied once into the user's
     folder for temporary files.
 
     Raises
     ------
     FileNotFoundError
-        There is none.
+        The folder has no index.
     ValueError
-        It is of another version, not as it was written, or its arrays contradict each other.
+        The index is of another version or damaged, or its arrays contradict each other.
     """
     return _opened(store, store.read(ABOUT), store.stamp())
 
@@ -242,7 +259,7 @@ def about_index(folder: Store) -> dict[str, Any]:
 
 
 def is_sound(folder: Store) -> bool:
-    """Tell whether a folder has an index whose files are as they were written; reads them all."""
+    """Read an index, and return whether all of its files have their digests."""
     try:
         digests = about_index(folder)["files"]
         return all(folder.digest(name) == digest for name, digest in digests.items())
@@ -286,7 +303,7 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open the index with this ``index.json``; a process checks it once, until it is replaced."""
+    """Open the index with this ``index.json``. A process checks an index once."""
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()
@@ -298,7 +315,7 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
             for name in ITEM.names
         ]
         index = ItemIndex(ngrams, pa.table(columns, schema=ITEM), about)
-        wrong = next((name for name, fits in _checks(index) if not fits), None)
+        wrong = next((name for name, agrees in _checks(index) if not agrees), None)
     except pa.ArrowInvalid as err:
         raise _unsound(folder, f"its texts are damaged ({err})") from err
     if wrong is not None:
@@ -356,9 +373,9 @@ def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray
 
 
 def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each array, and whether it fits those before it.
+    """Yield the name of each array, and whether it agrees with the arrays before it.
 
-    Compiled code checks no bounds, and searches the hash table until it meets an empty slot.
+    The compiled code checks no bounds, and searches the hash table up to an empty slot.
     """
     ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
     widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
@@ -417,7 +434,7 @@ def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndar
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """Return the distinct values, sorted; NumPy's own way hashes, and takes ten times as long."""
+    """Return the sorted distinct values, ten times as fast as `numpy.unique`, which hashes."""
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
 
@@ -428,23 +445,23 @@ def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ng
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
     count, room = read_words(data, characters(), new_words(len(data)))
     starts, sums = room[1][: count + 1], room[2][: count + 1]
-    bounds = np.searchsorted(starts, offsets)  # word offsets of items
+    bounds = np.searchsorted(starts, offsets)  # index of the first word of each item
     lengths = np.diff(bounds)
     positions = np.where(lengths >= n, lengths - n + 1, 1)
     owners = np.repeat(np.arange(len(lengths)), positions)
     slots = np.full(_slot_count(len(owners)), _EMPTY)
     starts = starts.astype(np.uint32)
-    of_positions, keys, places, widths = _insert(
+    numbers, keys, first_words, widths = _insert(
         data, starts, sums, bounds, n, np.uint64(key_bits), slots, len(owners)
     )
-    pairs = distinct(of_positions * len(lengths) + owners)
+    pairs = distinct(numbers * len(lengths) + owners)
     ngrams, owners = pairs // max(1, len(lengths)), pairs % max(1, len(lengths))
     counts = np.bincount(owners, minlength=len(lengths)).astype(np.uint32)
     owner_starts = _starts(np.bincount(ngrams, minlength=len(keys)))
     settings = np.array([key_bits, n, *np.unique(widths[widths < n])], np.uint64)
     parts = (owner_starts, owners.astype(np.uint32), counts, settings)
-    none = np.zeros(0, np.uint64)  # the tables, which are made of what the others say
-    found = _frozen(Ngrams(data, starts, keys, places, widths, none, none, none, *parts))
+    none = np.zeros(0, np.uint64)  # hash table and filters, which are made from the other arrays
+    found = _frozen(Ngrams(data, starts, keys, first_words, widths, none, none, none, *parts))
     return _frozen(found._replace(**_table(found)))
 
 
@@ -459,31 +476,31 @@ def _slot_count(entries: int) -> int:
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
     """Return read-only arrays, like mapped files, so that numba compiles for one array type."""
-    made = [np.ascontiguousarray(array).view() for array in ngrams]
-    for array in made:
+    frozen = [np.ascontiguousarray(array).view() for array in ngrams]
+    for array in frozen:
         array.setflags(write=False)
-    return Ngrams(*made)
+    return Ngrams(*frozen)
 
 
 def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
-    """Return the hash table of n-grams by key, and the Bloom filters before it."""
+    """Return the hash table of n-grams, and the two Bloom filters."""
     keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
     slots = np.full(_slot_count(len(keys)), _EMPTY)
     _fill_slots(keys, slots)
     least = int(ngrams.settings[2]) if len(ngrams.settings) > 2 else 0
-    places, key_bits = ngrams.places[is_short], ngrams.settings[0]
-    beginnings = _keys_at(places, least, ngrams.text, ngrams.starts, key_bits, characters())
+    first_words, key_bits = ngrams.places[is_short], ngrams.settings[0]
+    prefixes = _keys_at(first_words, least, ngrams.text, ngrams.starts, key_bits, characters())
     filters = []
-    for chosen in (keys[~is_short], beginnings):
-        bits = np.zeros(_slot_count(len(chosen)) // 8, np.uint64)  # 12 bits and more an n-gram
-        _fill_bits(chosen, bits)
+    for filter_keys in (keys[~is_short], prefixes):
+        bits = np.zeros(_slot_count(len(filter_keys)) // 8, np.uint64)  # 12 bits per key or more
+        _fill_bits(filter_keys, bits)
         filters.append(bits)
     return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
 
 
 @njit(nogil=True, cache=True)
 def _all_words(data, starts, table):
-    """Return the words of all texts, and the byte offset and number of each text's words."""
+    """Return the words of all texts, and the byte offset and word count of each text."""
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
     room = new_words(0)
@@ -503,40 +520,40 @@ def _all_words(data, starts, table):
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     """Assign numbers to distinct n-grams in order of appearance; compare keys, then words."""
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
-    places, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
+    first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
     last, count, at = np.int64(len(slots) - 1), 0, 0
     for item in range(len(bounds) - 1):
         first, stop = bounds[item], bounds[item + 1]
         width = min(n, stop - first)
         power = power_of(width)
-        for place in range(first, max(first, stop - n) + 1):
-            key = ngram_key(sums, place, width, power) & key_bits
+        for word in range(first, max(first, stop - n) + 1):
+            key = ngram_key(sums, word, width, power) & key_bits
             slot = np.int64(key) & last
             while slots[slot] != _EMPTY:
                 known = slots[slot]
-                first_place = np.int64(places[known])
+                first_word = np.int64(first_words[known])
                 if (
                     keys[known] == key
                     and widths[known] == width
-                    and _is_equal(text, starts, first_place, text, starts, place, width)
+                    and _is_equal(text, starts, first_word, text, starts, word, width)
                 ):
                     break
                 slot = (slot + 1) & last
             if slots[slot] == _EMPTY:
                 slots[slot] = count
-                keys[count], places[count], widths[count] = key, place, width
+                keys[count], first_words[count], widths[count] = key, word, width
                 count += 1
             numbers[at] = slots[slot]
             at += 1
-    return numbers, keys[:count].copy(), places[:count].copy(), widths[:count].copy()
+    return numbers, keys[:count].copy(), first_words[:count].copy(), widths[:count].copy()
 
 
 @njit(nogil=True, cache=True)
-def _is_equal(text, starts, place, other_text, other_starts, other_place, width):
-    """Tell whether two runs of words are the same."""
-    begin, end = np.int64(starts[place]), np.int64(starts[place + width])
-    shift = np.int64(other_starts[other_place]) - begin
-    if np.int64(other_starts[other_place + width]) - shift != end:
+def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
+    """Return whether two runs of words are equal."""
+    begin, end = np.int64(starts[word]), np.int64(starts[word + width])
+    shift = np.int64(other_starts[other_word]) - begin
+    if np.int64(other_starts[other_word + width]) - shift != end:
         return False
     for byte in range(begin, end):  # noqa: SIM110 - numba compiles no generator here
         if text[byte] != other_text[byte + shift]:
@@ -561,12 +578,12 @@ def _fill_bits(keys, bits):
 
 
 @njit(nogil=True, cache=True)
-def _keys_at(places, width, text, starts, key_bits, table):
-    """Return the keys of the n-grams of `width` words at the given word offsets."""
-    keys, room, power = np.empty(len(places), np.uint64), new_words(0), power_of(width)
-    for number in range(len(places)):
-        place = np.int64(places[number])
-        _, room = read_words(text[starts[place] : starts[place + width]], table, room)
+def _keys_at(first_words, width, text, starts, key_bits, table):
+    """Return the keys of the n-grams of `width` words that begin at `first_words`."""
+    keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
+    for number in range(len(first_words)):
+        word = np.int64(first_words[number])
+        _, room = read_words(text[starts[word] : starts[word + width]], table, room)
         keys[number] = ngram_key(room[2], 0, width, power) & key_bits
     return keys
 
@@ -578,7 +595,7 @@ def _block(key, bits):
 
 @njit(nogil=True, cache=True)
 def _mask(key):
-    """Return three bits of a block: few pass by accident, and memory is read once."""
+    """Return the three bits that a key sets in its block, so that memory is read only once."""
     one, six = np.uint64(1), np.uint64(63)
     key >>= np.uint64(8)
     bits = one << (key & six) | one << (key >> np.uint64(6) & six)
@@ -587,7 +604,7 @@ def _mask(key):
 
 @njit(nogil=True, cache=True)
 def _find_hits(data, starts, table, ngrams):
-    """Find n-grams in texts: keys propose, words decide; see `Hits`."""
+    """Find n-grams in texts by their keys, and compare the words; see `Hits`."""
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -609,31 +626,31 @@ def _find_hits(data, starts, table, ngrams):
 
 @njit(nogil=True, cache=True)
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Write the word offsets whose key passes the Bloom filter; return their number.
+    """Write the word indices whose key passes the Bloom filter; return their number.
 
     Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
     in flight at once.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
-    places = np.uint64(max(0, words - width + 1))
-    for place in range(places):
-        keys[place] = ngram_key(sums, place, width, power) & key_bits
-    for place in range(places):
-        key = keys[place]
+    positions = np.uint64(max(0, words - width + 1))
+    for word in range(positions):
+        keys[word] = ngram_key(sums, word, width, power) & key_bits
+    for word in range(positions):
+        key = keys[word]
         mask = _mask(key)
-        proposed[count] = place  # `count` never exceeds `place`
+        proposed[count] = word  # `count` never exceeds `word`
         count += np.uint64(bits[_block(key, bits)] & mask == mask)
     return np.int64(count)
 
 
 @njit(nogil=True, cache=True)
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
-    """Add the n-grams of the index that stand at words of a text to the hits."""
+    """Look up the proposed n-grams in the index, and append those found to the hits."""
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
-    for place in proposed:
-        if place + width > words:
+    for word in proposed:
+        if word + width > words:
             continue
-        key = ngram_key(room[2], place, width, power) & ngrams.settings[0]
+        key = ngram_key(room[2], word, width, power) & ngrams.settings[0]
         slot = np.int64(key) & last
         while ngrams.slots[slot] != _EMPTY:
             known = ngrams.slots[slot]
@@ -641,14 +658,14 @@ def _decide(proposed, width, words, room, ngrams, text, hits, count):
             if (
                 ngrams.keys[known] == key
                 and ngrams.widths[known] == width
-                and _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], place, width)
+                and _is_equal(ngrams.text, ngrams.starts, first, room[0], room[1], word, width)
             ):
                 if count == hits.shape[1]:
                     wider = np.empty((4, 2 * count), np.int64)
                     wider[:, :count] = hits
                     hits = wider
                 hits[0, count], hits[1, count] = text, known
-                hits[2, count], hits[3, count] = room[3][place], room[4][place + width - 1]
+                hits[2, count], hits[3, count] = room[3][word], room[4][word + width - 1]
                 count += 1
                 break
             slot = (slot + 1) & last

@@ -1,4 +1,4 @@
-"""Test items: from files, or from a frame, as a table that an index is built of."""
+"""Read test items from files or a frame into the table that an index is built from."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gpuclassify.settings.checks import nearest
 from gpuclassify.settings.signatures import short
 
 ITEM = pa.schema([(name, pa.large_string()) for name in ("source", "id", "text")])
-ROW_ID = "id"  # the column of ids, where there is one and no other is named
+ROW_ID = "id"  # default id column, used if it exists
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Columns of items: those of text, whether a row's texts are one item, and that of ids."""
+    """Text columns and id column of test items."""
 
     texts: tuple[str, ...]
-    are_joined: bool
+    are_joined: bool  # whether all texts of a row are one item
     row_id: str | None
 
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
@@ -48,7 +48,7 @@ class Fields:
         return texts, row_id
 
     def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
-        """Return the items of a pandas frame: of each row one, or one of each column of text."""
+        """Return the items of a pandas frame: one per row if joined, else one per text column."""
         names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
         for name in names:
@@ -61,15 +61,15 @@ class Fields:
         )
         if self.are_joined:
             texts = [["\n".join(filter(None, row)) or None for row in zip(*texts, strict=True)]]
-        ends = [f"/{name}" for name in names] if len(texts) > 1 else [""]
-        ids = [f"{row}{end}" for row in rows for end in ends]
-        mixed = [text for row in zip(*texts, strict=True) for text in row]
-        return pa.table([[source] * len(ids), ids, mixed], schema=ITEM)
+        suffixes = [f"/{name}" for name in names] if len(texts) > 1 else [""]
+        ids = [f"{row}{suffix}" for row in rows for suffix in suffixes]
+        row_wise = [text for row in zip(*texts, strict=True) for text in row]
+        return pa.table([[source] * len(ids), ids, row_wise], schema=ITEM)
 
 
 @dataclass(frozen=True)
 class ItemFiles:
-    """Files of items: Parquet or JSON lines, each a benchmark."""
+    """Parquet or JSON lines files of test items, each file a benchmark."""
 
     paths: tuple[str, ...]
 
@@ -84,15 +84,15 @@ class ItemFiles:
         }
 
     def _files(self) -> list[InputFile]:
-        """Return the files. The files of one path have one format; paths may differ."""
+        """List the files. All files of a path have the same format; paths may differ."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
         """Yield the items of the files."""
         for path, source, texts, row_id in self._columns(fields):
-            chosen = [*texts, *([] if row_id is None else [row_id])]
-            plan, row = FileReader([path], fields=chosen).find_parts("whole"), 0
+            columns = [*texts, *([] if row_id is None else [row_id])]
+            plan, row = FileReader([path], fields=columns).find_parts("whole"), 0
             for part in plan.parts:
                 frame = read_part(part, plan.schema)
                 yield fields.items(frame, source, row)
@@ -115,7 +115,7 @@ class ItemFiles:
 
 @dataclass(frozen=True, eq=False)
 class ItemFrame:
-    """Items of a frame, as a table of its columns; None where an index is known that has them."""
+    """Test items in a frame. `frame` is None if a saved index already holds them."""
 
     digest: str
     rows: int
@@ -123,7 +123,7 @@ class ItemFrame:
 
     @classmethod
     def of(cls, frame: Any) -> ItemFrame:
-        """Take over a frame of pandas or cudf; a constructor computes no lazy one."""
+        """Convert a pandas or cudf frame. A Dask frame is refused, so that nothing is computed."""
         import pandas as pd
 
         if is_dask_frame(frame):
@@ -156,7 +156,7 @@ class ItemFrame:
 
 
 def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
-    """Return all items; UnreadableInputError if there is none."""
+    """Return all items. Raises UnreadableInputError if there are none."""
     table = pa.concat_tables([ITEM.empty_table(), *against.tables(fields)])
     if not len(table):
         raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
@@ -164,7 +164,7 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
 
 
 def as_items(against: Any) -> ItemFiles | ItemFrame:
-    """Return the items of files, of one or several paths, or of a frame."""
+    """Convert a path, several paths or a frame of test items."""
     if isinstance(against, ItemFiles | ItemFrame):
         return against
     if hasattr(against, "columns"):

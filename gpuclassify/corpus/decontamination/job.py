@@ -1,4 +1,4 @@
-"""Decontamination of files as a job: the index beside the output, and a sample for boilerplate."""
+"""Job that decontaminates files: build the index, sample the corpus for boilerplate, run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
-LEAST_DOCUMENTS = 10  # documents of the sample with an n-gram that make it boilerplate
+LEAST_DOCUMENTS = 10  # minimum documents of the sample with an n-gram that is boilerplate
 
 
 @declared
 class DecontaminateFiles(Pipeline):
-    """Job that finds test items in files, one of whose stages is a `Decontaminate`.
+    """Job that finds test items in files; one of its stages is a `Decontaminate`.
 
     The index is built first, and kept in ``_decontamination/index`` of the output, with a
-    digest. N-grams that a share of a sample of the corpus holds are boilerplate: they are left out
-    of it, and shown in the report. Then all stages run in one pass, as those of a `Pipeline`.
+    digest. N-grams in too many documents of a sample of the corpus are boilerplate: they are left
+    out of the index, and listed in the report. Then all stages run in one pass, as in a `Pipeline`.
 
     Running the same job again continues an interrupted one, and leaves a finished one as it is.
 
@@ -40,9 +40,10 @@ class DecontaminateFiles(Pipeline):
         As of a `Pipeline`; exactly one of them is a `Decontaminate`, which reads a column of
         the input.
     sample_rows : int
-        Documents of the sample. 0 looks at none.
+        Documents of the sample; 0 for no sample.
     max_share : float
-        Share of the sample's documents, at least ten, that makes an n-gram boilerplate.
+        Share of the sample's documents, and at least ten, from which on an n-gram in them is
+        boilerplate.
     backend, on_error, source_field, examples
         As of `Pipeline`.
 
@@ -73,22 +74,22 @@ class DecontaminateFiles(Pipeline):
         return mappers[0]
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the reader, the stages, one of which has its index in the output, the writer."""
+        """Return reader, stages and writer; the `Decontaminate` has its index in the output."""
         reader, stages, writer = super().parts()
         mapper = self.mapper
         if mapper.saved is None:
             mapper.against.check(mapper.item_columns)
         else:
             mapper.prepare()  # compares the settings
-        placed = mapper.at(writer.directory.below(INDEX))
-        return reader, [placed if stage is mapper else stage for stage in stages], writer
+        indexed = mapper.at(writer.directory.below(INDEX))
+        return reader, [indexed if stage is mapper else stage for stage in stages], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise ValueError unless the input has the column of text."""
+        """Raise ValueError unless the input has the text column."""
         check_is_there(self.mapper.text_field, [*job.source.meta.columns], "text_field")
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
-        """Build the index, unless it is there as it was written."""
+        """Build the index, unless the output has an undamaged one."""
         directory = job.directory
         folder = directory.below(INDEX)
         directory.sweep(INDEX)
@@ -96,7 +97,7 @@ class DecontaminateFiles(Pipeline):
             return
         if folder.has(ABOUT):
             logger.warning("%s is not as it was written, and is built again", folder)
-        folder.remove(ABOUT)  # first: half removed, nothing counts
+        folder.remove(ABOUT)  # first, so that a half removed index is none
         directory.remove_folder(INDEX)
         steps.begin("index of test items")
         mapper = self.mapper
@@ -121,7 +122,7 @@ class DecontaminateFiles(Pipeline):
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
-        """Draw texts from all over the input."""
+        """Draw texts from all over the input; empty if it has no rows."""
         if (frame := job.sample(self.sample_rows)) is None:
             return pa.array([], pa.large_string())
         return backend_of(frame).text_array(frame, self.mapper.text_field)

@@ -1,4 +1,4 @@
-"""Decontaminate: which documents hold which test items, as columns of a frame."""
+"""Decontaminate: find test items in documents, and write them to columns."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ logger = logging.getLogger(__name__)
 
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 MARGIN = 200  # characters, as GPT-3's authors left around a passage
-# Settings on which the index depends.
-OF_INDEX = (
+# Settings that change the index.
+INDEX_SETTINGS = (
     "against_field",
     "join_fields",
     "against_id",
@@ -75,12 +75,12 @@ OF_INDEX = (
 
 @declared
 class Decontaminate(Declared, RowWiseMap):
-    """Mapper that tells which documents hold which test items, exactly, and where.
+    """Mapper that finds test items in documents, and the passages that match.
 
-    A document holds an item to the share of the item's n-grams of words that it has;
-    words are compared without case, punctuation, symbols, line breaks and forms of the same
-    characters, and characters of scripts without spaces are words. Hashes propose and words decide:
-    nothing is found that is not there. Every text gets the same answer in any company.
+    Overlap is the fraction of a test item's word n-grams that also occur in the document. Case,
+    punctuation, symbols, white space and variants of the same character make no difference;
+    characters of scripts without spaces are words. Candidates are found by hash, and then compared
+    word by word, so that all matches are exact. A text's result does not depend on other texts.
 
     The index of the items is built once, in the client, and mapped into memory by
     all workers of a machine.
@@ -100,32 +100,34 @@ class Decontaminate(Declared, RowWiseMap):
     ngram : int
         Words of an n-gram.
     min_words : int
-        Words that an item needs. One of fewer than `ngram` words is found where all of them stand
-        in a row; of fewer than this, it is left out, and counted.
+        Minimum words of an item; shorter items are left out, and counted. An item of fewer than
+        `ngram` words matches if all of its words occur in a row.
     threshold : float
-        Share of an item's n-grams, 0 to 1, that makes a document contaminated.
+        Overlap with an item, 0 to 1, from which on a document is contaminated.
     max_items : int
-        N-grams that stand in more items than this are boilerplate, and weigh nothing.
+        N-grams in more items than this are boilerplate, and are ignored.
     ignore : str or list of str
-        Texts whose n-grams weigh nothing either.
+        Texts whose n-grams are ignored, too.
     text_field : str
         Column of the text.
     label_field : str
-        Output column (boolean): whether the document holds an item.
+        Output column (boolean): whether the document is contaminated.
     score_field : str
-        Output column (float32) of the share of the worst item.
+        Output column (float32) of the largest overlap.
     item_field : str
-        Output column of the file and id of the worst item; null unless contaminated.
+        Output column of the file and id of the item with the largest overlap; null unless
+        contaminated.
     items_field : str
-        Output column (list of strings) of all items that reach the threshold, the worst first.
+        Output column (list of strings) of all items that reach the threshold, by overlap, largest
+        first.
     passages_field : str
         Output column (list of start and end, in characters) of their passages.
     cut : bool
         Write the text without these passages to `kept_text_field`.
     cut_margin : int
-        Characters that are cut around each passage, too.
+        Characters to cut on both sides of a passage.
     kept_text_field : str
-        Its column; that of the text, to replace it. Default: ``kept_text``.
+        Column of the cut text; pass `text_field` to replace the text. Default: ``kept_text``.
     filter_by : bool
         Keep only rows with this label: False keeps clean documents.
     keep_field : str
@@ -133,8 +135,8 @@ class Decontaminate(Declared, RowWiseMap):
     overwrite : bool
         Replace output columns that the dataset already has.
     index_dir : str or path
-        Folder or URL, in reach of all workers, where indexes are kept. Default: a folder of this
-        user on this machine.
+        Folder or URL of indexes that all workers can reach. Default: a folder of this user on this
+        machine.
 
     Examples
     --------
@@ -174,7 +176,7 @@ class Decontaminate(Declared, RowWiseMap):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
     def check_together(self) -> None:
-        """Raise ValueError for n-grams, a threshold or columns that have no meaning."""
+        """Raise ValueError if n-grams, threshold or columns are invalid, or do not fit together."""
         check_decision(self)
         if not self.against_field:
             raise ValueError("against_field=[] names no column: pass that of the items' text")
@@ -197,7 +199,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether there is a filter, and no column for its decision."""
+        """Whether there is a filter without a column for its decision."""
         return self.filters and self.keep_field is None
 
     @property
@@ -212,7 +214,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def cut_field(self) -> str | None:
-        """Column of the texts that are cut, if they are."""
+        """Column of the cut texts; None without ``cut=True``."""
         return (self.kept_text_field or "kept_text") if self.cut else None
 
     def schema(self) -> pa.Schema:
@@ -234,7 +236,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Section of test items in the report of a job."""
+        """Section about test items in the report of a job."""
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
@@ -244,14 +246,14 @@ class Decontaminate(Declared, RowWiseMap):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
-        if "_folder" in state and isinstance(self.against, ItemFrame):  # the index has it
+        if "_folder" in state and isinstance(self.against, ItemFrame):  # the index has its items
             state["against"] = replace(self.against, frame=None)
         return state
 
     # Methods for the client.
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the column of text, and room for the new ones."""
+        """Raise unless the frame has the text column, and the new columns are not in use."""
         columns, backend = list(frame.columns), backend_of(frame)
         check_is_there(self.text_field, columns, "text_field")
         backend.check_text_column(frame, self.text_field)
@@ -265,15 +267,15 @@ class Decontaminate(Declared, RowWiseMap):
         return self.cut_field if self.cut_field == self.text_field else None
 
     def prepare(self) -> None:
-        """Build the index, or find it where it has been built."""
+        """Build the index, unless it has been built before."""
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
     def at(self, folder: Store) -> Decontaminate:
-        """Return the same mapper with its index in a folder, where it will be once it is needed."""
-        made = replace(self)
-        made._set("_folder", folder)
-        return made
+        """Return the same mapper with its index in a folder, which need not exist yet."""
+        moved = replace(self)
+        moved._set("_folder", folder)
+        return moved
 
     def build(self) -> ItemIndex:
         """Build the index in memory."""
@@ -290,7 +292,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     def _index_settings(self) -> dict[str, Any]:
         """Return the settings that an index is stored with, as JSON values."""
-        settings = {name: getattr(self, name) for name in OF_INDEX if name != "ignore"}
+        settings = {name: getattr(self, name) for name in INDEX_SETTINGS if name != "ignore"}
         return settings | {"against_field": [*self.against_field]}
 
     @property
@@ -303,10 +305,10 @@ class Decontaminate(Declared, RowWiseMap):
         """Folder of the index that `against` names, if it names one."""
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
             path = self.against.paths[0]
-            if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file of items
+            if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file, not a folder
                 return None
             store = open_store(path)
-            with contextlib.suppress(NotADirectoryError):  # it is a file
+            with contextlib.suppress(NotADirectoryError):  # a file of items
                 if not store.is_pattern and store.has(ABOUT):
                     return store
         return None
@@ -331,15 +333,15 @@ class Decontaminate(Declared, RowWiseMap):
         return folder
 
     def _key(self) -> str:
-        """Return the SHA-256 of the items, by their files' versions, and of settings for them."""
-        if "_items" not in vars(self):  # kept, and pickled: a run is about the items that it met
+        """Return the SHA-256 of the items' identity and the settings of the index."""
+        if "_items" not in vars(self):  # pickled, because files must not change during a run
             saved = self.saved
             identity = (
                 self.against.identity()
                 if saved is None
                 else {"index": about_index(saved)["digest"]}
             )
-            about = [identity, *(getattr(self, name) for name in OF_INDEX)]
+            about = [identity, *(getattr(self, name) for name in INDEX_SETTINGS)]
             digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
             self._set("_items", digest)
         return str(vars(self)["_items"])
@@ -358,7 +360,7 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def index(self) -> ItemIndex:
-        """Index, mapped into memory; FileNotFoundError if this machine does not reach it."""
+        """Index, mapped into memory. Raises FileNotFoundError if this machine cannot reach it."""
         self.prepare()
         folder: Store = vars(self)["_folder"]
         try:
@@ -370,7 +372,7 @@ class Decontaminate(Declared, RowWiseMap):
             ) from err
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Find test items in one plain frame; texts are read on the host."""
+        """Find test items in a pandas or cudf frame; texts are read on the host."""
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         arrays, keep = self.compute(backend.text_array(frame, self.text_field))
@@ -378,11 +380,11 @@ class Decontaminate(Declared, RowWiseMap):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def compute(self, texts: pa.LargeStringArray) -> tuple[dict[str, pa.Array], np.ndarray]:
-        """Return new columns for texts, and which pass the filter: all without one, never null."""
+        """Return new columns for texts, and the filter's decisions, bool (texts,)."""
         started, index = time.perf_counter(), self.index
         hits = index.hits(texts)
         matches = match_items(index, hits)
-        worst, reached = matches.worst(), matches.only(matches.shares >= self.threshold)
+        worst, reached = matches.worst(), matches.select(matches.shares >= self.threshold)
         is_null = pc.is_null(texts).to_numpy(zero_copy_only=False)
         shares, items = np.zeros(len(texts)), np.full(len(texts), -1)
         shares[worst.documents] = worst.shares
@@ -414,7 +416,7 @@ class Decontaminate(Declared, RowWiseMap):
                 {"label": label[there] == self.filter_by} if self.filters else None,
                 pa.array(label[there]),
                 worst=worst_passages(
-                    *(index, texts, worst.only(worst.shares >= self.threshold)),
+                    *(index, texts, worst.select(worst.shares >= self.threshold)),
                     *(passages, stages.most_examples),
                 ),
             )
@@ -427,16 +429,16 @@ class Decontaminate(Declared, RowWiseMap):
 
 
 def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
-    """Return file and id of items; null for -1."""
-    places = pa.array(items, mask=items < 0)
-    source, name = (index.items[column].take(places) for column in ("source", "id"))
+    """Return the names of items, ``file#id``; null for -1."""
+    indices = pa.array(items, mask=items < 0)
+    source, name = (index.items[column].take(indices) for column in ("source", "id"))
     mark = pa.scalar("#", pa.large_string())
     joined = pc.binary_join_element_wise(source, name, mark).cast(pa.string())
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Return lists of values, which are in the order of documents."""
+    """Group values, sorted by document, into a list per document."""
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))

@@ -1,4 +1,4 @@
-"""Match documents with test items: overlaps, and the passages of documents that have them."""
+"""Match documents with test items: compute overlaps and the matching passages."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Matches(NamedTuple):
     items: np.ndarray
     shares: np.ndarray
 
-    def only(self, mask: np.ndarray) -> Matches:
-        """Return some of the matches."""
+    def select(self, mask: np.ndarray) -> Matches:
+        """Return the matches where the mask is True."""
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:
         """Return the first match of each document."""
-        return self.only(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
+        return self.select(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
 
 
 def match_items(index: ItemIndex, hits: Hits) -> Matches:
-    """Return the items of hits, with the share of their distinct n-grams that documents have."""
+    """Match documents with the items of their hits, and compute the overlaps."""
     ngrams, items = len(index.ngrams.keys), len(index.ngrams.counts)
     pairs = distinct(hits.documents * ngrams + hits.ngrams)
     rows, owners = _owners(index, pairs % max(1, ngrams))
@@ -51,9 +51,9 @@ def match_items(index: ItemIndex, hits: Hits) -> Matches:
 def find_passages(
     index: ItemIndex, texts: pa.LargeStringArray, hits: Hits, matches: Matches
 ) -> Spans:
-    """Return the passages of documents with n-grams of their matches' items, without labels.
+    """Return the passages of documents that share n-grams with matched items, without labels.
 
-    Passages that touch are one.
+    Adjacent passages are merged.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -89,7 +89,7 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @njit(nogil=True, cache=True)
 def _character_offsets(data, starts, documents, begins, ends):
-    """Return byte offsets, in order within each document, as character offsets."""
+    """Convert byte offsets, sorted within each document, to character offsets."""
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1
     for number in range(len(begins)):

@@ -1,4 +1,4 @@
-"""Part of a report about test items: which were found, in how many documents, and where."""
+"""Section of a job's report about test items: items found, documents, and worst passages."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FOLDER = "_decontamination"  # folder in the output that dataset readers skip
 INDEX = f"{FOLDER}/index"
 BINS = 20  # bins of overlaps from 0 to 1
 SHOWN_BINS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20)
-MOST_ITEMS = 5  # items named of a benchmark, the most frequent ones
+MOST_ITEMS = 5  # items listed per benchmark, most frequent first
 
 
 @dataclass(frozen=True)
 class ItemOutcomes(TextOutcomes):
-    """Results of `Decontaminate` for texts; examples are the worst passages next to the items."""
+    """Results of `Decontaminate` for texts; examples are the worst passages with their items."""
 
-    # Share and both, in two lines, by benchmark.
+    # Overlap, and a text with lines of passage and item, by benchmark.
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the worst passages by benchmark, each with its item in a second line."""
+        """Return the worst passages by benchmark."""
         return {"labels": self.worst, "dropped": {}}
 
 
@@ -54,44 +54,44 @@ def worst_passages(
 ) -> dict[str, list[list[Any]]]:
     """Return up to `most` documents with the largest overlap per benchmark, with their items."""
     groups: dict[str, list[list[Any]]] = {}
-    for place in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
-        document, item = int(worst.documents[place]), int(worst.items[place])
+    for match in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
+        document, item = int(worst.documents[match]), int(worst.items[match])
         group = groups.setdefault(index.items["source"][item].as_py(), [])
         if len(group) < most:
             start = int(passages[1][np.searchsorted(passages[0], document)])
             passage = beginning(texts[document].as_py()[start:])
             both = f"{passage}\n{beginning(index.items['text'][item].as_py())}"
-            group.append([round(float(worst.shares[place]), 4), both])
+            group.append([round(float(worst.shares[match]), 4), both])
     return groups
 
 
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
-    """Count documents by benchmark, "" being all, and by item.
+    """Count documents by benchmark ("" for all of them) and by item.
 
-    ``documents`` and ``items`` are about those that reach the threshold; ``shares`` says how many
-    documents' largest share is in each twentieth, 20 being all of an item.
+    ``documents`` and ``items`` count matches that reach the threshold. ``shares`` is the histogram
+    of documents by largest overlap, in twentieths; bin 20 is a whole item.
     """
     counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
-    for name, all_matches, those in _by_source(index, matches, reached):
-        counts["shares"][name] = _bins(all_matches.worst().shares)
-        counts["documents"][name] = len(those.worst().shares)
+    for name, source_matches, source_reached in _by_source(index, matches, reached):
+        counts["shares"][name] = _bins(source_matches.worst().shares)
+        counts["documents"][name] = len(source_reached.worst().shares)
         if name:
-            ids = index.items["id"].take(pa.array(those.items))
+            ids = index.items["id"].take(pa.array(source_reached.items))
             pairs = pc.value_counts(ids).to_pylist()
             counts["items"][name] = {pair["values"]: pair["counts"] for pair in pairs}
     return counts
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield "" with all matches, then each benchmark of the first ones with its matches."""
+    """Yield "" with all matches, then the matches of each benchmark in the first ones."""
     yield ("", *matches)
-    names = [
-        np.array(index.items["source"].take(pa.array(each.items)).to_pylist(), dtype=object)
-        for each in matches
+    sources = [
+        np.array(index.items["source"].take(pa.array(group.items)).to_pylist(), dtype=object)
+        for group in matches
     ]
-    for source in dict.fromkeys(names[0].tolist()):
-        chosen = zip(matches, names, strict=True)
-        yield (source, *(each.only(of_each == source) for each, of_each in chosen))
+    for source in dict.fromkeys(sources[0].tolist()):
+        pairs = zip(matches, sources, strict=True)
+        yield (source, *(group.select(names == source) for group, names in pairs))
 
 
 def _bins(shares: np.ndarray) -> dict[str, int]:
@@ -100,16 +100,15 @@ def _bins(shares: np.ndarray) -> dict[str, int]:
 
 
 class ContaminationReport(ReportPart):
-    """Part of a report about test items, from the counts of a `Decontaminate` and its index."""
+    """Additions to a report about test items, from the counts and the index of `Decontaminate`."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the test items that a stage found, by benchmark.
 
-        ``benchmarks`` has items, items found, documents and their share; ``falls`` how many
-        documents there are from each share on, in twentieths; the index, where it is in the output,
-        says the rest.
+        ``benchmarks`` has items, items found and documents; ``falls`` counts the documents with at
+        least each overlap, in twentieths. The other values are those of the index in the output.
         """
         found = next((counts for counts in stages.values() if "contamination" in counts), None)
         if found is None:
@@ -121,7 +120,7 @@ class ContaminationReport(ReportPart):
         bins = {name: np.zeros(BINS + 1, int) for name in ("", *sources, *counts["shares"])}
         for name, shares in counts["shares"].items():
             bins[name][[*map(int, shares)]] = [*shares.values()]
-        falls = {name: np.cumsum(each[::-1])[::-1].tolist() for name, each in bins.items()}
+        falls = {name: np.cumsum(b[::-1])[::-1].tolist() for name, b in bins.items()}
         benchmarks = {
             name: {
                 **{"items": None, "distinct": None, "too_short": None, **sources.get(name, {})},
@@ -145,7 +144,7 @@ class ContaminationReport(ReportPart):
         return {"contamination": contamination}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections of the items found, and of the worst passages."""
+        """Return sections about the items found and the worst passages."""
         found = report.get("contamination")
         if found is None:
             return PagePart()
@@ -179,7 +178,7 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the items found by benchmark, the counts by threshold, and words for a paper."""
+    """Return the items found by benchmark, the counts by threshold, and a text for a paper."""
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -222,11 +221,11 @@ def _worst(groups: Mapping[str, Any]) -> Section:
 
 
 def appendix(found: Mapping[str, Any]) -> str:
-    """Return what a paper would say of how test items were found, and how many."""
+    """Describe the method and its results for the appendix of a paper."""
     settings, benchmarks = found["settings"], found["benchmarks"]
     names = ", ".join(
-        f"{name} ({each['found']:,} items in {each['documents']:,} documents)"
-        for name, each in benchmarks.items()
+        f"{name} ({counts['found']:,} items in {counts['documents']:,} documents)"
+        for name, counts in benchmarks.items()
     )
     return (
         f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "

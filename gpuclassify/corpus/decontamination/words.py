@@ -1,10 +1,9 @@
-"""Words of texts as they are compared, with their hashes and their places in the text.
+"""Split texts into normalized words, with their hashes and byte offsets.
 
-A text's characters are decomposed as NFKD does, which makes equal what NFKC makes equal, and case
-is folded; decimal digits of any script become those of ASCII. Letters, digits and marks make
-words; a character of a script without spaces is a word by itself. Invisible characters of format
-vanish. All else, such as punctuation, symbols and white space of any kind and length, stands
-between words and counts for nothing.
+Characters are decomposed by NFKD, so that texts equal in NFKC are equal, and case is folded.
+Decimal digits of any script become ASCII digits. Letters, digits and marks form words; a character
+of a script without spaces is a word by itself. Invisible format characters are removed. All other
+characters, such as punctuation, symbols and white space, separate words.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, mu
 
 _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
 _KINDS = {"L": _WORD, "N": _WORD, "M": _MARK}  # key: first letter of the Unicode category
-_ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # beyond: nothing but gaps
+_ASSIGNED = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE0200))  # all others are separators
 _SELECTORS = ((0xFE00, 0xFE10), (0xE0100, 0xE01F0))  # variation selectors
 SPACE = 32
-_ROOM = 256  # bytes, and words, that a character becomes at most
-_MOST_MARKS = 32  # marks sorted after one letter: two more than stream-safe text has
+_ROOM = 256  # maximum bytes, and maximum words, of a normalized character
+_MOST_MARKS = 32  # marks sorted after one letter; stream-safe text has at most 30
 _START = np.uint64(0xCBF29CE484222325)
 UNICODE = unicodedata.unidata_version
 
@@ -55,7 +54,7 @@ class Characters(NamedTuple):
 
 @functools.cache
 def characters() -> Characters:
-    """Return the table, made once a process in a fraction of a second."""
+    """Return the normalization tables, built once per process."""
     becomes = np.arange(0x110000, dtype=np.int32)
     kinds, orders = np.full(len(becomes), _GAP, np.uint8), np.zeros(len(becomes), np.uint8)
     several: list[int] = []
@@ -80,20 +79,20 @@ def characters() -> Characters:
         kinds[first:last] = _NOTHING
     quick = np.zeros(256, np.uint8)
     quick[:128] = np.where(kinds[becomes[:128]] == _WORD, becomes[:128], SPACE)
-    made = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
-    for array in made:
+    tables = Characters(quick, becomes, np.array(several, np.int32), kinds, orders)
+    for array in tables:
         array.setflags(write=False)  # read-only like mapped arrays, so that numba compiles once
-    return made
+    return tables
 
 
 def _fold(char: str) -> str:
-    for _ in range(2):  # a second time, some change again
+    for _ in range(2):  # some characters change again in the second pass
         char = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", char).casefold())
     return "".join(str(unicodedata.decimal(part, part)) for part in char)
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of texts, null as empty, and where each begins and the last one ends."""
+    """Return the UTF-8 bytes of texts, and their offsets, one more than texts; null is empty."""
     texts = texts.fill_null("")
     offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
     starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -126,9 +125,9 @@ def read_words(data, table, room):
             break
         size = 2 * len(room[0])
     sums, total = room[2], np.uint64(0)
-    for place in range(count):
-        word = murmur64(sums[place])
-        sums[place] = total
+    for index in range(count):
+        word = murmur64(sums[index])
+        sums[index] = total
         total = total * _START + word
     sums[count] = total
     return count, room
@@ -137,13 +136,13 @@ def read_words(data, table, room):
 @njit(nogil=True, cache=True)
 def ngram_key(sums, first, width, power):
     """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
-    behind = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
-    return murmur64(sums[behind] - sums[np.uint64(first)] * power + np.uint64(width))
+    stop = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
+    return murmur64(sums[stop] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
 @njit(nogil=True, cache=True)
 def power_of(width):
-    """Return the factor of a prefix sum `width` words later."""
+    """Return ``_START ** width``, the factor of a prefix sum `width` words later."""
     power = np.uint64(1)
     for _ in range(width):
         power *= _START
@@ -152,7 +151,7 @@ def power_of(width):
 
 @njit(nogil=True, cache=True)
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Fill `read_words`' room; return the number of words, or -1 if there is too little."""
+    """Fill the buffers of `read_words`; return the number of words, or -1 if they are too small."""
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
     state, word = _GAP, _START
@@ -167,14 +166,14 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
         if size + len(data) - at + _ROOM > len(text) or count + _ROOM > len(starts):
             return -1
         begin = at
-        longer, at = character(data, at)
-        code, pieces, place = np.int64(table.becomes[longer]), 1, np.int64(-1)
+        code_point, at = character(data, at)
+        code, pieces, sequence = np.int64(table.becomes[code_point]), 1, np.int64(-1)
         if code < 0:
-            place = -code
-            pieces = table.several[place - 1]
+            sequence = -code
+            pieces = table.several[sequence - 1]
         for piece in range(pieces):
-            if place >= 0:
-                code = np.int64(table.several[place + piece])
+            if sequence >= 0:
+                code = np.int64(table.several[sequence + piece])
             kind, order = table.kinds[code], table.orders[code]
             if kind == _NOTHING:
                 continue
@@ -182,16 +181,16 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
                 if state == _GAP:
                     begins[count] = begin
                     state = _WORD
-                spot = waiting
-                while spot > 0 and orders[spot - 1] > order:
-                    marks[spot], orders[spot] = marks[spot - 1], orders[spot - 1]
-                    spot -= 1
-                marks[spot], orders[spot] = code, order
+                slot = waiting
+                while slot > 0 and orders[slot - 1] > order:
+                    marks[slot], orders[slot] = marks[slot - 1], orders[slot - 1]
+                    slot -= 1
+                marks[slot], orders[slot] = code, order
                 waiting += 1
                 ends[count] = at
                 continue
-            for spot in range(waiting):
-                word, size = _write(marks[spot], word, text, size)
+            for slot in range(waiting):
+                word, size = _write(marks[slot], word, text, size)
             waiting = 0
             is_new = kind == _ALONE or (kind == _WORD and state == _ALONE)
             if state != _GAP and (kind == _GAP or is_new):
@@ -203,8 +202,8 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
                     state = _WORD if kind == _MARK else kind
                 word, size = _write(code, word, text, size)
                 ends[count] = at
-    for spot in range(waiting):
-        word, size = _write(marks[spot], word, text, size)
+    for slot in range(waiting):
+        word, size = _write(marks[slot], word, text, size)
     if state != _GAP:
         word, size, count = _end_word(word, text, size, starts, hashes, count)
     return count
@@ -212,13 +211,13 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 
 @njit(nogil=True, cache=True)
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
-    """Read up to the next character beyond ASCII; return the places, the word, and its state.
+    """Read up to the next non-ASCII character; return the three offsets, the word and its state.
 
-    Without a branch for each end of a word, which no processor could foresee: what stands behind
-    the last word is overwritten until one ends there.
+    Ends of words are unpredictable branches, so there are none: entries after the last word are
+    overwritten until a word ends there.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
-    at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # spares tests of signs
+    at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
     in_word = np.uint64(state == _WORD)
     while at < stop and count < most:
         code = quick[data[at]]
@@ -255,8 +254,8 @@ def _write(code, word, text, size):
         return add(word, np.uint64(code)), size + 1
     more = 1 + (code >= 0x800) + (code >= 0x10000)
     text[size] = (0x7F80 >> more) & 0xFF | code >> 6 * more
-    for place in range(1, more + 1):
-        text[size + place] = 0x80 | code >> 6 * (more - place) & 0x3F
-    for place in range(size, size + more + 1):
-        word = add(word, np.uint64(text[place]))
+    for index in range(1, more + 1):
+        text[size + index] = 0x80 | code >> 6 * (more - index) & 0x3F
+    for index in range(size, size + more + 1):
+        word = add(word, np.uint64(text[index]))
     return word, size + more + 1

@@ -1,4 +1,4 @@
-"""The documents of a Dask frame by number: the partition's number, and the row's within it."""
+"""Documents of a Dask frame, numbered by partition and row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpuclassify.frames.lazy import from_parts
 
 # A document's number is ``partition << ROW_BITS | row``: partitions of up to 10^12 rows.
 ROW_BITS = 40
-# Partitions of the corpus whose keys, or whose documents with candidates, are shuffled as one.
+# Partitions that are joined into one before keys, or documents with candidates, are shuffled.
 KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 
 
@@ -46,11 +46,11 @@ class Corpus:
 
     @property
     def npartitions(self) -> int:
-        """Number of partitions of both."""
+        """Number of partitions of both corpora."""
         return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
 
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return a pandas frame without rows with these columns, even if the dataset is in cudf."""
+        """Return an empty pandas frame with these columns, also for a dataset in cudf."""
         meta = self.dataset._meta[list(dict.fromkeys(columns))]
         return to_pandas(meta)
 
@@ -58,28 +58,29 @@ class Corpus:
         self,
         function: Callable[..., pd.DataFrame],
         columns: Sequence[str],
-        *each: Sequence[Any],
+        *values: Sequence[Any],
         meta: pd.DataFrame,
         **options: Any,
     ) -> dd.DataFrame:
-        """Return a lazy frame of ``function(frame, partition, *each[partition], **options)``.
+        """Call a function on each partition, and return the results as a lazy frame.
 
-        Every call reads the files again: see `read_apart`. The function gets a partition with
-        `columns`, in the dataset's own library, its number, and of `each` (such as delayed values)
-        the item of this number; it returns a pandas frame, without rows equal to `meta`.
+        The function is called as ``function(frame, number, *items, **options)``: with a partition's
+        `columns`, in the dataset's library, the number of the partition, and the items with this
+        number in `values`. It returns a pandas frame; `meta` is an empty one. Every call reads the
+        files again; see `read_apart`.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
         parts = [part for frame in frames for part in read_apart(frame, columns, meta)]
         results = [
-            call(part, number, *(values[number] for values in each), **options)
+            call(part, number, *(items[number] for items in values), **options)
             for number, part in enumerate(parts)
         ]
         return from_parts(results, meta)
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """Return the result in the kind of frame that `dataset` is: computed for a plain one."""
+    """Convert the result to the type of `dataset`; compute it unless that is lazy."""
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
@@ -93,21 +94,21 @@ def document_numbers(partition: int, rows: int) -> np.ndarray:
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Return a number that identifies a partitioning: the count of partitions, and one's rows."""
+    """Return a number made of the number of partitions and a partition's rows, to compare them."""
     return (partitions << ROW_BITS) + rows
 
 
 def value_texts(values: pd.Series) -> np.ndarray:
-    """Return a text per value, (rows,), None for null: equal where values are, of any type.
+    """Return a text per value, (rows,), None for null; equal values of any type are equal texts.
 
-    A type of fractions holds 5 as 5.0, and one of times a day in seconds or in nanoseconds.
+    For example, 5 and 5.0 are equal, and a day in seconds and in nanoseconds.
     """
     codes, distinct = pd.factorize(values)
     return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
 
 
 def _text_of(value: object) -> str | None:
-    if isinstance(value, date):  # a time is one, and a day begins at midnight
+    if isinstance(value, date):  # times are dates, too, and a date is its midnight
         time = pd.Timestamp(value)
         return (time if time.tz is None else time.tz_convert("UTC")).isoformat()
     if isinstance(value, timedelta):
@@ -121,7 +122,7 @@ def _text_of(value: object) -> str | None:
 
 
 def are_rounded(*dtypes: Any) -> bool:
-    """Return whether integers of these types become fractions where both are in one column."""
+    """Return whether integers of these types become floats if they are in one column."""
     together = pd.concat([pd.Series([], dtype=dtype) for dtype in dtypes])
     return together.dtype.kind == "f" and any(map(pd.api.types.is_integer_dtype, dtypes))
 
@@ -129,7 +130,7 @@ def are_rounded(*dtypes: Any) -> bool:
 def check_comparable(
     name: str, ours: object, theirs: object, here: str, there: str, *, are_ids: bool = False
 ) -> None:
-    """Raise TypeError unless values of two types, here and there, may be equal and stay so."""
+    """Raise TypeError unless values of both types can be compared without loss."""
     if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
         raise TypeError(
             f"column {name!r} holds {ours} {here} and {theirs} {there}: convert one of them"
@@ -137,10 +138,10 @@ def check_comparable(
 
 
 def _kind_of(dtype: Any) -> tuple[str, bool]:
-    """Return the kind of a type: one for numbers of any width, another for times with a zone."""
+    """Return the kind of a dtype, "i" for all numbers, and whether it is a time with a zone."""
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = dtype.categories.dtype
-    kind = getattr(dtype, "kind", "")  # none of a column that is not there
+    kind = getattr(dtype, "kind", "")  # missing if there is no column
     is_zoned = getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None
     return "i" if kind != "b" and pd.api.types.is_numeric_dtype(dtype) else kind, is_zoned
 
@@ -154,15 +155,15 @@ def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
     """Move rows with equal values of `column` to one partition; `gathered` partitions become one.
 
-    Rows of keys are few bytes each: shuffled in as many partitions as there are of texts, most of
-    the time would go into tasks.
+    Rows of keys are so small that shuffling them in the partitions of the texts would spend most of
+    the time on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
 
 
 def choose_shuffle() -> str | None:
-    """Return Dask's method to shuffle with: its default on a cluster, else in memory."""
+    """Return Dask's shuffle method: None, the default, on a cluster, else "tasks", in memory."""
     try:
         from distributed import get_client
 
@@ -173,10 +174,10 @@ def choose_shuffle() -> str | None:
 
 
 def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
-    """Return the frame's partitions, delayed and unoptimised: Dask would join small ones.
+    """Return the frame's partitions, delayed and unoptimised, because Dask would join small ones.
 
-    Where the frame is read from files and nothing else, the tasks are copies for this purpose
-    (anything that Dask can tokenize), so that no partition is kept in memory for another reader.
+    If the frame only reads files, the tasks are copied for this `purpose` (any value that Dask can
+    tokenize), so that no partition stays in memory for another reader.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
@@ -189,11 +190,11 @@ def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: obje
         parts = frame.to_delayed(optimize_graph=False)
         pick = dask.delayed(operator.getitem, pure=True)
         return parts if wanted is None else [pick(part, wanted) for part in parts]
-    chosen = frame if wanted is None else frame[wanted].simplify()
-    parts = chosen.to_delayed(optimize_graph=False)
+    columns_read = frame if wanted is None else frame[wanted].simplify()
+    parts = columns_read.to_delayed(optimize_graph=False)
     graph = dict(parts[0].dask)
     seed = tokenize(purpose, columns)
     names = {key: clone_key(key, seed) for key in graph}
     copies = {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
-    together = HighLevelGraph.from_collections(seed, copies, dependencies=())
-    return [Delayed(names[part.key], together, layer=seed) for part in parts]
+    copied = HighLevelGraph.from_collections(seed, copies, dependencies=())
+    return [Delayed(names[part.key], copied, layer=seed) for part in parts]

@@ -1,4 +1,4 @@
-"""Base of the three ways to find duplicates: settings, the call, and the removal."""
+"""Base classes of exact, fuzzy and semantic duplicates: settings, call and removal."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from gpuclassify.settings.old_spellings import modern_spellings
 from gpuclassify.settings.signatures import Public, show_settings
 
 Settings = TypeVar("Settings", bound="type[Duplicates]")
-# ``keep(name, frame)`` returns the frame as it is, or one that reads what has been written of it.
+# ``keep(name, frame)`` returns the frame, or writes it and returns one that reads the result.
 Keep = Callable[[str, dd.DataFrame], dd.DataFrame]
 RESULT_FIELDS = ("group", "keep", "similarity", "is_earlier", PARTITIONS)
 SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a settings class take `gpuclassify.settings.old_spellings`; it shows only today's."""
+    """Let a settings class accept `gpuclassify.settings.old_spellings` without showing them."""
 
     def decorate(settings: Settings) -> Settings:
         create = settings.__init__
@@ -78,33 +78,33 @@ def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
 
 @declared
 class Duplicates(Declared, Public):
-    """Settings that all ways to find duplicates have.
+    """Settings common to exact, fuzzy and semantic duplicates.
 
     Parameters
     ----------
     text_field : str
-        Column of the text. Null and empty texts are no duplicates of anything.
+        Column of the text. Null and empty texts are never duplicates.
     id_field : str, optional
         Column that identifies documents: strings or integers, none null, none twice. Default:
-        ``id``, if the frame has such a column, else positions in the frame. Those are
+        ``id``, if the frame has such a column, else positions in the frame. Positions are
         ``partition << 40 | row``, in a column ``id``, with a column ``partitions`` by which
-        `remove_duplicates` knows the partitions. A column ``id`` of another type is left
-        alone, and positions stand in a column ``position``; so they do where its values do not
-        tell documents apart, which is seen at the call of a plain frame, and before anything else
-        in a job of files. Of a lazy frame it is seen when the result is computed, and refused.
+        `remove_duplicates` recognizes the partitions. They are in a column ``position`` if the
+        frame has a column ``id`` of another type, or one with null or repeated values. Such values
+        are detected at the call of a plain frame, and at the start of a job of files; a lazy frame
+        with them raises when the result is computed.
     keep_by : sequence of str
-        Columns whose largest value stays, or "length", that of the text in characters, unless the
-        frame has a column of that name. The first column decides, then the next; null comes last,
-        and between equals the smallest id stays.
+        Columns; the document with the largest value stays. "length" is the text's length in
+        characters, unless the frame has a column of that name. The first column decides, then the
+        next; null comes last, and the smallest id breaks ties.
     by : str, optional
-        Column within whose values duplicates are looked for, such as a source or a language.
+        Column, such as a source or a language; documents with different values are no duplicates.
     source_field : str, optional
-        Column by whose values a summary shows the share removed. Default: `by`.
+        Column; a summary shows the share removed for each of its values. Default: `by`.
     max_removed_share : float, optional
-        Share of the documents, 0 to 1, above which the result is refused; also of each source
-        that has 1,000 documents or more.
+        Maximum share of removed documents, 0 to 1, overall and in each source of 1,000 documents or
+        more; a larger one raises an error.
     max_group_size : int, optional
-        Documents in a group above which the result is refused.
+        Maximum documents of a group; a larger one raises an error.
     """
 
     text_field: str = "text"
@@ -119,10 +119,10 @@ class Duplicates(Declared, Public):
 
     public_names: ClassVar[tuple[str, ...]] = ("remove", "summarize")
     has_similarity: ClassVar[bool] = False  # whether the result has a column of that name
-    libraries: ClassVar[tuple[str, ...]] = ()  # packages that only this class needs
+    libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
-        """Raise ValueError for a column of ids that the result has too."""
+        """Raise ValueError if the column of ids has the name of a result column."""
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
@@ -135,8 +135,8 @@ class Duplicates(Declared, Public):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Find sets of documents that may be duplicates.
 
-        Columns are ``document`` and ``root`` (int64), where equal roots make a set; with a column
-        ``similarity``, the root is the document that stays, and nothing is left to decide.
+        Columns are ``document`` and ``root`` (int64); documents with equal roots are a set. With a
+        column ``similarity``, the root is the document that stays.
         """
 
     def __call__(
@@ -144,58 +144,58 @@ class Duplicates(Declared, Public):
     ) -> Any:
         """Find the duplicates in `dataset`.
 
-        When the result is computed, a frame that comes straight from files is read for signatures
-        and again for comparisons. Any other is computed once, and its partitions are kept between:
-        write one first that is larger than the memory of the cluster.
+        When the result is computed, a frame that only reads files is read for signatures and again
+        for comparisons. Any other frame is computed once, and its partitions stay in memory: write
+        it to files first if it is larger than the memory of the cluster.
 
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
         against : same type as `dataset`, optional
-            An earlier corpus, all of whose documents stay: one here that has a duplicate there
-            goes. Documents of both are listed, and ``is_earlier`` tells them apart.
+            An earlier corpus. Its documents stay, and their duplicates in `dataset` go. Documents
+            of both are listed, and ``is_earlier`` tells them apart.
 
         Returns
         -------
         same type as `dataset`
-            Documents in groups of two and more, lazy for Dask input: the id, ``group`` (the
+            Documents in groups of two or more, lazy for Dask input: the id, ``group`` (the
             smallest id in the group), ``keep`` (bool, true once in a group); for fuzzy and
-            semantic ones also ``similarity`` (float32) to the document that is kept.
+            semantic duplicates also ``similarity`` (float32) to the document that is kept.
 
         Raises
         ------
         TypeError
-            Not a frame, or the text column does not hold strings.
+            The dataset is not a frame, or the text column does not hold strings.
         ValueError
-            A column is missing, or is taken. When computed: ids are not unique, or more would go
-            than `max_removed_share` and `max_group_size` allow.
+            A column is missing or already in use. When computed: ids are not unique, or
+            `max_removed_share` or `max_group_size` is exceeded.
         """
-        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
-        listing = like(dataset, chosen.listing(corpus, chosen._approved(corpus)))
+        corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
+        listing = like(dataset, settings.listing(corpus, settings._approved(corpus)))
         return listing if isinstance(dataset, dd.DataFrame) else listing.reset_index(drop=True)
 
     def remove(
         self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
     ) -> Any:
-        """Return `dataset` without the duplicates that are not kept; nothing else changes.
+        """Drop the duplicates that are not kept from `dataset`; nothing else changes.
 
         Parameters and errors are those of the call; files are read once more.
         """
-        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
-        decisions = chosen._approved(corpus)[["document", "keep", "is_earlier"]]
+        corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
+        decisions = settings._approved(corpus)[["document", "keep", "is_earlier"]]
         gone = decisions.map_partitions(removed, meta=removed(decisions._meta))
         return like(dataset, drop_documents(corpus.dataset, gone))
 
     def summarize(
         self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
     ) -> DuplicatesSummary:
-        """Compute the number of duplicates by source, and the largest groups, at once."""
-        corpus, chosen = self.corpus(dataset, against), self.with_ids(dataset, against)
-        counted = chosen.count(corpus, chosen.decisions(corpus))
+        """Count duplicates by source, and list the largest groups; computes when called."""
+        corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
+        counted = settings.count(corpus, settings.decisions(corpus))
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """Return the documents of a frame and of an earlier one; check all that is needed."""
+        """Return the documents of a frame and of an earlier one, after checking both."""
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -211,10 +211,10 @@ class Duplicates(Declared, Public):
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """Return these settings, with a column ``id`` of the frames as ids, if none is named.
+        """Return these settings, with the default ``id`` as `id_field` if the frames have ids.
 
-        That is if it holds strings or integers, none of them null and none twice, as far as it can
-        be known before anything is computed. Else positions are, if they have a column left.
+        They hold strings or integers, none of them null and none twice, as far as is known without
+        computing anything. Raises ValueError if neither ids nor a column for positions are left.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]
@@ -222,8 +222,8 @@ class Duplicates(Declared, Public):
             return self
         if all(map(_has_ids, frames)):
             ids = [frame[ID] for frame in frames]
-            are_one = len(set(map(_is_number, ids))) == 1
-            if are_one and not are_rounded(*(array.dtype for array in ids)):
+            have_one_kind = len(set(map(_is_number, ids))) == 1
+            if have_one_kind and not are_rounded(*(array.dtype for array in ids)):
                 return replace(self, id_field=ID)
         self._position_field(frames[0])
         return self
@@ -240,25 +240,25 @@ class Duplicates(Declared, Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """Decide for each document that may have a duplicate: see `groups.decide`."""
+        """Decide for each document that may have a duplicate; see `groups.decide`."""
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
         moved = by_partition(components, corpus.npartitions)
         moved_parts = moved.to_delayed(optimize_graph=False)
         columns = self.member_fields(corpus)
-        nothing = components._meta.set_index("document")
-        meta = take_members(corpus.empty(columns), 0, nothing, self)
+        no_components = components._meta.set_index("document")
+        meta = take_members(corpus.empty(columns), 0, no_components, self)
         members = corpus.map(take_members, columns, moved_parts, meta=meta, settings=self)
         moved = shuffle(members, "root", MEMBERS_GATHERED)
-        decided: dict[str, Any] = {
+        options: dict[str, Any] = {
             "own_partitions": corpus.own_partitions,
             "verification": self.verification,
         }
-        meta = decide(meta, **decided)
-        return keep("decisions", moved.map_partitions(decide, meta=meta, **decided))
+        meta = decide(meta, **options)
+        return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the columns of decisions that users get: see `__call__`."""
+        """Return the columns of decisions for users; see `__call__`."""
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
@@ -296,7 +296,7 @@ class Duplicates(Declared, Public):
 
     @property
     def verification(self) -> Any:
-        """Settings to compare the texts of candidates with; None: all candidates are duplicates."""
+        """Settings of the comparison of texts; None if all candidates are duplicates."""
         return None
 
     @property
@@ -305,23 +305,23 @@ class Duplicates(Declared, Public):
         return [self.text_field, *filter(None, [self.by])]
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the mappers that signatures are computed with, beside this class."""
+        """Return the mappers that compute signatures, if there are any."""
         return []
 
     @property
     def input_fields(self) -> list[str]:
-        """Columns that a reader must read; one for "length" is not among them."""
+        """Columns that a reader must read, without "length"."""
         named = [self.id_field, self.source_field, *self.keep_by]
         others = [name for name in named if name not in (None, LENGTH)]
         return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
-        """Return the columns that decide among candidates."""
+        """Return the columns that decide which candidates stay."""
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """Return the decisions, which fail to compute if ids repeat or too much would go."""
+        """Return the decisions; computing them raises if ids repeat or limits are exceeded."""
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
         if self.max_removed_share is not None or self.max_group_size is not None:
@@ -341,8 +341,8 @@ class Duplicates(Declared, Public):
                 frame._meta[name].dtype if name in frame.columns else "nothing"
                 for frame in (corpus.dataset, corpus.earlier)
             )
-            places, are_ids = ("here", "in the earlier corpus"), name == self.id_field
-            check_comparable(name, ours, theirs, *places, are_ids=are_ids)
+            corpora, are_ids = ("here", "in the earlier corpus"), name == self.id_field
+            check_comparable(name, ours, theirs, *corpora, are_ids=are_ids)
 
     def _check(self, frame: Frame) -> None:
         known = [str(name) for name in frame.columns]
@@ -365,15 +365,15 @@ class Duplicates(Declared, Public):
 
 @declared
 class TextDuplicates(Duplicates):
-    """Settings of the ways to find duplicates that compare texts.
+    """Settings common to exact and fuzzy duplicates, which compare texts.
 
     Parameters
     ----------
     normalize : str, sequence of str or callable, optional
-        What texts are compared without, while they stay. "basic" is the steps "unicode" (NFC
-        is compared), "case" and "white_space"; "datatrove" is "case", "digits" (a number is 0),
-        "punctuation", "white_space" and "accents", as in datatrove's ``simplify_text``. Several
-        names are their steps together, and a function makes another text of each.
+        Steps or a function that normalize texts for comparison; the texts of the result do not
+        change. "basic" is the steps "unicode" (NFC), "case" and "white_space"; "datatrove" is
+        "case", "digits" (each number becomes 0), "punctuation", "white_space" and "accents", as in
+        datatrove's ``simplify_text``. Several names combine their steps.
     """
 
     normalize: str | Sequence[str] | Callable[[str], str] | None = setting(
@@ -381,7 +381,7 @@ class TextDuplicates(Duplicates):
     )
 
     def compared(self, frame: Frame, column: str) -> Any:
-        """Return a frame with the texts to compare: on the host, if these are others."""
+        """Return a frame with the texts to compare; normalized texts are on the host."""
         if self.normalize is None:
             return frame
         texts = normalized(backend_of(frame).text_array(frame, column), self.normalize)
@@ -389,7 +389,7 @@ class TextDuplicates(Duplicates):
 
 
 def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
-    """Return a number for each row's value of the column `by`, int64 (rows,); 0 for null."""
+    """Hash each row's value of the column `by`, int64 (rows,); null becomes 0."""
     hashes = np.zeros(len(frame), np.int64)
     if by is not None:
         names = value_texts(to_pandas(frame[[by]])[by])

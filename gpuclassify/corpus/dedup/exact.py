@@ -1,4 +1,4 @@
-"""Exact duplicates: documents whose texts are equal to the byte, or are when normalized."""
+"""Exact duplicates: documents whose texts, or normalized texts, have equal bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpuclassify.settings.declared import declared
 @accepts_old_spellings("exact")
 @declared
 class ExactDuplicates(TextDuplicates):
-    """Documents whose texts are equal to the byte, or are when normalized.
+    """Documents whose texts, or normalized texts, have equal bytes.
 
-    Texts are compared by the MD5 of their UTF-8 bytes: among 10^10 documents two different ones
-    have the same by accident with a probability of 10^-19.
+    Texts are compared by the MD5 of their UTF-8 bytes: among 10^10 documents, the probability that
+    two different texts have the same MD5 is 10^-19.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class ExactDuplicates(TextDuplicates):
     """
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents with equal texts to the smallest document of each such set."""
+        """Link documents with equal texts to the smallest document among them."""
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
@@ -41,7 +41,7 @@ class ExactDuplicates(TextDuplicates):
 
 
 def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.DataFrame:
-    """Return ``document``, ``key`` and ``key_low`` (int64): 128 bits of each text that has any."""
+    """Return ``document``, ``key`` and ``key_low`` (int64): the 128-bit hash of each text."""
     compared = settings.compared(frame, settings.text_field)
     digests, has_text = backend_of(compared).text_digests(compared, settings.text_field)
     keys = digests ^ group_hashes(frame, settings.by)[:, None]
@@ -54,7 +54,7 @@ def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.Dat
 
 
 def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return, of rows whose key repeats, ``document`` and the smallest of that key as ``root``."""
+    """Return ``document`` of rows whose key repeats, and the key's first document as ``root``."""
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))
     document, key, low = document[order], key[order], low[order]

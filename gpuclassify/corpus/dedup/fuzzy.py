@@ -1,7 +1,7 @@
-"""Fuzzy duplicates: texts that share most of their n-grams, found by MinHash and verified.
+"""Fuzzy duplicates: texts that share most of their n-grams, found by MinHash and then compared.
 
 Signatures are cut into bands (`gpuclassify.corpus.dedup.minhash`), and documents that agree in a
-band are linked. A connected component is a set of candidates, whose similarity is then measured
+band are linked. A connected component is a set of candidates, whose texts are then compared
 (`gpuclassify.corpus.dedup.matching`).
 
 Two sets of Jaccard similarity s agree in one number of their MinHash signatures with probability s
@@ -36,7 +36,7 @@ from gpuclassify.workers.device_errors import free_host_bytes
 Measure = Literal["jaccard", "containment"]
 Unit = Literal["words", "characters"]
 Components = Literal["tree", "rounds"]
-BYTES_TO_JOIN = 160  # memory per row while forests are joined: ten times its size
+BYTES_TO_JOIN = 160  # bytes of memory per row while forests are joined; a row has 16
 # A forest maps each document to the smallest document of its component. Edges are stored in no
 # other form, because joining the forests of parts gives the forest of the whole.
 FOREST = pd.DataFrame({"document": [], "root": []}, dtype=np.int64)
@@ -59,39 +59,39 @@ class FuzzyDuplicates(TextDuplicates):
     Parameters
     ----------
     char_ngrams : int
-        Characters of the n-grams that signatures are made of.
+        Characters per n-gram of the signatures.
     threshold : float
-        Jaccard similarity of these n-grams from which on documents are to be found, 0 to 1; it
-        chooses `bands` and `rows`, and what goes, unless `min_similarity` is set. By words texts
-        are more alike than by these n-grams, of which a changed word changes more: at 0.8, of
-        pairs of English texts 0.80 to 0.82 alike in n-grams of three words 6 of 10 are found, and
-        all from 0.90 on. ``threshold=0.7, min_similarity=0.8`` finds 97% of the former, and looks
-        at more candidates.
+        Jaccard similarity of these n-grams, 0 to 1, from which on documents are to be found. It
+        determines `bands` and `rows`, and is the default of `min_similarity`. A changed word
+        changes more n-grams of characters than of words. At 0.8, 60% of the pairs of English texts
+        with a similarity of 0.80 to 0.82 in n-grams of three words are found, and all pairs from
+        0.90 on. ``threshold=0.7, min_similarity=0.8`` finds 97% of the former, and compares more
+        candidates.
     bands : int
-        Bands of a signature. Default: as `threshold` needs; the repr shows what they find.
+        Bands of a signature. Default: chosen for `threshold`; the repr shows the share of pairs
+        that they find.
     rows : int
         Numbers in each band, set together with `bands`.
     seed : int
-        Of the hash functions.
+        Seed of the hash functions.
     bands_per_pass : int
-        Bands that are shuffled at a time: 16 bytes a band and document.
+        Bands that are shuffled at a time, with 16 bytes per band and document.
     verify : bool
         Compare full texts. False gives plain MinHash, whose `similarity` is NaN.
     min_similarity : float, optional
-        Similarity, in the n-grams of `compare_by`, to the document that is kept, from which on a
-        document goes. Default: `threshold`.
+        Minimum similarity of a removed document to a kept one, in the n-grams of `compare_by`.
+        Default: `threshold`.
     measure : {"jaccard", "containment"}
-        Shared n-grams as a share of both documents' together, or of those of the one that goes.
+        Divide the shared n-grams by those of both documents together, or by those of the document
+        to remove.
     compare_by : {"words", "characters"}
-        N-grams when texts are compared: of `token_ngrams` words, or of `char_ngrams` characters,
-        as NeMo Curator's ``jaccard_threshold`` has it.
+        Compare texts by n-grams of `token_ngrams` words, or of `char_ngrams` characters as NeMo
+        Curator's ``jaccard_threshold`` does.
     token_ngrams : int
-        Words of an n-gram. Chinese, Japanese, Thai and the like have a word
-        a character.
+        Words per n-gram. In Chinese, Japanese, Thai and the like, a character is a word.
     components : {"tree", "rounds"}
-        Where candidates are joined: in the memory of a worker, which holds 160 bytes for each
-        document that has a candidate, or in rounds of shuffles of the whole cluster, which run at
-        the call.
+        Join candidates in the memory of one worker, with 160 bytes for each document that has a
+        candidate, or in shuffles of the whole cluster, which run at the call.
 
     Examples
     --------
@@ -115,14 +115,14 @@ class FuzzyDuplicates(TextDuplicates):
     libraries = ("numba", "scipy")
 
     def check_together(self) -> None:
-        """Raise ValueError unless bands and rows, or the threshold, make signatures."""
+        """Raise ValueError unless bands and rows, or a threshold for them, are given."""
         super().check_together()
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
                 f"bands={self.bands} and rows={self.rows}: give both, or neither, and "
                 "threshold= chooses them"
             )
-        _ = self.band_shape  # refuses a threshold that no bands suit
+        _ = self.band_shape  # raises if no bands suit the threshold
 
     def __repr__(self) -> str:
         bands, rows = self.band_shape
@@ -130,7 +130,7 @@ class FuzzyDuplicates(TextDuplicates):
 
     @functools.cached_property
     def band_shape(self) -> tuple[int, int]:
-        """Number of bands, and of numbers in each."""
+        """Number of bands, and of rows in a band."""
         if self.bands is None or self.rows is None:
             return choose_bands(self.threshold)
         return self.bands, self.rows
@@ -171,7 +171,7 @@ class FuzzyDuplicates(TextDuplicates):
 
 
 def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
-    """Return columns ``document``, ``band_0`` and on (int64): a key for each band of each text."""
+    """Return ``document`` and the keys ``band_0``, ``band_1``, ... of each text (int64)."""
     from gpuclassify.corpus.dedup.minhash import band_keys
 
     bands, rows = settings.band_shape
@@ -192,12 +192,12 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
     """Return columns ``document`` and ``key``, a row for each document and band.
 
-    `after` is not looked at: a pass waits for the edges of the one before it, so that no more
-    bands are shuffled at a time than are meant to.
+    `after` is ignored: it makes a pass wait for the edges of the previous one, to limit the bands
+    that are shuffled at a time.
     """
-    chosen = keys.drop(columns="document").to_numpy()
-    documents = np.repeat(keys["document"].to_numpy(), chosen.shape[1])
-    return pd.DataFrame({"document": documents, "key": chosen.ravel()})
+    band_keys = keys.drop(columns="document").to_numpy()
+    documents = np.repeat(keys["document"].to_numpy(), band_keys.shape[1])
+    return pd.DataFrame({"document": documents, "key": band_keys.ravel()})
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
@@ -211,13 +211,13 @@ def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
 def choose_bands(
     threshold: float, hashes: int = 260, *, false_negative_weight: float = 0.95
 ) -> tuple[int, int]:
-    """Choose bands, and numbers in each, that suit a threshold, at most `hashes` numbers.
+    """Choose the numbers of bands and rows for a threshold, with at most `hashes` numbers.
 
-    The pair minimises what datasketch and text-dedup minimise: the area under `catch_probability`
-    below the threshold (needless candidates) and that above it (pairs missed), weighted. With equal
-    weights, as there, fewer than half of the pairs at a threshold of 0.8 are found; with the
-    default, 19 to 1, 0.89 to 0.97 of those at any threshold from 0.5 to 0.95. A needless candidate
-    costs a comparison of two texts, and one that is missed is never seen again.
+    As in datasketch and text-dedup, they minimise a weighted sum of two areas: under
+    `catch_probability` below the threshold (false candidates), and over it above the threshold
+    (missed pairs). With equal weights, as in those libraries, fewer than half of the pairs at a
+    threshold of 0.8 are found. The default weights find 0.89 to 0.97 of the pairs at any threshold
+    from 0.5 to 0.95, because a false candidate only costs a comparison.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold={threshold} suits no bands: pass one above 0, and 1 at most")
@@ -228,15 +228,15 @@ def choose_bands(
     bands, rows = np.array(pairs).T[:, :, None]
     nodes, weights = np.polynomial.legendre.leggauss(64)  # Gauss-Legendre quadrature on [-1, 1]
     nodes, weights = (nodes + 1) / 2, weights / 2
-    in_vain = threshold * catch_probability(threshold * nodes, bands, rows) @ weights
+    false = threshold * catch_probability(threshold * nodes, bands, rows) @ weights
     above = threshold + (1 - threshold) * nodes
     missed = (1 - threshold) * (1 - catch_probability(above, bands, rows) @ weights)
-    error = (1 - false_negative_weight) * in_vain + false_negative_weight * missed
+    error = (1 - false_negative_weight) * false + false_negative_weight * missed
     return pairs[np.argmin(error)]
 
 
 def curve(bands: int, rows: int) -> str:
-    """Describe in a line which share of pairs is detected at some similarities."""
+    """Describe the share of pairs that is found at several similarities."""
     points = (0.5, 0.6, 0.7, 0.8, 0.9)
     shares = (f"{point}: {catch_probability(point, bands, rows):.0%}" for point in points)
     half = (1 - 0.5 ** (1 / bands)) ** (1 / rows)
@@ -244,10 +244,10 @@ def curve(bands: int, rows: int) -> str:
 
 
 def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the forest of documents that share a key, of all rows with the keys that occur here.
+    """Return the forest of documents that share a key.
 
-    `keys` has columns ``key`` and ``document`` (int64), in any order. Linear in the rows: a key
-    links its documents to their smallest only.
+    `keys` has columns ``key`` and ``document`` (int64), in any order, with all rows of each key.
+    Takes linear time, because a key links its documents to the smallest only.
     """
     smallest = keys.groupby("key", sort=False)["document"].transform("min")
     return forest(pd.DataFrame({"document": keys["document"], "root": smallest}))
@@ -256,9 +256,9 @@ def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
 def forest(edges: pd.DataFrame) -> pd.DataFrame:
     """Return every document with a smaller one in its component, and the smallest as ``root``.
 
-    `edges` has columns ``document`` and ``root`` (int64), both ends of each, with root <= document.
-    The result has the same, sorted by document, each document once: the same for every order of the
-    edges, and of a forest it is that forest.
+    `edges` has columns ``document`` and ``root`` (int64), the ends of each edge, root <= document.
+    The result has the same columns, sorted by document, each document once. It does not depend on
+    the order of the edges, and the forest of a forest is itself.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -270,7 +270,9 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
     graph = coo_array((np.ones(ends.shape[1], bool), positions), shape=(len(documents),) * 2)
     count, components = connected_components(graph, directed=False)
     smallest = np.empty(count, np.int64)
-    smallest[components[::-1]] = documents[::-1]  # for repeated indices, the last value wins
+    smallest[components[::-1]] = documents[
+        ::-1
+    ]  # reversed, because the last value of an index wins
     roots = smallest[components]
     is_larger = documents > roots
     return pd.DataFrame({"document": documents[is_larger], "root": roots[is_larger]})
@@ -304,13 +306,13 @@ def _join(parts: list[pd.DataFrame], bytes_to_join: int) -> pd.DataFrame:
 
 
 def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
-    """Compute the forest of edges that no worker can hold alone. Computes when called.
+    """Compute the forest of edges that exceed the memory of a worker. Computes when called.
 
     Alternates the large-star and small-star operations of Kiveris et al., "Connected Components
-    in MapReduce and Beyond" (SoCC 2014), with what lies in one partition joined by `forest`. Each
-    round shuffles the edges twice and keeps them in the workers' memory until the next is done.
-    Every step keeps the components; a round lowers the sum of the edges' ends until all edges
-    point at their component's smallest document, so that the rounds end. The result is sorted by
+    in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each round
+    shuffles the edges twice and keeps them in the workers' memory until the next round is done.
+    Every step preserves the components. Rounds end, because each lowers the sum of the edges' ends
+    until all edges point at the smallest document of their component. The result is sorted by
     document within each partition.
     """
     method = choose_shuffle()
@@ -327,7 +329,7 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
 
 
 def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return each edge as seen from either end."""
+    """Return each edge in both directions."""
     ends = edges[["document", "root"]].to_numpy()
     ends = np.concatenate([ends, ends[:, ::-1]])
     return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
@@ -338,7 +340,7 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count the documents that have a smaller neighbour, and another neighbour beside it."""
+    """Count the documents that have a smaller neighbour and at least one more neighbour."""
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 

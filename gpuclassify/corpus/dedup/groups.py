@@ -1,4 +1,4 @@
-"""Groups of duplicates: their documents are brought together, and which one stays is decided."""
+"""Bring the documents of a group together, and decide which of them stays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from gpuclassify.corpus.dedup.corpus import ROW_BITS, partitioning, value_texts
 from gpuclassify.frames import backend_of, to_pandas
 
-LENGTH = "length"  # in `keep_by`: text length in characters, unless the frame has this column
+LENGTH = "length"  # name in `keep_by` of the text length, unless the frame has this column
 BEGINNING_CHARS = 200  # length of text excerpts in summaries
 VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes per character
 
@@ -24,8 +24,8 @@ def take_members(
 
     `components` has their ``root``, and ``similarity`` if known, by document number. The result has
     the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and following,
-    ``source``, ``text`` (whole if it is to be verified), and ``partition_rows`` if ids are
-    positions. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`.
+    ``source``, ``text`` (only its beginning if it is not verified), and ``partition_rows`` if ids
+    are positions. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`.
     """
     # Roots may be repeated.
     components = components[~components.index.duplicated()].sort_index()
@@ -47,7 +47,7 @@ def take_members(
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """Return the columns that `ranked` sorts documents by: ``id``, ``rank_0`` and on.
+    """Return the columns that `ranked` sorts documents by: ``id``, ``rank_0``, ``rank_1``, ...
 
     Without `id_field`, ids are the documents' numbers, int64 (rows,).
     """
@@ -68,11 +68,11 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
 
 
 def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
-    """Decide for whole sets of candidates which documents stay: a row for each of `members`.
+    """Decide for whole sets of candidates which documents stay; return a row per document.
 
-    `members` are as `take_members` returns them, all documents of one ``root`` among them; those of
-    partitions after the `own_partitions` are of an earlier corpus, and stay. Without `verification`
-    every set is a group.
+    `members` are results of `take_members`, with all documents of each ``root``. Documents of
+    partitions after the `own_partitions` belong to an earlier corpus, and stay. Without
+    `verification` every set is a group.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
@@ -97,10 +97,10 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
             # The smallest id that is not of the earlier corpus.
             "group": members["id"].take(_smallest(members["id"], kept, is_earlier)).array,
             "keep": kept == rows,
-            "similarity": similarity,  # float32 to the one that is kept; NaN if not measured
-            "compared": compared,  # int8, how many documents its text was compared with
+            "similarity": similarity,  # float32, to the kept document; NaN if not measured
+            "compared": compared,  # int8, number of comparisons with other texts
             "size": sizes[kept],  # int64, documents in the group
-            # How many documents are near the border of a cluster, in one row of the cluster.
+            # Number of documents near the border of a cluster, in one row per cluster.
             "near_border": members.get("near_border", 0),
             "is_earlier": is_earlier,
             "source": members["source"],
@@ -113,11 +113,11 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
     """Return for each row the row of the smallest id in its group, int64 (rows,)."""
     order = ids.array.argsort()
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    place[is_earlier] += len(order)  # both corpora may have an id: theirs name no group of ours
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    rank[is_earlier] += len(order)  # ids of the earlier corpus name no group, if others can
     smallest = np.full(len(order), 2 * len(order))
-    np.minimum.at(smallest, kept, place)
+    np.minimum.at(smallest, kept, rank)
     return order[smallest[kept] % max(len(order), 1)]
 
 
@@ -129,9 +129,10 @@ def listed(
     has_earlier: bool,
     partitions: int | None,
 ) -> pd.DataFrame:
-    """Return the part of `decide`'s result that users get: documents in groups of two and more.
+    """Select documents in groups of two or more, and the columns for users, from `decide`'s result.
 
-    With positions, in a frame of so many `partitions`, also `partitioning` of each.
+    If ids are positions, `partitions` is the number of partitions of the frame, and the result has
+    the `partitioning` of each row.
     """
     columns = ["id", "group", "keep"]
     columns += ["similarity"] if has_similarity else []
@@ -144,9 +145,9 @@ def listed(
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sort by the column `within`, and for equal values the document that is to stay first.
+    """Sort by the column `within`, and then with the document that stays first.
 
-    Documents of partitions after the dataset's are those of an earlier corpus: they come before
+    Documents of partitions after the dataset's belong to an earlier corpus: they come before
     others, and the column ``is_earlier`` is added.
     """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
@@ -160,7 +161,7 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 def _verified(
     members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each row the row that stays for it, their similarity, and comparisons made."""
+    """Return for each row its kept row, their similarity, and the number of comparisons."""
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 
     texts = backend_of(members).text_array(settings.compared(members, "text"), "text")

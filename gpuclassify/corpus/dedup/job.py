@@ -1,4 +1,4 @@
-"""Deduplication of files as a job that continues where it stopped."""
+"""Job that deduplicates files, and continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
-# Results of steps that are kept. Signatures and edges are not needed once duplicates are decided.
+# Steps whose results stay. Signatures and edges are not needed after the decisions.
 KEPT = ("decisions", "duplicates", "removed", "marks")
 
 
 @dataclass(repr=False)
 class DedupSummary:
-    """Result of a deduplication, in numbers.
+    """Numbers of a finished deduplication.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class DedupSummary:
     removal : JobSummary
         Rows read and kept, and the files written.
     steps : dict of str to dict
-        Each step before the removal by name: ``rows`` that it gave, None where it gives none, and
-        ``seconds`` of the run that finished it.
+        Steps before the removal, by name: ``rows`` of the result, None if it has none, and
+        ``seconds`` of the run that finished the step.
     """
 
     duplicates: DuplicatesSummary
@@ -84,33 +84,34 @@ class DedupSummary:
 class Deduplicate(Recipe):
     """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
 
-    What each step finds is kept in ``_dedup/`` of the output, so that running the same job again
-    continues an interrupted one, with another cluster as well, and leaves a finished one as it is.
-    The rows that stay are written as `Pipeline` writes them: part for part of the input, each once.
-    The documents in groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
+    Results of steps are kept in ``_dedup/`` of the output, so that running the same job again
+    continues an interrupted one, also on another cluster, and leaves a finished one as it is.
+    The remaining rows are written as by `Pipeline`, each part of the input once. The documents in
+    groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
 
     Parameters
     ----------
     source : FileReader or dask.dataframe.DataFrame
-        Each step reads the files again, only the columns that it needs, and computes a frame
+        Each step reads only the columns that it needs, but reads the files, or computes the frame,
         again, so write an expensive frame to files first.
     duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
     writer : FileWriter
         As of a `Pipeline`. With an `AnnotationWriter` nothing is removed: each row gets
-        ``is_duplicate``, which is true for those that would go, ``duplicate_group``, a number that
-        documents of a group share, and ``duplicate_similarity`` to the one that stays.
+        ``is_duplicate``, true if it would be removed, ``duplicate_group``, the number of its group,
+        and ``duplicate_similarity`` to the document that stays.
     against : FileReader or dask.dataframe.DataFrame, optional
-        An earlier corpus: documents that have a duplicate there go; nothing there does. What
-        cannot be read there stops the job, whatever `on_error` says.
+        An earlier corpus. Its documents stay, and their duplicates in `source` go. If it cannot be
+        read, the job stops, even with ``on_error="quarantine"``.
     backend : {"pandas", "cudf"}
-        Frames that files are read as. With "cudf", only workers touch cudf.
+        Library of the frames that files are read into. With "cudf", only workers import cudf.
     on_error : {"raise", "quarantine"}
-        As of a `Pipeline`. Another one is another job, because rows that are left out move others.
+        As of a `Pipeline`. A job cannot continue with another value, because rows in quarantine
+        change the positions of others.
 
     Raises
     ------
     TooManyDuplicatesError
-        When run: more would go than the settings allow. Nothing is removed; the report has the
+        When run: a limit of the settings is exceeded. Nothing is removed; the report has the
         largest groups, and the same job continues with higher limits.
     ValueError
         When run: ids are null or occur twice.
@@ -159,7 +160,7 @@ class Deduplicate(Recipe):
         return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the source, the stage that marks duplicates in an annotation set, the writer."""
+        """Return source, stages and writer; one stage marks duplicates in an annotation set."""
         marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
         return self.source, marks, self.writer
 
@@ -168,7 +169,7 @@ class Deduplicate(Recipe):
         return {} if self.against is None else {"against": self.against}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that duplicates depend on, and `on_error`, which moves rows."""
+        """Return the settings that change duplicates, and `on_error`, which changes positions."""
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
         identity["duplicates"] |= {**known, "on_error": self.on_error}
@@ -180,14 +181,14 @@ class Deduplicate(Recipe):
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates) -> Corpus:
-        """Return the documents, as lazy frames that read them."""
+        """Return the documents as lazy frames."""
         documents = job.documents()
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
-        """Find the duplicates, and list them and the rows that are removed or marked."""
+        """Find the duplicates; list them, and the rows to remove or mark."""
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
         # Without a client, shuffle in memory, even if a client is current.
@@ -208,7 +209,7 @@ class Deduplicate(Recipe):
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def numbers(self, summary: DedupSummary) -> list[str]:
-        """Return counts of documents and duplicates, and where these are listed."""
+        """Return counts of documents and duplicates, and the folder with the duplicates."""
         duplicates, removal = summary.duplicates, summary.removal
         done = "marked" if self.writer.annotates else "removed"
         groups = f"{duplicates.groups:,} groups of {duplicates.in_groups:,} documents"
@@ -224,19 +225,19 @@ class Deduplicate(Recipe):
         ]
 
     def _with_ids(self, job: RecipeJob, steps: Steps) -> Duplicates:
-        """Return the settings once ids are known to identify documents; a column ``id`` may not."""
+        """Return the settings after checking ids; use positions if the default column repeats."""
         corpus = self.corpus(job, self.duplicates)
-        chosen = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
+        with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
             try:
-                steps.compute("ids", chosen.refuse_repeated_ids(corpus))
+                steps.compute("ids", with_ids.refuse_repeated_ids(corpus))
             except RepeatedIdsError as err:
-                if chosen == self.duplicates:
+                if with_ids == self.duplicates:
                     raise
                 logger.warning("positions name documents, since the column 'id' does not: %s", err)
                 steps.ledger["has_ids"] = False
                 steps.compute("ids", [])
-        return chosen if steps.ledger.get("has_ids", True) else self.duplicates
+        return with_ids if steps.ledger.get("has_ids", True) else self.duplicates
 
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
         """Decide which documents are kept, and count them."""
@@ -264,7 +265,7 @@ class Deduplicate(Recipe):
     def _list(
         self, job: RecipeJob, steps: Steps, corpus: Corpus, duplicates: Duplicates
     ) -> RowsOfPart:
-        """List the duplicates for people, and the rows that the last pass drops or marks."""
+        """List the duplicates for users, and the rows that the last pass drops or marks."""
         decisions = steps.read("decisions")
         steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"

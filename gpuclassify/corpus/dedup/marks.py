@@ -1,4 +1,4 @@
-"""Marks beside documents, instead of a corpus without duplicates."""
+"""Columns that mark duplicates, for annotation sets instead of a corpus without duplicates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IS_DUPLICATE, GROUP, SIMILARITY = "is_duplicate", "duplicate_group", "duplicate_
 
 @dataclass(frozen=True)
 class DuplicateMarks(RowWiseMap):
-    """Stage that declares the columns which `mark` has filled, before any stage runs."""
+    """Stage that declares the columns of marks; `mark` fills them before any stage runs."""
 
     has_similarity: bool
 
@@ -37,15 +37,15 @@ class DuplicateMarks(RowWiseMap):
 
     def meta(self, frame: Frame) -> Frame:
         """Return the empty frame with the columns."""
-        nothing = pd.DataFrame({GROUP: [], SIMILARITY: [], IS_DUPLICATE: []})
-        return self.mark(frame.iloc[:0], 0, nothing)
+        empty = pd.DataFrame({GROUP: [], SIMILARITY: [], IS_DUPLICATE: []})
+        return self.mark(frame.iloc[:0], 0, empty)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the frame, which has its marks."""
+        """Return the frame unchanged, because `mark` has added the marks."""
         return frame
 
     def mark(self, frame: Frame, partition: int, marked: pd.DataFrame) -> Any:
-        """Add the marks of a partition's documents, by whose numbers `marked` is indexed."""
+        """Add the marks of a partition's documents; `marked` is indexed by document number."""
         rows = marked.index.to_numpy().astype(np.int64) - (partition << ROW_BITS)
         is_duplicate, group = np.zeros(len(frame), bool), np.full(len(frame), -1, np.int64)
         similarity = np.full(len(frame), np.nan, np.float32)
@@ -61,7 +61,7 @@ class DuplicateMarks(RowWiseMap):
 
 
 def marks(decisions: pd.DataFrame) -> pd.DataFrame:
-    """Return the marks of documents in groups of two and more, by their numbers."""
+    """Return the marks of documents in groups of two or more, with their document numbers."""
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")
     return pd.DataFrame(

@@ -1,7 +1,6 @@
-"""Matching of the texts of a group: which share enough token n-grams with one that stays.
+"""Match the texts of a group by their n-grams, and find a kept text for each duplicate.
 
-The n-grams are those of words, so that what a group has in common is judged by other means than the
-character n-grams that made its texts candidates.
+By default, n-grams are of words, while candidates were found by n-grams of characters.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from gpuclassify.settings.checks import check_choice
 # all 16 hashes differ with a probability of about 10^-11.
 _SKETCH_HASHES = 16
 _LAST_CODE_POINT = np.uint64(0x10FFFF)
-_OWNERS = 4  # documents recorded for a hash: text that more of them share is boilerplate
+_OWNERS = 4  # documents recorded per hash; text that more documents share is boilerplate
 _WORD, _GAP, _ALONE = range(3)
-# Blocks of what is written without spaces: each character is a token.
+# Blocks of scripts without spaces, in which each character is a token.
 WITHOUT_SPACES = (
     (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
     (0x1000, 0x109F),  # Myanmar
@@ -72,10 +71,10 @@ _CHARACTERS = np.full_like(_KINDS, _ALONE)
 
 
 class NgramSets(NamedTuple):
-    """N-grams of some texts as hashes.
+    """Hashes of the n-grams of texts.
 
-    Those of text i are ``hashes[offsets[i]:offsets[i + 1]]``: uint64, sorted and distinct, and at
-    least one. ``offsets`` is int64 (texts + 1,).
+    Text i has ``hashes[offsets[i]:offsets[i + 1]]``: uint64, sorted and distinct, at least one.
+    ``offsets`` is int64 (texts + 1,).
     """
 
     offsets: np.ndarray
@@ -85,12 +84,11 @@ class NgramSets(NamedTuple):
 def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = False) -> NgramSets:
     """Hash the distinct n-grams of each text's tokens, or of its characters, to 64 bits.
 
-    A token is a run of characters other than white space (`str.isspace`) and ASCII punctuation,
-    in the case that it has. A character of a script without spaces (CJK ideographs, kana, Thai,
+    A token is a run of characters other than white space (`str.isspace`) and ASCII punctuation;
+    case matters. A character of a script without spaces (CJK ideographs, kana, Thai,
     Lao, Khmer, Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a token by itself. A text of
-    fewer than `n` tokens has one n-gram of them all; a text without tokens is one token as a whole.
-    Takes 8 bytes for each n-gram, and while it is made address space (not memory) for twice as many
-    as there are.
+    fewer than `n` tokens has one n-gram of all of them; a text without tokens is one token. Takes
+    8 bytes per n-gram, and temporarily twice as much address space (not memory).
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -99,7 +97,7 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     characters = np.frombuffer(data or b"", np.uint8)
-    # A word takes at least two bytes: itself and the gap after it, or three bytes without a gap.
+    # A token takes at least two bytes: one and the gap after it, or three in scripts without gaps.
     kinds, least_bytes = (_CHARACTERS, 1) if by_characters else (_KINDS, 2)
     return NgramSets(*_ngram_sets(characters, ends, n, kinds, least_bytes))
 
@@ -150,7 +148,7 @@ def _hash_tokens(text, kinds, hashes):
 
 @njit(nogil=True, cache=True)
 def character(text, at):
-    """Return the code point of the UTF-8 character at a byte, and where the next one begins."""
+    """Return the code point of the UTF-8 character at a byte, and the offset of the next one."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
@@ -162,12 +160,12 @@ def _long_character(text, at):
     code &= np.uint64(0x7F >> size)
     for byte in text[at + 1 : at + size]:
         code = code << np.uint64(6) | np.uint64(byte & 0x3F)
-    return min(code, _LAST_CODE_POINT), at + size  # bytes that are no UTF-8 would give more
+    return min(code, _LAST_CODE_POINT), at + size  # invalid UTF-8 may give more
 
 
 @njit(nogil=True, cache=True)
 def add(state, value):
-    """Add one more value to a hash of several."""
+    """Add a value to a hash of several values."""
     return (state ^ value) * _FNV_PRIME
 
 
@@ -205,11 +203,16 @@ def _drop_repeats(hashes, count):
 
 
 class GroupMatches(NamedTuple):
-    """Matches of documents: the one that stays for each, and their similarity.
+    """Matches of documents with documents that stay.
 
-    ``kept`` is its row, int64 (documents,): its row if it stays; ``similarity``,
-    float32, that to the document of this row. ``compared``, int8, says how many documents it was
-    compared with, 0 to 2: the last one it is like, if it goes.
+    Attributes
+    ----------
+    kept : ndarray of int64, shape (documents,)
+        Row of the document that stays: the document's own row if it stays itself.
+    similarity : ndarray of float32, shape (documents,)
+        Similarity to the document in ``kept``.
+    compared : ndarray of int8, shape (documents,)
+        Number of comparisons, 0 to 2; for a document that goes, the last one was the match.
     """
 
     kept: np.ndarray
@@ -220,20 +223,19 @@ class GroupMatches(NamedTuple):
 def match_groups(
     sets: NgramSets, starts: np.ndarray, is_fixed: np.ndarray, *, threshold: float, measure: str
 ) -> GroupMatches:
-    """Find the documents of each group that go, because one that stays is similar enough.
+    """Find the documents of each group that are similar enough to one that stays.
 
-    The first document of a group stays. Each further one is compared with at most two that stay:
-    the first, and the one of the others that has the same n-grams or else shares the most of the
-    document's sketch (its smallest hashes). If neither is similar enough it stays as well, so that
-    a chain of documents, each similar to the next, goes only as far as similarity to one that
-    stays. Linear in the n-grams of a group, however many documents stay.
+    The first document of a group stays. Each further document is compared with at most two that
+    stay: the first, and the one that has the same n-grams, or else shares most of the document's
+    sketch (its smallest hashes). If neither is similar enough, the document stays as well. So every
+    document that goes is similar to one that stays, not only to another link of a chain. Takes time
+    linear in the n-grams of a group, independent of the number of documents that stay.
 
-    The sets are of documents group by group, and in each the one that stays first; groups begin at
-    `starts`, int64, at whose end stands the number of documents. Those that are fixed, such as an
-    earlier corpus's, stay without comparison. From the similarity `threshold` on a document goes;
-    the measure divides n-grams in common by those of either ("jaccard"), or by those of the
-    document that would go ("containment"): sketches find what contains a text less often, the
-    longer it is than the text.
+    `sets` are sorted by group, with the document that stays first. Groups begin at `starts`, int64,
+    which ends with the number of documents. Documents that are fixed, such as those of an earlier
+    corpus, stay without comparison. The measure divides the shared n-grams by those of both
+    documents together ("jaccard"), or of the document that would go ("containment"). With
+    "containment", sketches miss a longer text the more often, the longer it is.
     """
     check_choice("measure", measure, ("jaccard", "containment"))
     counts = len(sets.offsets) - 1, int(starts[-1]), len(is_fixed)
@@ -252,14 +254,13 @@ def match_groups(
 class _Sketches(NamedTuple):
     """Hash table of the sketches of a group's documents that stay.
 
-    A slot is free if its ``owners`` are not of this group: groups come in order, so that their rows
-    are smaller.
+    A slot is free if its ``owners`` are rows of earlier groups, which are smaller.
     """
 
-    owners: np.ndarray  # int64 (slots, _OWNERS): rows, and 1, of the last ones with the slot's hash
+    owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash
     hashes: np.ndarray  # uint64 (slots,)
-    counts: np.ndarray  # int64 (slots,): how many documents that stay have the hash
-    votes: np.ndarray  # float64 (documents,): room to add up in; zero between calls
+    counts: np.ndarray  # int64 (slots,): number of documents that stay and have the hash
+    votes: np.ndarray  # float64 (documents,): buffer for sums; zero between calls
 
 
 @njit(nogil=True, cache=True)
@@ -282,7 +283,7 @@ def _match_groups(sets, starts, is_fixed, threshold, by_containment):
                     break
                 candidate = _most_shared(sketches, ngrams, first) if candidate == first else -1
             if kept[row] == row:
-                _own(sketches, ngrams, first, row)
+                _enter_document(sketches, ngrams, first, row)
     return kept, similarity, compared
 
 
@@ -292,7 +293,7 @@ def _empty_sketches(starts):
     for group in range(len(starts) - 1):
         slots = max(slots, _slots(starts[group + 1] - starts[group]))
     return _Sketches(
-        np.zeros((slots, _OWNERS), np.int64),  # takes memory where it is written
+        np.zeros((slots, _OWNERS), np.int64),  # takes memory only when written
         np.empty(slots, np.uint64),
         np.empty(slots, np.int64),
         np.zeros(starts[-1]),
@@ -301,7 +302,7 @@ def _empty_sketches(starts):
 
 @njit(nogil=True, cache=True)
 def _part(table, documents):
-    """Return the part of the table that these documents need, to stay in the processor's cache."""
+    """Return a part of the table for these documents, small enough for the processor's cache."""
     slots = _slots(documents)
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
@@ -327,19 +328,19 @@ def _similarity(ngrams, others, by_containment):
 
 
 @njit(nogil=True, cache=True)
-def _count_shared(some, others):
+def _count_shared(ngrams, others):
     """Count the values in both of two sorted arrays, in time nearly linear in the shorter one."""
-    if len(some) > len(others):
-        some, others = others, some
+    if len(ngrams) > len(others):
+        ngrams, others = others, ngrams
     shared = at = 0
-    if 16 * len(some) < len(others):  # else a step takes less time than a search
-        for value in some:
+    if 16 * len(ngrams) < len(others):  # otherwise a linear scan is faster
+        for value in ngrams:
             at += np.searchsorted(others[at:], value)
             shared += at < len(others) and others[at] == value
         return shared
     here = 0
-    while here < len(some) and at < len(others):
-        value, other = some[here], others[at]
+    while here < len(ngrams) and at < len(others):
+        value, other = ngrams[here], others[at]
         shared += value == other
         here += value <= other
         at += other <= value
@@ -357,8 +358,8 @@ def _slot(sketches, ngram, first):
 
 
 @njit(nogil=True, cache=True)
-def _own(sketches, ngrams, first, row):
-    """Enter the sketch of a document that stays, and its n-grams as a whole."""
+def _enter_document(sketches, ngrams, first, row):
+    """Enter the sketch of a document that stays, and the hash of all its n-grams."""
     _enter(sketches, _whole(ngrams), first, row)
     for ngram in ngrams[:_SKETCH_HASHES]:
         _enter(sketches, ngram, first, row)
@@ -384,10 +385,9 @@ def _whole(ngrams):
 
 @njit(nogil=True, cache=True)
 def _most_shared(sketches, ngrams, first):
-    """Return the row with the same n-grams, or sharing most of a document's sketch; or -1.
+    """Return the row with the same n-grams, or else sharing most of a document's sketch; or -1.
 
-    A hash that many have says little of any: it counts for one part in as many. Of rows that share
-    as much, it is the first.
+    A hash counts 1 / n if n documents have it. Ties go to the first row.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

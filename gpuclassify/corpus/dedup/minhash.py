@@ -1,11 +1,11 @@
-"""MinHash signatures of texts, and the band keys that they are folded into.
+"""MinHash signatures of texts, and the band keys folded from them.
 
-Signatures are those of libcudf's ``nvtext::minhash`` for 32-bit hashes, bit for bit
+Signatures equal those of libcudf's ``nvtext::minhash`` for 32-bit hashes, bit for bit
 (``cpp/src/text/minhash.cu``), so that a corpus may be hashed partly on GPUs and partly on hosts. A
-text's windows are its n-grams of characters; a text of fewer characters is one window. Of each
-window's MurmurHash3_x86_32 h (0 becomes 1), hash function i takes ``(h * a[i] + b[i]) mod 2**32``,
-and the smallest over all windows is number i of the signature. libcudf's documentation has the sum
-modulo 2**61 - 1 as well, but its kernel multiplies in 32 bits, which leaves nothing to reduce.
+text's windows are its n-grams of characters; a shorter text is one window. Hash function i maps
+each window's MurmurHash3_x86_32 h (1 if it is 0) to ``(h * a[i] + b[i]) mod 2**32``, and number i
+of the signature is the minimum over all windows. libcudf's documentation also reduces the sum
+modulo 2**61 - 1, but its kernel multiplies in 32 bits, so that there is nothing to reduce.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numba import njit
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.frames.hashing import mix64
 
-BLOCK = 512  # windows hashed at a time: all that is known of them stays in 32 KiB of L1
-SLICE = 1024  # texts whose signatures are held at a time: about 1 MB
+BLOCK = 512  # windows hashed at a time; their arrays fit in 32 KiB of L1
+SLICE = 1024  # texts hashed at a time; their signatures take about 1 MB
 
 _mix64 = njit(nogil=True, cache=True)(mix64)
 
@@ -29,8 +29,8 @@ _mix64 = njit(nogil=True, cache=True)(mix64)
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw factors `a` and terms `b` of the hash functions, uint32 (count,).
 
-    They are drawn in NeMo Curator's order, from ``RandomState`` below 2**31 - 1, a before b; as
-    there, ``a[0]`` is the seed of the windows' hash too.
+    As in NeMo Curator, each a is drawn before its b, from ``RandomState`` below 2**31 - 1, and
+    ``a[0]`` is also the seed of the windows' hash.
     """
     draw = np.random.RandomState(seed)
     limit = (1 << 31) - 1
@@ -44,9 +44,8 @@ def signatures(
 ) -> np.ndarray:
     """Compute MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
 
-    `a` and `b` are uint32 (hashes,), the hash functions' factors and terms; `seed` is that of the
-    windows' hash, and `width` a window's characters. Null and empty texts have no windows, and
-    zeros.
+    `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions, `seed` is the seed
+    of the windows' hash, and `width` the characters of a window. Null and empty texts get zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -60,9 +59,8 @@ def signatures(
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Fold each band of signatures, with its number, into a key, int64 (texts, bands).
 
-    The band's number, then its numbers one by one are added and go through `mix64`. Two bands that
-    differ have the same key by accident with a probability of 2**-64: among n documents, n**2 /
-    2**65 pairs a band.
+    `mix64` mixes in the band's index, and then its numbers one by one. Two different bands have the
+    same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -84,12 +82,13 @@ def band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the keys of texts' bands: texts that share one are candidates for near-duplicates.
+    """Compute the keys of texts' bands; texts that share a key are candidates for near-duplicates.
 
-    A pandas frame's texts are hashed on the host, a cudf frame's on the GPU: the same. Keys are
-    int64 (rows of the frame, bands); with them comes which rows have a text, for those of null and
-    empty texts mean nothing. Beyond texts and keys, a host needs a few megabytes. On a GPU so many
-    numbers of signatures are made at a time: 64 MB, and 4 bytes for each of the texts' bytes.
+    Texts of a pandas frame are hashed on the host, those of a cudf frame on the GPU, with equal
+    results. Returns keys, int64 (rows, bands), and which rows have a text, bool (rows,); the keys
+    of other rows have no meaning. Besides texts and keys, a host needs a few megabytes. A GPU makes
+    `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for each
+    byte of text.
     """
     a, b = hash_functions(bands * rows, seed)
     keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
@@ -144,9 +143,9 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 def _find_chars(data, starts):
     """Write the byte offsets of characters and of the end; return the number of characters."""
     chars = 0
-    for place in range(len(data)):
-        starts[chars] = place
-        chars += data[place] & 0xC0 != 0x80  # not a byte that continues a character
+    for byte in range(len(data)):
+        starts[chars] = byte
+        chars += data[byte] & 0xC0 != 0x80  # no continuation byte
         if chars == len(starts):
             return chars - 1
     starts[chars] = len(data)
@@ -155,10 +154,10 @@ def _find_chars(data, starts):
 
 @njit(nogil=True, cache=True)
 def _scramble_words(data, words):
-    """Compute, at every byte, the part of MurmurHash3_x86_32 that sees four bytes alone."""
-    for place in range(len(data) - 3):
-        words[place] = _scramble(
-            data[place] | data[place + 1] << 8 | data[place + 2] << 16 | data[place + 3] << 24
+    """Compute, at every byte, the step of MurmurHash3_x86_32 that depends on four bytes only."""
+    for byte in range(len(data) - 3):
+        words[byte] = _scramble(
+            data[byte] | data[byte + 1] << 8 | data[byte + 2] << 16 | data[byte + 3] << 24
         )
 
 
@@ -170,24 +169,24 @@ def _hash_heads(words, size, width, seed, heads):
     heads[:] = seed
     for offset in range(0, head, 4):
         shifted = words[offset : offset + len(heads)]
-        for place in range(len(heads)):
-            heads[place] = _add_word(heads[place], shifted[place])
+        for byte in range(len(heads)):
+            heads[byte] = _add_word(heads[byte], shifted[byte])
     return head
 
 
 @njit(nogil=True, cache=True)
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
-    """Compute MurmurHash3_x86_32 from each start to its stop, after `head` bytes; 1 for 0."""
+    """Complete MurmurHash3_x86_32 of each window after its `head` bytes; 0 becomes 1."""
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]
         h = heads[start]
-        for place in range(start + head, stop - 3, 4):
-            h = _add_word(h, words[place])
+        for byte in range(start + head, stop - 3, 4):
+            h = _add_word(h, words[byte])
         tail = 0
-        for place in range(stop - 1, stop - 1 - (stop - start) % 4, -1):
-            tail = tail << 8 | data[place]
+        for byte in range(stop - 1, stop - 1 - (stop - start) % 4, -1):
+            tail = tail << 8 | data[byte]
         hashes[window] = h ^ _scramble(tail) ^ np.uint32(stop - start)
-    for window in range(len(hashes)):  # apart, so that it is many at once again
+    for window in range(len(hashes)):  # a separate loop, which is vectorized
         h = hashes[window]
         h = np.uint32((h ^ h >> 16) * 0x85EBCA6B)
         h = np.uint32((h ^ h >> 13) * 0xC2B2AE35)

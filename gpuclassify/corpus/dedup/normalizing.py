@@ -24,7 +24,7 @@ def _replace(pattern: str, replacement: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _lower(texts: pa.Array) -> pa.Array:
-    """Lower texts as `str.lower`: it knows a final sigma, and makes two characters of İ."""
+    """Lower texts as `str.lower` does, also a final sigma, and İ, which becomes two characters."""
     is_python = pc.fill_null(pc.match_substring_regex(texts, "[Σİ]"), False)
     lowered = [text.lower() for text in texts.filter(is_python).to_pylist()]
     return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
@@ -36,7 +36,7 @@ STEPS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "case": _lower,
     "digits": _replace(r"\p{Nd}+(?:[.,،٫⎖⎗⎘]\p{Nd}+)?", "0"),
     "punctuation": _replace(f"[{_PUNCTUATION}]+", " "),
-    # Most spaces are single ones, which stay: to replace them takes four times as long.
+    # Single spaces are not matched, because replacing them takes four times as long.
     "white_space": _replace(f"[ {_BREAKS}]{{2,}}|[{_BREAKS}]", " "),
     "accents": lambda texts: _replace(r"\p{Mn}+", "")(pc.utf8_normalize(texts, form="NFD")),
 }
@@ -47,28 +47,28 @@ PRESETS = {
 
 
 def as_steps(names: Any) -> Any:
-    """Return the steps that names of steps and presets stand for; a function or None unchanged."""
+    """Convert names of steps and presets to steps; return a function or None unchanged."""
     if names is None or callable(names):
         return names
     check_ordered("normalize", names)
-    chosen: set[str] = set()
+    selected: set[str] = set()
     for name in names if isinstance(names, list | tuple) else [names]:
         check_choice("normalize", name, (*PRESETS, *STEPS))
-        chosen |= {*PRESETS.get(name, [name])}
-    return tuple(name for name in STEPS if name in chosen) or None
+        selected |= {*PRESETS.get(name, [name])}
+    return tuple(name for name in STEPS if name in selected) or None
 
 
 def normalized(
-    texts: pa.LargeStringArray, way: Sequence[str] | Callable[[str], str]
+    texts: pa.LargeStringArray, steps: Sequence[str] | Callable[[str], str]
 ) -> pa.LargeStringArray:
     """Normalize texts by named steps or a function. A text that would become empty is kept."""
-    if callable(way):
-        made = [text and way(text) for text in texts.to_pylist()]
+    if callable(steps):
+        values = [text and steps(text) for text in texts.to_pylist()]
         try:
-            new = pa.array(made, texts.type)
+            new = pa.array(values, texts.type)
         except pa.ArrowTypeError as err:
             raise TypeError(f"normalize= has to return a text for each text: {err}") from err
     else:
-        new = functools.reduce(lambda text, name: STEPS[name](text), way, texts)
-        new = pc.utf8_trim(new, " ") if "white_space" in way else new
+        new = functools.reduce(lambda text, name: STEPS[name](text), steps, texts)
+        new = pc.utf8_trim(new, " ") if "white_space" in steps else new
     return pc.if_else(pc.equal(pc.binary_length(new), 0), texts, new)

@@ -1,4 +1,4 @@
-"""Dropping documents from a frame, by position or by id, and nothing else."""
+"""Drop documents from a frame by position or by id."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from gpuclassify.corpus.dedup.corpus import (
 from gpuclassify.frames import Frame, LazyFrame, backend_of, to_pandas
 from gpuclassify.frames.lazy import as_dask, from_parts
 
-ID = "id"  # the column of ids, where there is one and no other is named
+ID = "id"  # default id column, used if it exists
 POSITIONS = (ID, "position")  # candidate columns for positions of documents without ids
 PARTITIONS = "partitions"  # column that identifies the partitioning; see `partitioning`
 
 
 class RepeatedIdsError(ValueError):
-    """Ids that do not tell documents apart: one is null, or occurs twice."""
+    """Ids that do not identify documents, because one is null or occurs twice."""
 
 
 def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame) -> Any:
     """Return `dataset` without the documents that `duplicates` has with ``keep`` false.
 
-    Rows, order, index, divisions and columns of what stays are unchanged.
+    Order, index, divisions and columns of the remaining rows are unchanged.
 
     Parameters
     ----------
     dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
     duplicates : same type as `dataset`
-        As `ExactDuplicates` and the like return it, or written and read again. Its first column is
-        one of `dataset`, or else ``id`` or ``position``, positions in the very partitions of
-        `dataset`, which ``partitions`` tells.
+        Result of `ExactDuplicates` and the like, possibly written and read again. Its first column
+        is a column of `dataset`, or ``id`` or ``position`` with positions in `dataset`, whose
+        partitions must be the same; ``partitions`` tells.
 
     Raises
     ------
     TypeError
-        Ids are of another type than those of `dataset`, or something is no frame.
+        Ids have another type than in `dataset`, or an argument is not a frame.
     ValueError
-        `duplicates` lacks a column, or names documents by a column that `dataset` does not have.
-        When computed: by positions in other partitions.
+        `duplicates` lacks a column, or its ids are of a column that `dataset` does not have. When
+        computed: positions are of other partitions.
     """
     corpus, listing = Corpus(as_dask(dataset)), as_dask(duplicates)
     id_name = str(listing.columns[0])
@@ -84,7 +84,7 @@ def check_single(frame: Frame, name: str) -> None:
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
-    """Drop the documents whose numbers `gone` has, in the partitions that hold them."""
+    """Drop the documents with the numbers in `gone`, each in its partition."""
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
@@ -98,7 +98,7 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 
 
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
-    """Return one of `partitions` partitions without the documents in the index of `gone`.
+    """Drop the documents in the index of `gone` from one of `partitions` partitions.
 
     Raises ValueError if `gone` has positions of another partitioning.
     """
@@ -115,7 +115,7 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the ids, in the first column, of documents that go."""
+    """Return the ids (first column) of the documents to remove."""
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
@@ -127,7 +127,7 @@ def removed(duplicates: Frame) -> pd.DataFrame:
 def numbered_ids(
     frame: Frame, partition: int, id_field: str, are_texts: bool = False
 ) -> pd.DataFrame:
-    """Return ``id`` and ``document`` of a partition: its ids, and the numbers they stand for."""
+    """Return the ids of a partition (``id``) with their document numbers (``document``)."""
     ids = to_pandas(frame[[id_field]])
     named = _as_texts(ids) if are_texts else ids
     numbers = document_numbers(partition, len(ids))
@@ -135,14 +135,14 @@ def numbered_ids(
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
-    """Raise RepeatedIdsError if one of these ids is null or occurs twice; else True."""
+    """Raise RepeatedIdsError if an id is null or occurs twice; else return True."""
     is_null = ids["id"].isna()
     wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
         return True
     first = wrong["id"].iloc[0]
     same = wrong[wrong["id"].isna() if pd.isna(first) else wrong["id"] == first]
-    places = [
+    positions = [
         f"row {number & (1 << ROW_BITS) - 1} of partition {number >> ROW_BITS}"
         for number in same["document"].tolist()[:2]
     ]
@@ -152,7 +152,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
     or_else = "rename this one" if id_field == ID else "leave id_field out"
     raise RepeatedIdsError(
         f"id_field={id_field!r} must tell documents apart, and {what} is the id of "
-        f"{' and of '.join(places)}: name another column, or {or_else}, so that positions name "
+        f"{' and of '.join(positions)}: name another column, or {or_else}, so that positions name "
         "documents"
     )
 
@@ -161,7 +161,7 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
     """Return the document numbers of ids."""
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
-    are_texts = ours != theirs  # such as kinds of strings, and widths of integers
+    are_texts = ours != theirs  # such as two string types, or two integer widths
     meta = numbered_ids(corpus.empty([id_name]), 0, id_name, are_texts)
     ids = corpus.map(numbered_ids, [id_name], id_field=id_name, are_texts=are_texts, meta=meta)
     if are_texts:
@@ -171,6 +171,6 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
 
 
 def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
-    """Return the ids, in the first column, as texts that are equal where ids of any type are."""
+    """Convert the ids (first column) to texts; ids that are equal in any type are equal texts."""
     name = ids.columns[0]
     return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

@@ -1,4 +1,4 @@
-"""Part of a report about duplicates: what each step gave, how similar they are, what goes."""
+"""Part of a job's report about duplicates: steps, similarities, sources and groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuclassify.pages.sections import (
     Tile,
 )
 
-FOLDER = "_dedup"  # of the steps, in the output; readers of datasets pass over it
+FOLDER = "_dedup"  # folder of the steps in the output; dataset readers skip it
 COUNTS = "duplicates"  # name of the counts in the ledger of the steps
 
 
@@ -30,12 +30,12 @@ class DeduplicationReport(ReportPart):
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the ledger of the steps, of which the counts may not be there yet."""
+        """Return the ledger of the steps; its counts are None before they are made."""
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return tiles with the counts, and sections of steps, similarities, sources and groups."""
+        """Return tiles with counts, and sections about steps, similarities, sources and groups."""
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()
@@ -59,7 +59,7 @@ def _tiles(found: DuplicatesSummary) -> Iterator[Tile]:
 
 def _steps(steps: Mapping[str, Any], report: Mapping[str, Any]) -> Section:
     counts = [
-        (name.replace("-", " "), each["rows"], each["seconds"]) for name, each in steps.items()
+        (name.replace("-", " "), step["rows"], step["seconds"]) for name, step in steps.items()
     ]
     if report["parts_done"]:
         counts.append(("removal", report["rows_out"], report["busy_seconds"]))

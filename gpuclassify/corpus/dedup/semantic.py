@@ -1,7 +1,7 @@
 """Semantic duplicates: documents whose embeddings point in almost the same direction.
 
-Embeddings become vectors of length 1, k-means of a sample of them cuts the corpus into clusters,
-and within a cluster each vector is compared with all that stay. Matrix products run on the worker's
+Embeddings are scaled to length 1, k-means of a sample divides the corpus into clusters, and within
+a cluster each vector is compared with all vectors that stay. Matrix products run on the worker's
 GPU if it has one.
 """
 
@@ -50,11 +50,11 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_DOCUMENTS = 2_000  # mean documents per cluster, unless n_clusters= is set
 CENTROID_SAMPLES = 50  # minimum sampled documents per centroid
-NO_CENTROID = np.zeros((1, 0), np.float32)  # result without documents
+NO_CENTROID = np.zeros((1, 0), np.float32)  # centroids without documents
 MOST_NEAR_BORDERS = 0.1  # share of documents near borders that causes a warning
-SAMPLE = ["number", "embedding"]  # columns that a sample has
+SAMPLE = ["number", "embedding"]  # columns of a sample
 ROUNDING = 1e-6  # rounding error of a cosine in float32, subtracted from the threshold
-BLOCK_ROWS = 1024  # compared with all survivors at a time
+BLOCK_ROWS = 1024  # rows compared with all survivors at a time
 TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have different products
 
@@ -82,8 +82,8 @@ class SemanticDuplicates(Duplicates):
     embedder : Embedder or str
         Embedder of the texts, or the name of its model. Default: `Embedder`'s model.
     embedding_field : str, optional
-        Column of existing embeddings (lists of numbers), instead of `embedder`. They are read twice
-        instead of being held in the workers' memory.
+        Column of existing embeddings (lists of numbers), instead of `embedder`. It is read twice,
+        to save memory of the workers.
     threshold : float
         Minimum cosine of duplicates, 0 to 1, minus 1e-6 for rounding.
     n_clusters : int, optional
@@ -92,7 +92,7 @@ class SemanticDuplicates(Duplicates):
     max_iter : int
         Passes of k-means over the sample.
     sample_size : int
-        Documents that clusters are fitted to. They do not depend on order and partitioning.
+        Documents that clusters are fitted to. The sample does not depend on order or partitions.
     seed : int
         Seed of k-means.
 
@@ -113,7 +113,7 @@ class SemanticDuplicates(Duplicates):
     libraries = ("sklearn",)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless embeddings have one source, and fit clusters."""
+        """Raise TypeError or ValueError for two sources of embeddings, or too many clusters."""
         super().check_together()
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
@@ -166,7 +166,7 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """Return the mapper that embeds texts; None where `embedding_field` has embeddings."""
+        """Return the mapper that embeds texts; None if `embedding_field` has embeddings."""
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
@@ -194,10 +194,10 @@ class SemanticDuplicates(Duplicates):
 def embedding_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Return the embeddings of the documents that have any.
+    """Return the embeddings of documents, without null and empty texts and embeddings.
 
-    Columns are ``document`` (int64), ``number`` (int64, by which a sample is drawn), ``within``
-    (int64, equal where `by` is), ``embedding`` (as of `pack`), and what `ranking` gives.
+    Columns are ``document`` (int64), ``number`` (int64, random, to draw a sample), ``within``
+    (int64, the hash of `by`), ``embedding`` (from `pack`), and those of `ranking`.
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
@@ -225,20 +225,20 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Take a sample, as `take_sample`, of the embeddings of a partition."""
+    """Embed a partition, and return a sample as `take_sample` does."""
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
 
 
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
-    """Find centroids of the clusters, rows of ``embedding``; warn if borders part too much."""
+    """Fit cluster centroids (column ``embedding``); warn if many documents are near a border."""
     vectors = unpack(sample["embedding"])
     if not len(vectors):
         return pd.DataFrame({"embedding": pack(NO_CENTROID)})
     documents = estimate_documents(sample["number"].to_numpy(), settings.sample_size)
     most = max(len(vectors) // CENTROID_SAMPLES, 1)
-    chosen = settings.n_clusters or min(max(documents // CLUSTER_DOCUMENTS, 1), most)
-    count = min(chosen, len(vectors))
+    wanted = settings.n_clusters or min(max(documents // CLUSTER_DOCUMENTS, 1), most)
+    count = min(wanted, len(vectors))
     centroids = fit_centroids(vectors, count, settings.max_iter, settings.seed)
     _, distances = assign(vectors, centroids)
     share = (distances < border_width(settings.threshold, vectors.shape[1])).mean()
@@ -256,7 +256,7 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
 def to_clusters(
     embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
 ) -> pd.DataFrame:
-    """Return embeddings with ``key`` (int64), one per cluster, and ``near_border`` (bool)."""
+    """Add ``key`` (int64, equal within a cluster) and ``near_border`` (bool) to embeddings."""
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, distances = assign(vectors, centres)
     keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
@@ -266,12 +266,11 @@ def to_clusters(
 
 @retire_on_broken_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
-    """Find, in whole clusters, the documents that have a similar one.
+    """Match the documents of whole clusters with similar documents that stay.
 
-    Columns are ``document`` and ``root`` (int64, the one that stays, which has a row as well),
-    ``similarity`` (float32) of both, and ``near_border`` (int64): how many documents of a cluster
-    are near its border, reported in the row of its first one, which is there even if it has no
-    duplicate.
+    Columns are ``document``, ``root`` (int64, the document that stays; it has a row, too),
+    ``similarity`` (float32) of both, and ``near_border`` (int64). The latter counts the documents
+    of a cluster near its border, in the row of its first document.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -283,8 +282,8 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
     for start, end in itertools.pairwise([*starts.tolist(), len(keys)]):
         cluster = slice(start, end)
         vectors = unpack(embeddings["embedding"].iloc[cluster])
-        places, similarity[cluster] = match(vectors, int(is_earlier[cluster].sum()), threshold)
-        kept[cluster] = start + places
+        survivors, similarity[cluster] = match(vectors, int(is_earlier[cluster].sum()), threshold)
+        kept[cluster] = start + survivors
         near[start] = is_near[cluster].sum()
     is_found = (kept != np.arange(len(keys))) | (near > 0)
     is_found[kept[is_found]] = True
@@ -294,10 +293,10 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
 
 
 def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a column's embeddings at length 1, float32, and which rows have a direction.
+    """Return a column's embeddings scaled to length 1, float32, and which rows have one.
 
-    The column is of lists of numbers, equally long: Arrow lists of any kind, or objects that Arrow
-    reads as such (lists, arrays). Null and all zeros have no direction.
+    The column has lists of numbers of equal length: Arrow lists of any kind, or objects that Arrow
+    converts to lists. Rows of null and zeros have no embedding.
     """
     lists = backend_of(frame).list_array(frame, column)
     if not _holds_numbers(lists.type):
@@ -330,7 +329,7 @@ def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
         )
     largest = np.abs(vectors).max(axis=1)
     is_given[rows] = largest > 0
-    # Divided twice, because squares of very large and very small numbers are no float32.
+    # Divided twice, because squares of very large and very small numbers exceed float32.
     vectors = vectors[largest > 0] / largest[largest > 0, None]
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), is_given
 
@@ -338,8 +337,7 @@ def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
 def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
     """Pack vectors, float32 (rows, width), into a column of bytes.
 
-    Of the types that hold a vector a row, this is the one that every shuffle of Dask returns as
-    it was: "p2p" fails on Arrow's lists.
+    Every shuffle method of Dask preserves bytes, while "p2p" fails on Arrow's lists.
     """
     rows, width = vectors.shape
     ends = np.arange(rows + 1, dtype=np.int64) * width * vectors.itemsize
@@ -349,14 +347,14 @@ def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
 
 
 def unpack(packed: pd.Series) -> np.ndarray:
-    """Return the vectors that `pack` made a column of, float32 (rows, width)."""
+    """Return the vectors in a column from `pack`, float32 (rows, width)."""
     check_widths(packed)
     data = bytearray().join(packed.to_list())
     return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
 
 
 def check_widths(packed: pd.Series) -> None:
-    """Raise ValueError unless all vectors that `pack` made a column of are equally wide."""
+    """Raise ValueError unless all vectors in a column from `pack` have the same width."""
     widths = pc.unique(pc.binary_length(pa.array(packed.array))).to_pylist()
     if len(widths) > 1:
         raise ValueError(
@@ -366,10 +364,10 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Take the rows of the `size` smallest different numbers: the same for any order and parts."""
-    together = pd.concat(parts, ignore_index=True)
-    check_widths(together["embedding"])
-    return together.drop_duplicates("number").nsmallest(size, "number")
+    """Take the rows with the `size` smallest numbers, independent of the order of the rows."""
+    rows = pd.concat(parts, ignore_index=True)
+    check_widths(rows["embedding"])
+    return rows.drop_duplicates("number").nsmallest(size, "number")
 
 
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
@@ -416,8 +414,8 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.n
     """Return each vector's nearest centroid, int64, and its cluster's border distance, float32.
 
     The border with the cluster of the second nearest centroid b is the plane midway between both
-    centroids; a vector x of the cluster of a lies (|x - b|² - |x - a|²) / (2 |a - b|) from it.
-    Infinitely far, if there is no other cluster.
+    centroids. Its distance from a vector x of the cluster of a is
+    (|x - b|² - |x - a|²) / (2 |a - b|), or infinite if there is no other cluster.
     """
     import torch
 
@@ -443,8 +441,8 @@ def border_width(threshold: float, width: int) -> float:
     Unit vectors with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions
     has the standard deviation 1 / sqrt(width) along any one of them.
 
-    The full distance sqrt(2 - 2 t) would be a strict bound, but it is not useful: 93 to 98% of
-    MiniLM's embeddings were nearer than that to a border, and at most 2% of their pairs were split.
+    The full distance sqrt(2 - 2 t) would be a strict bound, but not a useful one: 93 to 98% of
+    MiniLM's embeddings were nearer to a border, and at most 2% of their pairs were split.
     """
     return float(np.sqrt((2 - 2 * threshold) / max(width, 1)))
 
@@ -454,12 +452,12 @@ def match(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find for each vector, in order, the most similar survivor before it, if similar enough.
 
-    A vector without one survives. Those that do not are no reason for others to go, so that each
-    of them has a survivor that is similar to it.
+    A vector without a similar survivor survives itself. So each other vector is similar to a
+    survivor, not only to a vector that goes.
 
-    Vectors are float32 and of length 1, those to keep first; the `staying` first ones survive
-    whatever they are similar to, which is a cosine of `threshold` and more. Returns the position of
-    the survivor, int64, for a survivor its row, and the cosine with it, float32, at most 1.
+    Vectors are float32, of length 1, and sorted with those to keep first; the first `staying`
+    vectors always survive. Similar means a cosine of at least `threshold`. Returns the row of the
+    survivor, int64 (its own for a survivor), and the cosine with it, float32, at most 1.
     """
     points = _on_device(vectors)
     limit = threshold - ROUNDING
@@ -479,31 +477,31 @@ def match(
 def _most_similar(
     block: torch.Tensor, points: torch.Tensor, survivors: np.ndarray, tile_numbers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the highest cosine of each of a block with survivors, and the first that has it."""
+    """Return each row's highest cosine with a survivor, and the first survivor that has it."""
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
     step = tile_numbers // BLOCK_ROWS
     for at in range(0, len(survivors), step):
         tile = survivors[at : at + step]
-        values, places = (block @ points[tile].T).max(dim=1)
+        values, indices = (block @ points[tile].T).max(dim=1)
         similarities = values.cpu().numpy()
         is_better = similarities > best
         best[is_better] = similarities[is_better]
-        nearest[is_better] = tile[places.cpu().numpy()[is_better]]
+        nearest[is_better] = tile[indices.cpu().numpy()[is_better]]
     return best, nearest
 
 
 def _match_within(
     cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
 ) -> None:
-    """Update `best` and `nearest` of a block with the survivors in the block itself."""
+    """Update `best` and `nearest` with the survivors in the block itself."""
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)
     for row in np.flatnonzero(((cosines >= limit) & is_before).any(axis=1)):
         before = np.where(goes[:row], -np.inf, cosines[row, :row])
-        place = int(before.argmax())
-        if before[place] > best[row]:
-            best[row], nearest[row] = before[place], first + place
+        index = int(before.argmax())
+        if before[index] > best[row]:
+            best[row], nearest[row] = before[index], first + index
         goes[row] = best[row] >= limit
 
 

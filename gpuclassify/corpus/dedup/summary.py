@@ -1,4 +1,4 @@
-"""Summary of duplicates in numbers: counts, shares by source, the largest groups, alarms."""
+"""Summary of duplicates: counts, shares by source, the largest groups, and limits on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuclassify.frames import Frame, to_pandas
 from gpuclassify.pages import html_table, text_table
 
 MOST_GROUPS = 20  # largest groups listed, with the beginnings of their texts
-SHOWN, SHOWN_CHARS = 5, 60  # sources and groups, as text
+SHOWN, SHOWN_CHARS = 5, 60  # sources and groups in a repr, and characters of their texts
 BINS = 20  # bins of the histogram of similarities, from 0 to 1
 COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
-FEWEST_DOCUMENTS = 1_000  # smallest source whose own share of duplicates is checked
+FEWEST_DOCUMENTS = 1_000  # minimum documents of a source whose share is checked
 
 
 class TooManyDuplicatesError(ValueError):
@@ -26,7 +26,7 @@ class TooManyDuplicatesError(ValueError):
 
 
 class Group(NamedTuple):
-    """Group of duplicates: documents, its name, and the beginning of the text that is kept."""
+    """Group of duplicates: number of documents, name, and the beginning of the kept text."""
 
     size: int
     group: Any
@@ -41,22 +41,22 @@ class DuplicatesSummary:
     ----------
     documents : int
     in_groups, groups : int
-        Documents that have a duplicate, and groups of them; an earlier corpus's are included.
+        Documents that have a duplicate, and their groups, including those of an earlier corpus.
     blank : int
-        Those of them whose text is nothing but white space.
+        Documents in groups whose text is only white space.
     removed : int
         Documents that are not kept.
     compared, accepted, rejected : int
-        Pairs of candidates whose texts were compared, and those similar enough or not.
+        Pairs of candidates whose texts were compared, were similar enough, or were not.
     near_border : int
-        Documents of which a semantic duplicate may have been missed; see
+        Documents near the border of a cluster, whose semantic duplicates may be missed; see
         `gpuclassify.corpus.dedup.semantic.SemanticDuplicates`.
     sources : dict of str to (int, int)
-        Documents and those removed, by source.
+        Number of documents, and of removed ones, by source.
     similarities : list of int
         Removed documents by similarity to the kept one, in equal bins from 0 to 1.
     largest : list of Group
-        Of groups of blank texts, the largest alone is among them.
+        The largest groups; of groups of blank texts, only the largest one.
     """
 
     documents: int = 0
@@ -79,7 +79,7 @@ class DuplicatesSummary:
 
     @property
     def shown(self) -> list[str]:
-        """Lines about the largest groups for people: those of blank texts are counted together."""
+        """Lines about the largest groups for people; groups of blank texts share one line."""
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
         blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
@@ -92,7 +92,7 @@ class DuplicatesSummary:
         return html_table("DuplicatesSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield its lines for people: a name or nothing, and a text."""
+        """Yield lines for people, each a name (possibly empty) and a text."""
         yield "removed", f"{self.removed:,} of {self.documents:,} ({self.removed_share:.1%})"
         pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
         size = f"{self.in_groups:,} documents in {self.groups:,} groups"
@@ -122,7 +122,7 @@ class DuplicatesSummary:
 
 
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
-    """Count a partition's ``documents`` by ``source``; without sources all are of one, ""."""
+    """Count a partition's ``documents`` by ``source``, which is "" without `source_field`."""
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
     values = frame[[source_field]]
@@ -133,7 +133,7 @@ def count_documents(frame: Frame, partition: int, source_field: str | None) -> p
 
 
 def source_names(values: pd.Series) -> pd.Series:
-    """Return the values as text; null has a name as well."""
+    """Convert values to text; null becomes "null"."""
     return pd.Series(value_texts(values), dtype="str").fillna("null")
 
 
@@ -189,7 +189,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if more would go than is allowed; None allows everything."""
+    """Raise TooManyDuplicatesError if a limit is exceeded; None is no limit."""
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(
@@ -213,7 +213,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the groups with texts that show, and the largest blank one, for alarms."""
+    """Return the largest groups, but only one with blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
     blank = [group for group in ordered if not group.beginning][1:]
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

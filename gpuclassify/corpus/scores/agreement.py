@@ -1,4 +1,4 @@
-"""Agreement of people and models who labelled the same rows, with intervals, as a page too."""
+"""Measure the agreement of people and models that labelled the same rows, with intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, text_columns, visible
-from gpuclassify.pages.tables import TableSection, table_page
+from gpuclassify.pages.sections import Section, Table, Text, sections_page
 from gpuclassify.settings.checks import label_tuple, with_plain_values
 
 FIGURES = {
@@ -52,18 +52,18 @@ class Agreement:
     between : tuple of str
         Columns.
     kind : {"labels", "grades", "scores"}
-        What they hold: grades are whole numbers, few of them.
+        Type of the values: labels, grades (few distinct whole numbers), or other numbers.
     rows : int
-        Rows in which two of the columns have a value.
+        Rows with a value in at least two of the columns.
     figures : pandas.DataFrame
         ``group`` (a value of the column `by`, None for all rows), ``figure``, ``between`` (a pair
         of columns, or all), ``rows``, ``value`` and its 95% interval from ``low`` to ``high``.
-        NaN where it is not defined, as the correlation with a constant.
+        NaN if undefined, such as the correlation with a constant.
     confusion : dict of (str, str) to pandas.DataFrame
-        By pair of columns: rows, or the sum of their weights, by value of the first and the second.
-        Without those of scores.
+        By pair of columns: rows, or the sum of their weights, by value of the first and the second
+        column. Empty for scores.
     differing : pandas.DataFrame
-        Rows whose values differ, the most different ones first, at most a thousand.
+        Rows whose values differ, by difference (largest first), at most a thousand.
     """
 
     between: tuple[str, ...]
@@ -79,23 +79,24 @@ class Agreement:
         return "\n".join([*text_columns([_COLUMNS, *self.lines()]), count])
 
     def _repr_html_(self) -> str:
-        rows = ((f"{name}: {of}", f"{value} {low}") for name, of, _, value, low in self.lines())
+        lines = self.lines()
+        rows = ((f"{name}: {pair}", f"{value} {ends}") for name, pair, _, value, ends in lines)
         return html_table("Agreement", rows)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
         """Yield name, columns, rows, value and interval of each figure, for people."""
-        for each in _records(self.figures):
-            value, low, group = each["value"], each["low"], each["group"]
+        for row in _records(self.figures):
+            value, low, group = row["value"], row["low"], row["group"]
             yield (
-                visible(FIGURES[each["figure"]] + ("" if group is None else f", {group}")),
-                visible(each["between"]),
-                f"{each['rows']:,}",
+                visible(FIGURES[row["figure"]] + ("" if group is None else f", {group}")),
+                visible(row["between"]),
+                f"{row['rows']:,}",
                 "–" if value is None else f"{value:.3f}",
-                "" if low is None else f"{low:.3f} to {each['high']:.3f}",
+                "" if low is None else f"{low:.3f} to {row['high']:.3f}",
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with only the differing rows that a page shows."""
+        """Return plain values for JSON, with the differing rows of the page."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -110,27 +111,27 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
-        sections = [TableSection("Figures", [_COLUMNS, *self.lines()], [_INTERVALS])]
+        figures = Table(_COLUMNS, [*self.lines()], is_cross=True)
+        sections = [Section("Figures", [figures, Text(_INTERVALS)])]
         for (one, other), counts in self.confusion.items():
             shown = counts.iloc[:MOST_LABELS, :MOST_LABELS]
             rows = [
                 (label, *map("{:,.0f}".format, numbers))
                 for label, numbers in zip(shown.index, shown.to_numpy(), strict=True)
             ]
-            notes = ["Rows, or the sum of their weights, by what each column says."]
+            notes = [Text("Rows, or the sum of their weights, by what each column says.")]
             if len(shown) < len(counts):
-                notes.append(f"The first {len(shown)} values.")
-            names = (f"{one} ↓ {other} →", *shown.columns)
-            sections.append(TableSection(f"{one} and {other}", [names, *rows], notes))
+                notes.append(Text(f"The first {len(shown)} values."))
+            table = Table((f"{one} ↓ {other} →", *shown.columns), rows, is_cross=True)
+            sections.append(Section(f"{one} and {other}", [table, *notes]))
         differing = _records(self.differing.head(MOST_SHOWN))
         texts = [["–" if v is None else str(v)[:TEXT_CHARS] for v in r.values()] for r in differing]
-        rows_shown = [[*self.differing.columns], *texts]
-        sections.append(TableSection("Rows that differ most", rows_shown, is_text=True))
+        sections.append(Section("Rows that differ most", [Table([*self.differing.columns], texts)]))
         under = [
             f"{self.kind.capitalize()} of {', '.join(self.between)}",
             f"{self.rows:,} rows with two values or more",
         ]
-        page = table_page("Agreement", under, sections)
+        page = sections_page("Agreement", under, sections)
         write_file(path, page.encode("utf-8", "replace"))
 
 
@@ -145,24 +146,23 @@ def agreement(
 ) -> Agreement:
     """Measure the agreement of people or models that labelled or scored the same rows.
 
-    Labels: the share of equal rows and Cohen's kappa of each pair of columns. Numbers: Spearman's
-    correlation and the mean absolute difference; for grades also Cohen's kappa with quadratic
-    weights. All columns together: Krippendorff's alpha, nominal or interval. Each figure has its
-    95% interval from a bootstrap over rows, unless no draw changes it. A row counts if at least two
-    columns have a value. The order of rows does not matter.
+    Figures of a pair of columns are, for labels, the share of equal rows and Cohen's kappa, and for
+    numbers Spearman's correlation and the mean absolute difference. Grades also get Cohen's kappa
+    with quadratic weights. The figure of all columns is Krippendorff's alpha, nominal or interval.
+    Each figure has a 95% interval from a bootstrap over rows, unless all draws are equal. A row
+    counts if at least two columns have a value. The order of rows does not matter.
 
     Parameters
     ----------
     dataset : pandas.DataFrame, dask.dataframe.DataFrame or cudf.DataFrame
         Labelled rows. All of them are loaded into memory.
     between : sequence of str
-        Two columns or more, all of labels or all of numbers; null is no label.
+        Two columns or more, all of labels or all of numbers; null is ignored.
     by : str, optional
-        Column, such as the language; figures are repeated for each of its values.
+        Column, such as the language; figures are also computed for each of its values.
     weight : str, optional
-        Column of numbers above 0, such as the weights of `sample`: figures are those of the dataset
-        that it was drawn from. Intervals take the rows for drawn one by one, which is a little wide
-        for strata.
+        Column of numbers above 0, such as the weights of `sample`: figures then estimate those of
+        the whole dataset. Intervals assume independent rows, and are a little wide for strata.
     text_field : str
         Column of text shown with rows that differ, if it exists.
 
@@ -174,7 +174,7 @@ def agreement(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another kind, a weight is not above 0, or no row has two values.
+        A column is missing or of another type, a weight is not above 0, or no row has two values.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def agreement(
     compared = (~np.isnan(values)).sum(axis=1) > 1
     if not compared.any():
         raise ValueError(f"no row has values in two of {[*names]}: name other columns")
-    order = np.lexsort([weights, *values.T])  # the draws of intervals follow from the rows alone
+    order = np.lexsort([weights, *values.T])  # makes intervals independent of the order
     order = order[compared[order]]
     is_grades = labels is None and grades_of(values[~np.isnan(values)]) is not None
     kind = "labels" if labels is not None else "grades" if is_grades else "scores"
@@ -218,7 +218,7 @@ def agreement(
 
 
 def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
-    """Return the columns as a pandas frame; ValueError if one is not there, or there twice."""
+    """Return the columns as a pandas frame. Raises ValueError unless each exists once."""
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
         ScoreColumns((), by=name).check(empty)
@@ -228,7 +228,7 @@ def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return labels, None for numbers, and values or positions of labels, float64 (rows, names)."""
+    """Return the labels, and each value's index in them, or None, and numbers: (rows, names)."""
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
         columns = [ScoreColumns((name,)).values(frame, name) for name in names]
@@ -241,8 +241,8 @@ def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None
         )
     pairs = [ScoreColumns((), by=name).groups(frame) for name in names]
     known = sorted({key for _, keys in pairs for key in keys} - {ALL})
-    place = {key: float(number) for number, key in enumerate(known)} | {ALL: np.nan}
-    columns = [np.array([place[key] for key in keys] or [np.nan])[codes] for codes, keys in pairs]
+    index = {key: float(number) for number, key in enumerate(known)} | {ALL: np.nan}
+    columns = [np.array([index[key] for key in keys] or [np.nan])[codes] for codes, keys in pairs]
     return [_plain(key) for key in known], np.stack(columns, axis=1)
 
 
@@ -286,10 +286,10 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return the figures of two columns, float64 (rows,), as a function of rows.
+    """Return a function that computes the figures of two columns, float64 (rows,), for some rows.
 
-    (The functions of scikit-learn take milliseconds, the bootstrap a thousand calls, and scipy's
-    correlation takes no weights.)
+    The bootstrap calls it a thousand times, so that scikit-learn, at milliseconds per call, is too
+    slow; scipy's correlation takes no weights.
     """
     codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
@@ -318,21 +318,21 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return Krippendorff's alpha of all columns, float64 (rows, columns), as a function of rows.
+    """Return a function that computes Krippendorff's alpha of all columns for some rows.
 
-    Labels are unit vectors, whose squared distances are 2 if they differ: nominal and interval
-    distances are of one kind then, and sums of vectors and of their squares tell the distances of
-    all pairs. Weights count as if they were 1 on average.
+    One-hot labels let nominal and interval alpha share one formula: the squared distance of two
+    different labels is 2, and sums of vectors and of their squares give the distances of all pairs.
+    Weights are scaled to a mean of 1.
     """
-    is_there = ~np.isnan(values)
-    counts = is_there.sum(axis=1)
+    is_given = ~np.isnan(values)
+    counts = is_given.sum(axis=1)
     if kind == "labels":
-        codes = np.unique(values[is_there], return_inverse=True)[1]
+        codes = np.unique(values[is_given], return_inverse=True)[1]
         sums = np.zeros((len(values), codes.max() + 1))
-        np.add.at(sums, (np.nonzero(is_there)[0], codes), 1)
+        np.add.at(sums, (np.nonzero(is_given)[0], codes), 1)
         squares = counts.astype(np.float64)
     else:
-        centred = np.where(is_there, values - values[is_there].mean(), 0)
+        centred = np.where(is_given, values - values[is_given].mean(), 0)
         sums, squares = centred.sum(axis=1, keepdims=True), (centred**2).sum(axis=1)
     distances = (counts * squares - (sums**2).sum(axis=1)) / (counts - 1)
     shares = weights / weights.mean()
@@ -364,7 +364,7 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows whose values differ: those with most labels, or farthest apart, first."""
+    """Return the rows whose values differ, by number of labels or spread (largest first)."""
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":
         spread = (np.diff(ordered, axis=1) > 0).sum(axis=1)

@@ -1,7 +1,7 @@
-"""Score buckets: edges between equal shares of a corpus, columns of bucket numbers, the best share.
+"""Score buckets of equal weight: find their edges, add bucket numbers, keep the best share.
 
-The recipe of Nemotron-CC: the scores of several classifiers are each cut into 20 buckets of equal
-weight, and a document's bucket is the largest of these.
+This is the recipe of Nemotron-CC: the scores of several classifiers are each divided into 20
+buckets of equal weight, and a document's bucket is the largest of these.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SETTINGS = ("combine", "bucket_field", "overwrite")  # settings of `ScoreBuckets
 
 @dataclass(frozen=True)
 class ScoreEdges(Saved):
-    """Lower bounds of buckets of scores.
+    """Edges of score buckets.
 
     Attributes
     ----------
     n : int
         Number of buckets, from 0 for the lowest scores to n - 1.
     edges : dict of str to dict of str to list of float
-        Lowest score of each bucket but the first (n - 1 numbers), by column of scores and by group.
+        Lowest score of each bucket except the first (n - 1 numbers), by score column and group.
         Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
     by : str, optional
         Column of groups.
@@ -79,13 +79,13 @@ def score_edges(
     by: str | None = None,
     text_field: str = "text",
 ) -> ScoreEdges:
-    """Find edges that cut each column of scores into `n` buckets of equal weight.
+    """Find the edges that divide each score column into `n` buckets of equal weight.
 
     Edge k is ``numpy.quantile(scores, k / n, weights=weights, method="inverted_cdf")``: the
-    smallest score at which the cumulated weight reaches k / n of all, exactly, whatever the
-    partitions are. Null and NaN take no part. Columns of float32 are read in two passes, others in
-    four, very many groups in more: write or persist a lazy frame of scores first, which would
-    run its models each time.
+    smallest score at which the cumulated weight reaches k / n of the total. It is exact, and does
+    not depend on partitions. Null and NaN are ignored. Columns of float32 are read in two passes,
+    others in four, and very many groups in more. Write or persist a lazy frame of scores first,
+    because each pass would run its models.
 
     Parameters
     ----------
@@ -95,10 +95,10 @@ def score_edges(
     n : int
         Number of buckets, 2 to 1,000.
     weight : str, optional
-        Column of whole numbers, or ``"bytes"``: those of the text in UTF-8. Default: rows count
-        alike.
+        Column of whole numbers, or ``"bytes"`` for the bytes of the text in UTF-8. Default: each
+        row has the weight 1.
     by : str, optional
-        Column, such as the language, within each of whose values buckets are cut.
+        Column, such as the language; each of its values has its own edges.
     text_field : str
         Column of text, for ``weight="bytes"``.
 
@@ -109,7 +109,7 @@ def score_edges(
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another kind, a weight is negative, there is no score, or there
+        A column is missing or of another type, a weight is negative, there is no score, or there
         are more than 1,000 groups.
 
     Examples
@@ -141,7 +141,7 @@ def check_buckets(n: int) -> None:
 def find_edges(
     dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
 ) -> ScoreEdges:
-    """Find the edges of `score_edges`; `compute` gives the results of a list of delayed tasks."""
+    """Find the edges of `score_edges`; `compute` computes a list of delayed tasks."""
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
@@ -159,9 +159,9 @@ def add_buckets(
     bucket_field: str = "bucket",
     overwrite: bool = False,
 ) -> Any:
-    """Add the bucket of each score, and of all of them together, to a dataset.
+    """Add the bucket of each score, and a combined bucket, to a dataset.
 
-    `ScoreBuckets` with these arguments, applied to `dataset`.
+    Applies `ScoreBuckets` with these arguments.
     """
     mapper = ScoreBuckets(edges, combine=combine, bucket_field=bucket_field, overwrite=overwrite)
     return mapper(dataset)
@@ -173,18 +173,18 @@ def _as_edges(edges: Any) -> ScoreEdges:
 
 @declared
 class ScoreBuckets(Declared, RowWiseMap):
-    """Mapper that adds ``<score>_bucket`` for each score column and a combined one; whole numbers.
+    """Mapper that adds integer columns ``<score>_bucket`` per score, and a combined bucket.
 
     A score's bucket is ``numpy.digitize(score, edges)``: a score that equals an edge is in the
-    upper one. A null or NaN score, and a score of a group that the edges do not know, is in bucket
-    -1, of which the combined bucket takes no notice, unless all are.
+    upper bucket. The bucket of null and NaN, and of groups without edges, is -1. The combined
+    bucket ignores -1, unless all buckets of the row are -1.
 
     Parameters
     ----------
     edges : ScoreEdges, str or Path
-        As `score_edges` gave them, or the file that they were saved to.
+        Result of `score_edges`, or the file that it was saved to.
     combine : {"max", "min"}
-        Which of a row's buckets is the combined one.
+        Function that combines the buckets of a row.
     bucket_field : str
         Column of the combined bucket.
     overwrite : bool
@@ -197,7 +197,7 @@ class ScoreBuckets(Declared, RowWiseMap):
     overwrite: bool = setting(default=False, changes_results=False)
 
     def check_together(self) -> None:
-        """Raise ValueError for two buckets in one column."""
+        """Raise ValueError if two buckets would be in one column."""
         *bucket_columns, combined = self.schema().names
         if combined in bucket_columns:
             raise ValueError(
@@ -209,7 +209,7 @@ class ScoreBuckets(Declared, RowWiseMap):
 
     @property
     def columns(self) -> ScoreColumns:
-        """Columns that are read."""
+        """Columns of the scores and of groups."""
         return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
 
     def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
@@ -222,7 +222,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return tuple(self.columns.needed)
 
     def schema(self) -> pa.Schema:
-        """Return the schema of a column for each score, and the combined one."""
+        """Return the schema of the bucket columns."""
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
@@ -247,20 +247,18 @@ class ScoreBuckets(Declared, RowWiseMap):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
-        """Add the buckets to a plain frame."""
+        """Add the buckets to a pandas or cudf frame."""
         codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
-        for codes_of_column, (name, of_groups) in zip(
-            buckets, self.edges.edges.items(), strict=True
-        ):
+        for column, (name, edges) in zip(buckets, self.edges.edges.items(), strict=True):
             values = self.columns.values(frame, name).astype(np.float64)
             for code, group in enumerate(groups):
-                if group in of_groups:
+                if group in edges:
                     rows = (codes == code) & ~np.isnan(values)
-                    codes_of_column[rows] = np.digitize(values[rows], of_groups[group])
+                    column[rows] = np.digitize(values[rows], edges[group])
         if self.combine == "max":
             combined = buckets.max(0, initial=UNKNOWN)
-        else:  # without those that are not known, if any are
+        else:  # minimum of the known buckets
             most = np.iinfo(np.int64).max
             least = np.where(buckets == UNKNOWN, most, buckets).min(0, initial=most)
             combined = np.where(least == most, UNKNOWN, least)
@@ -280,11 +278,11 @@ def keep_top(
     by: str | None = None,
     text_field: str = "text",
 ) -> Any:
-    """Return the rows with the highest scores, which have the share `share` of all weight.
+    """Return the rows with the highest scores that have a `share` of the total weight.
 
-    The threshold is the highest score at which the rows above and at it have that share, exactly;
-    rows that tie with it stay. Rows without a score go. Of a dataset without rows, such as an empty
-    shard, none is kept. Reads the dataset as `score_edges` does.
+    The threshold is the highest score at which the rows at and above it have that share. It is
+    exact, and all rows with this score stay. Rows without a score are dropped. A dataset without
+    rows, such as an empty shard, is returned as it is. Reads the dataset as often as `score_edges`.
 
     Parameters
     ----------
@@ -292,19 +290,19 @@ def keep_top(
     score : str
         Column of numbers.
     share : float
-        In (0, 1].
+        Share of the weight to keep, in (0, 1].
     weight, by, text_field
         As in `score_edges`; with `by`, the share of each group stays.
 
     Returns
     -------
     same type as `dataset`
-        Lazy for Dask input; rows, order, index and partitions as they are.
+        Lazy for Dask input; order, index and partitions are unchanged.
 
     Raises
     ------
     TypeError, ValueError
-        As `score_edges` does, and if `share` is no share.
+        As for `score_edges`, or `share` is out of range.
     """
     check_number("share", share, "a share such as 0.1")
     if not 0 < share <= 1:

@@ -1,4 +1,4 @@
-"""Calibration: scores turned to probabilities of a label, and how far these can be relied on."""
+"""Calibrate scores to probabilities of a positive label, and measure their reliability."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from gpuclassify.corpus.statistics.intervals import effective_rows, wilson_interval
 
 Calibration = Literal["isotonic", "sigmoid"]
-FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its picture
+FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Rows with a score and a label, of descending score; equal rows are beside each other."""
+    """Rows with a score and a label, sorted by descending score."""
 
     scores: np.ndarray  # float (rows,)
     is_positive: np.ndarray  # bool (rows,)
-    weights: np.ndarray | None = None  # float64 (rows,), above 0; None where all count alike
+    weights: np.ndarray | None = None  # float64 (rows,), above 0; None if all are 1
 
     @classmethod
     def of(
         cls, scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray | None = None
     ) -> Labelled:
-        """Return sorted rows, so that results do not depend on the order of the input."""
+        """Sort rows by all values, so that results do not depend on the order of the input."""
         keys = (is_positive, -scores) if weights is None else (weights, is_positive, -scores)
         return cls(scores, is_positive, weights).take(np.lexsort(keys))
 
     def take(self, rows: Any) -> Labelled:
-        """Return some rows."""
+        """Return rows by index, slice or mask."""
         weights = None if self.weights is None else self.weights[rows]
         return Labelled(self.scores[rows], self.is_positive[rows], weights)
 
@@ -38,9 +38,9 @@ class Labelled(NamedTuple):
 
 
 def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
-    """Fit the probability of the label as a function of the score, as JSON values.
+    """Fit the probability of a positive label as a function of the score, as JSON values.
 
-    Isotonic regression, which the data alone bend, or the sigmoid of J. Platt (1999).
+    `kind` is "isotonic", for isotonic regression, or "sigmoid", for the sigmoid of J. Platt (1999).
     """
     scores, weights = rows.scores.astype(np.float64), rows.weight()
     if kind == "isotonic":
@@ -54,7 +54,7 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 
     middle, spread = scores.mean(), scores.std() or 1.0
     with_label = float(weights[rows.is_positive].sum())
-    # Platt's targets are no 0 and 1, so that groups which a score parts have a finite slope.
+    # Platt's targets are not 0 and 1, so that the slope is finite if a score separates the labels.
     targets = np.where(
         rows.is_positive,
         (with_label + 1) / (with_label + 2),
@@ -69,7 +69,7 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 
 
 def check_calibration(calibration: dict[str, Any]) -> None:
-    """Raise ValueError unless these are values that `fit_calibration` gives."""
+    """Raise ValueError unless these are possible results of `fit_calibration`."""
     lists = [values for values in calibration.values() if isinstance(values, list)]
     is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
     is_isotonic = (
@@ -86,7 +86,7 @@ def check_calibration(calibration: dict[str, Any]) -> None:
 
 
 def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the probabilities of scores, float64 (rows,); NaN of NaN."""
+    """Return the probabilities of scores, float64 (rows,); NaN for NaN."""
     scores = scores.astype(np.float64)
     if "slope" in calibration:
         with np.errstate(over="ignore"):
@@ -95,29 +95,29 @@ def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
 
 
 def reliability(kind: str, rows: Labelled) -> list[list[float]]:
-    """Compare probabilities with shares of rows that have the label, in bins of equally many rows.
+    """Compare probabilities with shares of positive rows, in bins of equal size.
 
-    Each row gets the probability of a calibration of the other rows, those of `FOLDS` - 1 of as
-    many parts. A bin has mean probability, share, both ends of its interval, and rows.
+    Probabilities are cross-validated: each fold is predicted by a calibration of the other folds.
+    A bin has mean probability, share, both ends of its interval, and number of rows.
     """
-    part = np.arange(len(rows.scores)) % FOLDS
-    predicted = np.zeros(len(part))
-    for number in range(FOLDS):
-        judged = part == number
-        if judged.any() and not judged.all():
-            fitted = fit_calibration(kind, rows.take(~judged))
-            predicted[judged] = calibrated(fitted, rows.scores[judged])
+    folds = np.arange(len(rows.scores)) % FOLDS
+    predicted = np.zeros(len(folds))
+    for fold in range(FOLDS):
+        is_in = folds == fold
+        if is_in.any() and not is_in.all():
+            fitted = fit_calibration(kind, rows.take(~is_in))
+            predicted[is_in] = calibrated(fitted, rows.scores[is_in])
     bins, weights = [], rows.weight()
-    for places in np.array_split(np.argsort(predicted, kind="stable"), BINS):
-        if len(places):
-            some = weights[places]
+    for members in np.array_split(np.argsort(predicted, kind="stable"), BINS):
+        if len(members):
+            bin_weights = weights[members]
             mean, share = (
-                float(np.average(values[places], weights=some))
+                float(np.average(values[members], weights=bin_weights))
                 for values in (predicted, rows.is_positive)
             )
-            squares = np.square(some)
-            of_part = squares[rows.is_positive[places]].sum()
-            trials = effective_rows(share, some.sum(), squares.sum(), of_part)
+            squares = np.square(bin_weights)
+            of_part = squares[rows.is_positive[members]].sum()
+            trials = effective_rows(share, bin_weights.sum(), squares.sum(), of_part)
             ends = wilson_interval(share, trials)
-            bins.append([mean, share, *map(float, ends), len(places)])
+            bins.append([mean, share, *map(float, ends), len(members)])
     return bins

@@ -1,4 +1,4 @@
-"""Two settings of a classifier on the same rows: how fast each is, and which rows it moves."""
+"""Compare two settings of a classifier on the same rows: speed, labels, filters and scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuclassify.mapping.lines import LinesHead
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.pages import html_table, text_table
-from gpuclassify.pages.tables import TableSection, table_page
+from gpuclassify.pages.sections import Section, Table, Text, sections_page
 from gpuclassify.settings.checks import check_count
 
 WARM_UP_ROWS = 4
@@ -36,26 +36,27 @@ class Comparison:
     Attributes
     ----------
     names : tuple of str
-        The calls of both, with what they do not have in common.
+        Constructor calls of both.
     rows : int
-        That both have classified.
+        Rows with text.
     rows_per_second : tuple of float
-        Of both, models loaded, in this process.
+        Speed of both in this process, without loading models.
     changed_labels, changed_rows : float or None
-        Share of the rows that get another label; that only one of them keeps. None where there are
-        no labels, or no filters.
+        Share of the rows that get different labels, and that only one of both keeps. None without
+        labels, or without filters.
     largest_difference, mean_difference : float or None
-        Between scores of a row: of probabilities, numbers or embeddings, the largest of each row.
-        None where there are none, or not as many in both.
+        Maximum and mean over rows of the largest difference of a row's scores: probabilities,
+        numbers or embeddings. None without scores, or if both have different numbers of them.
     agreement : dict of str to (int, float)
-        By label of the first: its rows, and the share of them to which the second gives it too; of
-        spans how many there are, and the share of them that the second finds too. There the label
-        of a row is all of its spans.
+        By label of the first classifier: number of rows, and the share of them with the same label
+        by the second one. For spans, by label of the span: number of spans, and the share that the
+        second one finds, too; a row's label is then all of its spans.
     moved : pandas.DataFrame
-        Rows with another label or decision, then those whose scores differ most: ``text`` and, of
-        both, ``label_a`` and ``label_b``, ``score_`` (the largest of a row) and ``kept_``.
+        Rows with different labels or decisions, then by difference of the scores (largest first).
+        Columns are ``text``, and for both ``label_a`` and ``label_b``, ``score_`` (the largest of a
+        row) and ``kept_``.
     points : list of (float, float)
-        Such scores of both, of at most a thousand rows.
+        Both scores of at most a thousand rows.
     """
 
     names: tuple[str, str]
@@ -71,7 +72,7 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """Larger share of rows that change their label, or whether they are kept."""
+        """Larger share of rows with another label, or with another decision."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
@@ -86,7 +87,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with only the moved rows that a page shows."""
+        """Return plain values for JSON, with the moved rows of the page."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)
@@ -98,27 +99,25 @@ class Comparison:
     def save(self, path: str | Path) -> None:
         """Write the page, one file of HTML that opens without a network."""
         figures = [line for line in self._lines() if line[0]]
-        sections = [TableSection("Figures", [("figure", "value"), *figures], is_text=True)]
+        sections = [Section("Figures", [Table(("figure", "value"), figures)])]
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
         if labels:
             rows = [(label, f"{count:,}", f"{share:.1%}") for label, (count, share) in labels]
-            names = ("label of a", "rows", "the same of b")
-            sections.append(TableSection("Labels", [names, *rows]))
+            table = Table(("label of a", "rows", "the same of b"), rows, is_cross=True)
+            sections.append(Section("Labels", [table]))
         moved = self.moved.head(MOST_MOVED).to_dict("records")
         cells = [(str(row["text"]), _outcome(row, "a"), _outcome(row, "b")) for row in moved]
-        note = (
+        note = Text(
             "Other labels and decisions first, then the largest differences; "
             f"{len(moved):,} of {len(self.moved):,} rows."
         )
-        sections.append(
-            TableSection("Rows that moved", [("text", "a", "b"), *cells], [note], is_text=True)
-        )
-        page = table_page("Comparison", [f"{self.rows:,} rows with text"], sections)
+        sections.append(Section("Rows that moved", [Table(("text", "a", "b"), cells), note]))
+        page = sections_page("Comparison", [f"{self.rows:,} rows with text"], sections)
         write_file(path, page.encode("utf-8", "replace"))
 
     def _lines(self) -> Iterator[tuple[str, str]]:
-        for place, name, speed in zip("ab", self.names, self.rows_per_second, strict=True):
-            yield place, f"{name}: {speed:,.1f} rows/s"
+        for side, name, speed in zip("ab", self.names, self.rows_per_second, strict=True):
+            yield side, f"{name}: {speed:,.1f} rows/s"
         yield "speed", f"b is {self.speed_up:.2f} times as fast as a, over {self.rows:,} rows"
         if self.changed_labels is not None:
             yield "labels", f"{self.changed_labels:.2%} of the rows get another one"
@@ -144,17 +143,17 @@ def compare(
 ) -> Comparison:
     """Run two settings of a classifier on the same rows, and report the differences.
 
-    Both run in this process, one after the other, with their models loaded before the clock starts.
+    Both run in this process, one after the other; loading models is not timed.
 
     Parameters
     ----------
-    dataset : pandas.DataFrame, dask.dataframe.DataFrame, a column of one, or list of str
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, a column of these, or list of str
         Frame with the text column, or texts.
     a, b : classifiers
-        Two of one kind of output, such as one in float32 and one in bfloat16, two models or
-        revisions of one, heads, ways to read long texts, or prompts.
+        Two classifiers with the same kind of output, such as one in float32 and one in bfloat16, or
+        with different models, revisions, heads, prompts or settings for long texts.
     limit : int, optional
-        Rows, the first ones; None: all. Default: 2,000.
+        Number of rows, from the first one; None for all. Default: 2,000.
 
     Returns
     -------
@@ -164,9 +163,9 @@ def compare(
     Raises
     ------
     TypeError
-        `a` or `b` is no classifier.
+        `a` or `b` is not a classifier.
     ValueError
-        One gives labels and the other none, or there is no row with text.
+        Only one of both gives labels, or no row has text.
 
     Examples
     --------
@@ -202,7 +201,7 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
         return pd.DataFrame({mapper.text_field: pd.Series(dataset[:limit], dtype="str")})
     if is_dask_frame(dataset):
         return dataset.compute() if limit is None else dataset.head(limit, npartitions=-1)
-    backend_of(dataset)  # refuses what is no frame
+    backend_of(dataset)  # raises unless it is a frame
     return dataset if limit is None else dataset.head(limit)
 
 
@@ -230,19 +229,19 @@ class _Run:
         self.scores = np.hstack(scores) if scores else None
         self.texts = mapper.list_texts(frame, TEXT_CHARS)
         self.has_text = np.array([text is not None for text in self.texts])
-        if self.spans is not None:  # rows have those of a text, in place of a label
+        if self.spans is not None:  # all spans of a row are its label
             self.labels = pd.Series(as_texts(self.spans), dtype=object).where(self.has_text, None)
             best = np.full(len(self.texts), np.nan, dtype=np.float32)
             np.fmax.at(best, self.spans.text_of, self.spans.scores)
             self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
-        """Return of each row the label, the largest score, and whether it is kept."""
+        """Return the label, the largest score, and the decision of each row."""
         rows = len(self.texts)
         return pd.DataFrame(
             {
                 "label": [None] * rows if self.labels is None else self.labels,
-                # Without those that are null.
+                # The maximum ignores null.
                 "score": np.nan if self.scores is None else np.fmax.reduce(self.scores, axis=1),
                 "kept": True if self.kept is None else self.kept,
             },
@@ -251,13 +250,13 @@ class _Run:
 
 
 def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
-    """Return the spans that a mapper has found, if it finds such."""
+    """Return the spans that a mapper has found; None if it has no column of spans."""
     columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
     return Spans.from_arrow(columns) if columns else None
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return the count of the first spans by label, and the share that the second spans contain."""
+    """Return the number of spans in `a` by label, and the share of them that `b` has, too."""
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():
@@ -268,7 +267,7 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
-    """Return the numbers of a column of scores or embeddings, (rows, numbers); else None."""
+    """Return the numbers of a column of scores or embeddings, (rows, numbers), or None."""
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]
         return np.hstack(parts) if parts else None

@@ -1,4 +1,4 @@
-"""Job that assigns buckets of equal weight, after finding their edges in the whole input."""
+"""Job that finds the edges of buckets of equal weight, and assigns buckets to rows."""
 
 from __future__ import annotations
 
@@ -34,28 +34,26 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
-WHOLE_FILE = 1 << 62  # bytes of a part
 
 
 @declared
 class AssignBuckets(Pipeline):
-    """A job that finds the edges between buckets of equal weight, and writes rows with theirs.
+    """Job that finds the edges of buckets of equal weight, and writes rows with their buckets.
 
-    Its steps: classifiers, if there are any, score each document once, into ``_buckets/scored/``
-    of the output; the scores are read to find the edges, as `score_edges` does; and the documents
-    are written with the columns of `ScoreBuckets`. What the first step has written, beside its
-    report, is removed at the end. The edges stay in ``_buckets/edges.json``, for the next crawl:
+    First, classifiers, if there are any, score each document once, into ``_buckets/scored/`` of the
+    output. Then the scores are read to find the edges, as `score_edges` does. Last, the documents
+    are written with the columns of `ScoreBuckets`, and the scored copies are removed, except for
+    their report. The edges stay in ``_buckets/edges.json``, for the next crawl:
     ``Pipeline([reader, *classifiers, ScoreBuckets("out/_buckets/edges.json"), writer])``.
 
-    Running the same job again continues an interrupted one, whichever step it was in, and leaves a
-    finished one as it is.
+    Running the same job again continues an interrupted one at its step, and leaves a finished one
+    as it is.
 
     Parameters
     ----------
     stages : iterable
-        As of a `Pipeline`, the first of them a reader.
-        With an `AnnotationWriter`, buckets are written beside the input, whose scores are there
-        already, as a column or an annotation.
+        As of a `Pipeline`, beginning with a reader. With an `AnnotationWriter`, only the buckets
+        are written, and the input must have the scores, as a column or an annotation.
     scores : str or sequence of str
         Columns of numbers that the input has or a classifier writes.
     n : int
@@ -63,11 +61,11 @@ class AssignBuckets(Pipeline):
     weight : str, optional
         Buckets have equal sums of this column; "bytes" is those of the text, None counts rows.
     by : str, optional
-        Column, such as the language, within each of whose values buckets are cut.
+        Column, such as the language; each of its values has its own edges.
     text_field : str
         Column of text, for ``weight="bytes"``.
     combine : {"max", "min"}
-        Which of a row's buckets is the combined one.
+        Function that combines the buckets of a row.
     bucket_field : str
         Column of the combined bucket.
     overwrite : bool
@@ -78,7 +76,7 @@ class AssignBuckets(Pipeline):
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong. When run: there is no score, or a weight is negative.
+        An argument is invalid. When run: there is no score, or a weight is negative.
 
     Examples
     --------
@@ -108,9 +106,9 @@ class AssignBuckets(Pipeline):
     last_step = "buckets"
 
     def check_together(self) -> None:
-        """Raise unless the settings are those of buckets."""
+        """Raise TypeError or ValueError unless buckets can be made with the settings."""
         check_buckets(self.n)
-        self.buckets  # noqa: B018 - made, which shows mistakes
+        self.buckets  # noqa: B018 - checks its arguments
 
     @functools.cached_property
     def columns(self) -> ScoreColumns:
@@ -119,7 +117,7 @@ class AssignBuckets(Pipeline):
 
     @functools.cached_property
     def buckets(self) -> ScoreBuckets:
-        """Stage that adds buckets, whose edges are not known yet."""
+        """Stage that adds buckets; its edges are empty, because they are not known yet."""
         unknown: dict[str, Any] = {name: {} for name in self.columns.names}
         edges = ScoreEdges(self.n, unknown, self.by, self.weight)
         return ScoreBuckets(edges, **{name: getattr(self, name) for name in SETTINGS})
@@ -141,13 +139,13 @@ class AssignBuckets(Pipeline):
         return reader, [*classifiers, self.buckets], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the scores are there, or the classifiers write them."""
+        """Raise unless the input has the scores, or the classifiers write them."""
         self.columns.check(_scoring(job).meta(job.source.meta))
 
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Score documents and find the edges; None if that is done, and all documents written."""
+        """Score documents and find the edges; return None if the job is finished."""
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
             return None
@@ -181,7 +179,7 @@ class AssignBuckets(Pipeline):
         return steps.source(SCORED)
 
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
-        """Return the job that adds buckets to the documents, or to the scored ones."""
+        """Return the job that adds buckets to the documents, or to their scored copies."""
         if results is None:
             return job
         source, edges = results
@@ -193,19 +191,19 @@ class AssignBuckets(Pipeline):
         return replace(job, source=source, spec=spec)
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the copies of documents, and take over the classifiers' quarantine."""
+        """Remove the scored copies, and take over the classifiers' quarantine."""
         left_out = steps.take_over(SCORED, job, _scoring(job).report_parts)
         summary.left_out = left_out or summary.left_out
         return summary
 
 
 def _scoring(job: RecipeJob) -> Chain:
-    """Return the classifiers of a job that ends with buckets."""
+    """Return the classifiers of a job, whose last stage adds buckets."""
     return Chain(job.spec.chain.mappers[:-1])
 
 
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
-    """Read the result of steps that an earlier run kept; None if there is none or it is damaged."""
+    """Read the saved result of an earlier run's steps; None if it is missing or damaged."""
     try:
         return kind.from_json(job.directory.read(job.recipe.ledger))
     except FileNotFoundError:

@@ -34,24 +34,24 @@ logger = logging.getLogger(__name__)
 WEIGHT = "weight"  # key of an entry's weight
 MOST_EPOCHS = 1_000
 _COLUMNS = ("cell", "rows", "tokens", "asked", "epochs", "missing")
-_BAR = 24  # characters
+_BAR = 24  # characters of the longest bar
 Counts = Mapping[str, tuple[int, int]]  # rows and tokens by cell
 
 
 @dataclass(frozen=True)
 class MixCell:
-    """Rows of one cell: what there is, what is asked of it, and how often it is repeated.
+    """Rows and tokens of a cell, and its part of the mixture.
 
     Attributes
     ----------
     rows, tokens : int
-        All that there are.
+        Rows and tokens in the corpus.
     asked : float
-        Tokens of the mixture that are to be of this cell.
+        Tokens that the mixture should have of this cell.
     epochs : float
-        How often each row is in the mixture, on average.
+        Mean number of copies of a row in the mixture.
     missing : float
-        Tokens that are asked, and that so many repeats do not give.
+        Tokens that the mixture lacks, because epochs are limited.
     """
 
     rows: int
@@ -68,11 +68,11 @@ class Mix(Saved):
     Attributes
     ----------
     by : list of str
-        Columns whose values are a cell.
+        Columns whose combined values define a cell.
     tokens : float
-        Tokens of the mixture.
+        Total tokens of the mixture.
     cells : dict of str to MixCell
-        By the values of `by`, as a list in JSON.
+        Cells, by a JSON list of the values of `by`.
     max_epochs : float
     """
 
@@ -121,8 +121,8 @@ class Mix(Saved):
         Raises
         ------
         TypeError, ValueError
-            An argument is wrong, a column is missing, there are no tokens, or a weight is of cells
-            that are not there.
+            An argument is invalid, a column is missing, there are no tokens, or no cell matches a
+            weight.
 
         Examples
         --------
@@ -142,37 +142,37 @@ class Mix(Saved):
         ).find(dataset)
 
     def check_saved(self) -> None:
-        """Raise ValueError unless cells have values of `by`, and epochs that rows may have."""
+        """Raise ValueError unless cells have values of `by`, and numbers are in range."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
-        for name, each in self.cells.items():
+        for name, cell in self.cells.items():
             values = json.loads(name)
             if not isinstance(values, list) or len(values) != len(self.by):
                 raise ValueError(f"the cell {name!r} has no value for each of {self.by}")
-            numbers = (each.rows, each.tokens, each.asked, each.missing)
+            numbers = (cell.rows, cell.tokens, cell.asked, cell.missing)
             if not all(0 <= number < np.inf for number in numbers):
                 raise ValueError(f"the cell {name!r} has {numbers}: they are 0 or more, and finite")
-            if not 0 <= each.epochs <= self.max_epochs:
+            if not 0 <= cell.epochs <= self.max_epochs:
                 raise ValueError(
-                    f"the cell {name!r} has {each.epochs} epochs: they are from 0 to "
+                    f"the cell {name!r} has {cell.epochs} epochs: they are from 0 to "
                     f"max_epochs={self.max_epochs:g}"
                 )
-        if not any(each.tokens for each in self.cells.values()):
+        if not any(cell.tokens for cell in self.cells.values()):
             raise ValueError("no cell has tokens")
 
     @property
     def missing(self) -> float:
         """Tokens that the mixture lacks."""
-        return sum(each.missing for each in self.cells.values())
+        return sum(cell.missing for cell in self.cells.values())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a line of text for each cell, below the names of columns."""
+        """Return the header of a table, and a row for each cell."""
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
         """Return sentences about the mixture as a whole."""
-        there = sum(each.tokens for each in self.cells.values())
-        had = self.tokens - self.missing
-        notes = [f"{short_number(had)} tokens of {short_number(there)} that there are."]
+        total = sum(cell.tokens for cell in self.cells.values())
+        used = self.tokens - self.missing
+        notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
         if self.missing:
             notes.append(
                 f"{short_number(self.missing)} of {short_number(self.tokens)} tokens are missing, "
@@ -181,14 +181,14 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return each cell's name, and its tokens there and asked, as shares of the most."""
+        """Return each cell's name, and its tokens present and asked, relative to the maximum."""
         cells = self.cells.items()
-        most = max(number for _, each in cells for number in (each.tokens, each.asked))
-        return [(_name(name), each.tokens / most, each.asked / most) for name, each in cells]
+        most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
+        return [(_name(name), cell.tokens / most, cell.asked / most) for name, cell in cells]
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages.tables import TableSection, table_page
+        from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
             (name, (there, asked), f"{asked / there if there else 0:.2f}×")
@@ -198,14 +198,11 @@ class Mix(Saved):
             "Pale: the tokens that there are. Strong: those that are asked, and how many times as "
             "many they are."
         )
-        return table_page(
-            "Mix",
-            [f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"],
-            [
-                TableSection("By cell", self.table(), self.notes()),
-                TableSection("Tokens", bars=[("cell", (), "asked"), *bars], notes=[note]),
-            ],
-        )
+        header, *rows = self.table()
+        cells: list[Block] = [Table(header, rows, is_cross=True), *map(Text, self.notes())]
+        tokens: list[Block] = [Bars(("cell", "asked"), bars), Text(note)]
+        under = [f"{short_number(self.tokens)} tokens by {', '.join(self.by)}"]
+        return sections_page("Mix", under, [Section("By cell", cells), Section("Tokens", tokens)])
 
     def __repr__(self) -> str:
         bars = ["there ░, asked █"]
@@ -237,16 +234,16 @@ class MixSettings(Declared):
 
     @property
     def names(self) -> list[str]:
-        """Columns whose values are a cell."""
+        """Columns whose combined values define a cell."""
         return [*dict.fromkeys(self.by)]
 
     @property
     def read_fields(self) -> list[str]:
-        """Columns that are read to count tokens."""
+        """Columns needed to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame, which may be empty, has columns of cells and of tokens."""
+        """Raise unless a frame, possibly empty, has the columns of cells and tokens."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
@@ -290,7 +287,7 @@ def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
 
 
 def _added(parts: Iterable[Counts]) -> Counts:
-    """Add the counts of several partitions; ValueError for too many cells."""
+    """Add the counts of several partitions. Raises ValueError for too many cells."""
     sums: dict[str, tuple[int, int]] = {}
     for counts in parts:
         for cell, (rows, tokens) in counts.items():
@@ -303,7 +300,7 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return each entry's weight and cells; ValueError unless each cell is of one at most."""
+    """Return each entry's weight and cells. Raises ValueError if two entries match a cell."""
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:
@@ -316,7 +313,7 @@ def _matched(
         cells = [
             cell
             for cell in counts
-            if all(group_key(json.loads(cell)[place]) == key for place, key in wanted.items())
+            if all(group_key(json.loads(cell)[index]) == key for index, key in wanted.items())
         ]
         if not cells:
             known = ", ".join([*map(_name, counts)][:10])
@@ -340,11 +337,11 @@ def _planned(
     total = sum(weight for weight, _ in matched)
     cells = {cell: MixCell(*count, 0.0, 0.0, 0.0) for cell, count in counts.items()}
     for weight, names in matched:
-        asked, there = tokens * weight / total, sum(counts[name][1] for name in names)
-        epochs = min(asked / there, max_epochs) if there else 0.0
+        asked, known = tokens * weight / total, sum(counts[name][1] for name in names)
+        epochs = min(asked / known, max_epochs) if known else 0.0
         for name in names:
-            share = counts[name][1] / there if there else 1 / len(names)
-            missing = max(0.0, asked - max_epochs * there) * share
+            share = counts[name][1] / known if known else 1 / len(names)
+            missing = max(0.0, asked - max_epochs * known) * share
             cells[name] = MixCell(*counts[name], asked * share, epochs, missing)
     return cells
 
@@ -353,7 +350,7 @@ def _name(cell: str) -> str:
     return ", ".join("null" if value is None else str(value) for value in json.loads(cell))
 
 
-def _line(cell: str, each: MixCell) -> tuple[str, ...]:
-    numbers = (each.rows, each.tokens, each.asked)
-    missing = short_number(each.missing) if each.missing else "–"
-    return (_name(cell), *map(short_number, numbers), f"{each.epochs:.3g}", missing)
+def _line(name: str, cell: MixCell) -> tuple[str, ...]:
+    numbers = (cell.rows, cell.tokens, cell.asked)
+    missing = short_number(cell.missing) if cell.missing else "–"
+    return (_name(name), *map(short_number, numbers), f"{cell.epochs:.3g}", missing)

@@ -1,10 +1,10 @@
-"""Samples of strata: as many rows of each as asked, chosen by a hash, with their weights.
+"""Draw stratified samples by hash, with weights.
 
-A row's random number follows from its id, or its file and place there, and the seed. A stratum's
-sample are the rows whose numbers are least, so that it is the same however rows are cut and
-ordered, and changes only by what new rows displace. Rows near a score have their numbers divided by
-their nearness before they are compared, which is priority sampling: N. Duffield, C. Lund and
-M. Thorup, Journal of the ACM 54 (2007), 32.
+A row's random number is a hash of the seed and its id, or its file and row number. A stratum's
+sample has the rows with the smallest numbers, so that it does not depend on partitions and order,
+and a new row replaces at most one other. To prefer rows near a score, their numbers are divided by
+their nearness, which is priority sampling: N. Duffield, C. Lund and M. Thorup, Journal of the ACM
+54 (2007), 32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 MOST_STRATA = 10_000
 WIDTH_SHARE = 0.1  # default width, relative to the score
-STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "place"  # of candidates
+# Columns of candidates. AT is the row number in a file, or the key of a frame's row.
+STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 
 
 class Candidates(NamedTuple):
@@ -54,12 +55,12 @@ class Candidates(NamedTuple):
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
-    unscored: int = 0  # rows without a score to be near to
+    unscored: int = 0  # rows without a score
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample, as a worker needs them; see `sample`."""
+    """Settings of a sample for workers; see `sample`."""
 
     n: int
     by: tuple[str, ...]
@@ -72,13 +73,13 @@ class Draw:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that tell which rows are drawn."""
+        """Columns that determine the drawn rows."""
         condition = self.select.read_fields if self.select else ()
         names = [*self.by, self.near, self.id_field, *condition]
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame, possibly empty, has the columns and no column of weights."""
+        """Raise unless the frame, possibly empty, has the columns, but no column of weights."""
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -88,7 +89,7 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Return the random number of each row by its id, uint64 (rows,)."""
+        """Hash the id of each row, uint64 (rows,)."""
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
@@ -98,41 +99,39 @@ class Draw:
         values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
-    def candidates(
-        self, frame: Frame, keys: np.ndarray, part: int, places: np.ndarray
-    ) -> Candidates:
+    def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
         """Return the rows of one partition that may be in the sample."""
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
         order = uniform(keys) / self.sizes(frame)
         is_scored = np.isfinite(order)
-        columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: places}
-        rows = _least(pd.DataFrame(columns)[is_scored], self.n + 1)
+        columns = {STRATUM: codes, ORDER: order, KEY: keys, PART: part, AT: at}
+        rows = _first(pd.DataFrame(columns)[is_scored], self.n + 1)
         rows[STRATUM] = np.array(names, dtype=object)[rows[STRATUM]]
         counts = pd.Series(np.bincount(codes[is_scored], minlength=len(names)), names)
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Return the candidates of several partitions together."""
+        """Join the candidates of several partitions."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
-        rows = _least(pd.concat([part.rows for part in parts]), self.n + 1)
+        rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
     def compute(self, source: _Files | _Partitions) -> Candidates:
-        """Return the candidates of all partitions."""
+        """Compute the candidates of all partitions."""
         (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
         return candidates
 
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
-        """Return the rows of the sample, by part and place, with their weights."""
+        """Return the rows of the sample with their weights, sorted by part and `AT`."""
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
         rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
         weights: pd.Series
         if self.near is None:
             weights = totals / np.minimum(totals, self.n)
-        else:  # the first row that is left out tells how likely those before it were
+        else:  # priority sampling: the first row left out determines the probabilities
             ends = rows[rank == self.n].set_index(STRATUM)[ORDER]
             sizes = uniform(rows[KEY].to_numpy()) / rows[ORDER]
             weights = (1 / (sizes * rows[STRATUM].map(ends))).fillna(1.0).clip(lower=1.0)
@@ -156,7 +155,7 @@ def sample(
     """Draw a stratified sample, with weights that describe the whole dataset.
 
     Rows are selected by a hash of the seed and their ids (or files and row numbers), so partitions
-    and their order do not matter; new rows may displace others. A finer sample, with more columns
+    and their order do not matter; new rows may replace others. A finer sample, with more columns in
     `by` or a larger `n`, contains all rows of a coarser one. The dataset is read once without its
     texts; then the texts of the drawn rows are read.
 
@@ -177,24 +176,23 @@ def sample(
         Distance from `score` at which a row is half as likely as at `score`. Default:
         a tenth of `score`.
     id_field : str, optional
-        Column of ids, none of which two rows have; of a frame it must be named. Default: a row is
-        known by its file and place there.
+        Column of unique ids, required for a frame. Default: file and row number identify a row.
     weight_field : str
-        New column: how many rows of the dataset each row stands for, one over the probability with
-        which it is drawn.
+        New column: the number of rows of the dataset that each row represents, which is one over
+        its probability to be drawn.
     seed : int
-        Seed of the hash; another one draws other rows.
+        Seed of the hash.
 
     Returns
     -------
     pandas.DataFrame
-        All columns of the rows, in random order, so that the first rows are a sample as well.
+        All columns of the rows, in random order, so that any first rows are a sample, too.
 
     Raises
     ------
     TypeError, ValueError
-        A column is missing or of another kind, two rows have one id, there are more than 10,000
-        strata, or no rows.
+        A column is missing or of another type, two rows have the same id, there are more than
+        10,000 strata, or no rows.
 
     Examples
     --------
@@ -221,32 +219,32 @@ def sample(
         logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
     if candidates.rows.empty:
         raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
-    chosen = draw.weigh(candidates, weight_field)
-    frame = source.rows(draw, chosen)
-    if len(frame) != len(chosen) or chosen[KEY].duplicated().any():
+    drawn = draw.weigh(candidates, weight_field)
+    frame = source.rows(draw, drawn)
+    if len(frame) != len(drawn) or drawn[KEY].duplicated().any():
         raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
-    frame[weight_field] = chosen[weight_field].to_numpy()
-    order = np.argsort(row_keys("order", chosen[KEY].to_numpy()), kind="stable")
+    frame[weight_field] = drawn[weight_field].to_numpy()
+    order = np.argsort(row_keys("order", drawn[KEY].to_numpy()), kind="stable")
     return frame.iloc[order].reset_index(drop=True)
 
 
 def draw_rows(reader: FileReader, n: int, seed: int, select: Select | None = None) -> pd.DataFrame:
-    """Draw rows of a reader's files that meet a condition, in the files' order, without weights.
+    """Draw rows of files that meet a condition, in the order of the files, without weights.
 
-    They are the rows that `sample` draws of one stratum; the text of no other row is read.
+    Draws the same rows as `sample` does without strata; only their texts are read.
     """
     draw, source = Draw(n, (), None, 0.0, 1.0, None, seed, select), _Files(reader)
     return source.rows(draw, draw.weigh(draw.compute(source), "weight"))
 
 
-def _least(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the first rows of each stratum, in their order."""
+def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the first `count` rows of each stratum by ``order``."""
     ordered = rows.sort_values([STRATUM, ORDER, KEY], ignore_index=True)
     return ordered.groupby(STRATUM, sort=False).head(count).reset_index(drop=True)
 
 
 class _Files:
-    """Rows of files, each known by the number of its piece and its place there."""
+    """Rows of files, identified by number of the piece and row number in the file."""
 
     def __init__(self, reader: FileReader) -> None:
         self.source = reader.find_parts()
@@ -265,12 +263,12 @@ class _Files:
             first += len(part.pieces)
         return tasks
 
-    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
-        """Read the chosen rows."""
+    def rows(self, draw: Draw, drawn: pd.DataFrame) -> pd.DataFrame:
+        """Read the drawn rows."""
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         tables = [
-            call(self.pieces[n], self.schema, fields, chosen[AT][chosen[PART] == n].tolist())
-            for n in chosen[PART].unique().tolist()
+            call(self.pieces[n], self.schema, fields, drawn[AT][drawn[PART] == n].tolist())
+            for n in drawn[PART].unique().tolist()
         ]
         found = [self.schema.arrow.empty_table(), *dask.compute(*tables)]
         return schemas.to_pandas(pa.concat_tables(found))
@@ -281,44 +279,44 @@ class _Files:
 
 
 @dataclass(frozen=True)
-class _AtPlaces:
-    """Choice of the rows at some places."""
+class _RowFilter:
+    """Filter for rows by row number in the file."""
 
     read_fields: tuple[str, ...]
-    places: list[int]
+    numbers: list[int]
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the rows at them, bool (rows,)."""
-        return np.isin(columns[ROW_PLACE].to_numpy(), self.places)
+        """Return the mask of the rows, bool (rows,)."""
+        return np.isin(columns[ROW_PLACE].to_numpy(), self.numbers)
 
 
 def _rows_at(
-    part: Part, schema: InputSchema, fields: tuple[str, ...], places: list[int]
+    part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int]
 ) -> pa.Table:
-    """Read the rows at some places of a piece, whose `fields` are read to find them."""
-    choice = _AtPlaces(fields, places)
-    return read_chosen(part, schema, "refuse", AnnotationReader(part, schema), choice)[0]
+    """Read the rows of a piece by number; `fields` are read to find them."""
+    rows = _RowFilter(fields, numbers)
+    return read_chosen(part, schema, "refuse", AnnotationReader(part, schema), rows)[0]
 
 
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
 ) -> Candidates:
-    """Return the candidates of a part, whose pieces are numbered from `first` on."""
+    """Return the candidates of a part; its first piece has the number `first`."""
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table = read_table(piece, schema, annotations=annotations)[0]
         if draw.select is not None:
             table = table.filter(pa.array(draw.select.choose(table)))
-        places = table[ROW_PLACE].to_numpy()
+        rows = table[ROW_PLACE].to_numpy()
         frame = schemas.to_pandas(table.drop_columns([ROW_PLACE]))
         has_ids = draw.id_field is not None
-        keys = draw.keys(frame) if has_ids else row_keys(f"{draw.seed} {name}", places)
-        found.append(draw.candidates(frame, keys, number, places))
+        keys = draw.keys(frame) if has_ids else row_keys(f"{draw.seed} {name}", rows)
+        found.append(draw.candidates(frame, keys, number, rows))
     return draw.join(found)
 
 
 class _Partitions:
-    """Rows of a frame, each known by the number of its partition and its random number."""
+    """Rows of a frame, identified by the number of the partition and the hash of the id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
@@ -336,16 +334,16 @@ class _Partitions:
         self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
-    def rows(self, draw: Draw, chosen: pd.DataFrame) -> pd.DataFrame:
-        """Compute the chosen rows."""
+    def rows(self, draw: Draw, drawn: pd.DataFrame) -> pd.DataFrame:
+        """Compute the drawn rows."""
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
-        keys = chosen[KEY].to_numpy()
-        # With few columns Dask joins small files, so the numbers would belong to other partitions.
-        numbers = set(chosen[PART]) if len(parts) == self.count else range(len(parts))
+        keys = drawn[KEY].to_numpy()
+        # Dask joins small files if few columns are read, so that partitions may have been others.
+        numbers = set(drawn[PART]) if len(parts) == self.count else range(len(parts))
         frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
         frame = pd.concat(frames, ignore_index=True)
         if len(frame) != len(keys):
-            return frame  # two rows have one id
+            return frame  # two rows have the same id
         return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
 
 
@@ -354,5 +352,5 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows with these random numbers."""
+    """Return the rows with these hashes."""
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

@@ -33,7 +33,7 @@ _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 class Saved:
     """Base class of results that are saved as JSON: frozen dataclasses of plain values."""
 
-    what: ClassVar[str]  # the content of such a file, in words
+    what: ClassVar[str]  # description of the content, for errors
 
     def save(
         self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
@@ -67,7 +67,7 @@ class Saved:
         FileNotFoundError
             There is no such file.
         ValueError
-            The file holds something else, or its values were changed.
+            The file has other content, or its values were changed.
         """
         store = open_store(path, storage_options)
         with store.reading() as file:
@@ -91,7 +91,7 @@ class Saved:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Return the result in the content of a file of `save`; ValueError if it holds none."""
+        """Parse the content of a file of `save`. Raises ValueError if it is not valid."""
         try:
             values = json.loads(content)
             if not isinstance(values, dict):
@@ -129,7 +129,7 @@ def write_file(
 
 
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Return JSON data as the type of a hint; raise ValueError for data that does not fit."""
+    """Convert JSON data to the type of a hint; raise ValueError for data that does not match."""
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):
         return None
@@ -141,8 +141,8 @@ def _decoded(value: Any, hint: Any, where: str) -> Any:
         hints = get_type_hints(kind)
         if unknown := {*value} - {field.name for field in fields(kind)}:
             raise ValueError(f"{where} never has {min(unknown)!r}")
-        made = {k: _decoded(item, hints[k], f"{k} of {where}") for k, item in value.items()}
-        return cast(Any, kind)(**made)
+        values = {k: _decoded(item, hints[k], f"{k} of {where}") for k, item in value.items()}
+        return cast(Any, kind)(**values)
     is_object = not inner or len(inner) > 1
     if is_object and inner and isinstance(value, dict):
         return {k: _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}

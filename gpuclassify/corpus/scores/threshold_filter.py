@@ -1,4 +1,4 @@
-"""ApplyThresholds: the rows whose score reaches the threshold of their group."""
+"""ApplyThresholds: keep the rows whose score reaches the threshold of their group."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _FIELD = 'a column name such as "is_good"'
 class ApplyThresholds(Declared, RowFilter):
     """Mapper that keeps the rows whose score is at least the threshold of their group.
 
-    A row passes not whose score is null or NaN, or whose group has no threshold; where small groups
-    were pooled, groups without labels have that of all. In a job whose first stage it is, as in
-    ``gpuclassify select --thresholds``, the text of row groups without a row that stays is not
-    read.
+    Rows without a score (null or NaN), or without a threshold for their group, do not pass. If
+    small groups were pooled, groups without labels get the pooled threshold. As the first stage of
+    a job, as in ``gpuclassify select --thresholds``, it skips the text of row groups in which no
+    row stays.
 
     Parameters
     ----------
     thresholds : Thresholds, str or Path
-        As `Thresholds.fit` gave them, or the file that they were saved to.
+        Result of `Thresholds.fit`, or the file that it was saved to.
     keep_field : str, optional
-        Column for the decision, true or false; then no row is dropped.
+        Column for the decision, true or false; no row is dropped.
     probability_field : str, optional
-        Column for the calibrated probability of the label; null where there is no score, or the
-        group has no calibration.
+        Column for the calibrated probability of a positive label; null without a score, or without
+        a calibration for the group.
     overwrite : bool
         Replace columns that the dataset already has.
 
@@ -55,10 +55,10 @@ class ApplyThresholds(Declared, RowFilter):
     probability_field: str | None = setting(default=None, what=_FIELD, least=1)
     overwrite: bool = setting(default=False, changes_results=False)
 
-    _file: ClassVar[str | None] = None  # that the thresholds were loaded from
+    _file: ClassVar[str | None] = None  # file with the thresholds
 
     def check_together(self) -> None:
-        """Load the thresholds; raise ValueError unless they fit the columns."""
+        """Load the thresholds; raise ValueError unless they match the columns."""
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))
             self._set("thresholds", Thresholds.load(self.thresholds))
@@ -79,7 +79,7 @@ class ApplyThresholds(Declared, RowFilter):
 
     @property
     def columns(self) -> ScoreColumns:
-        """Columns that are read."""
+        """Columns of the score and of groups."""
         return ScoreColumns((self.thresholds.score,), by=self.thresholds.by)
 
     @property
@@ -89,11 +89,11 @@ class ApplyThresholds(Declared, RowFilter):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether rows may be dropped: unless the decision is a column."""
+        """Whether rows may be dropped, because there is no column for the decision."""
         return self.keep_field is None
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the columns that are asked for."""
+        """Return the schema of the new columns."""
         fields = []
         if self.keep_field is not None:
             fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
@@ -118,7 +118,7 @@ class ApplyThresholds(Declared, RowFilter):
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add the columns to a plain frame, or return the rows that stay."""
+        """Add the columns to a pandas or cudf frame, or return the rows that stay."""
         plain = to_pandas(frame[[*self.read_fields]])
         keep, schema = self._keep(plain), self.schema()
         if schema.names:
@@ -132,15 +132,15 @@ class ApplyThresholds(Declared, RowFilter):
 
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return which rows of a table stay, bool (rows,); see `RowFilter.choose`."""
-        return self._keep(schemas.to_pandas(columns))  # with the dtypes of a job's frames
+        return self._keep(schemas.to_pandas(columns))  # the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
         """Return which rows reach their threshold, bool (rows,); a running job counts them."""
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        of_groups = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
-        numbers = [np.nan if each is None else each.threshold for each in of_groups]
+        known = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
+        numbers = [np.nan if group is None else group.threshold for group in known]
         # Compare in the column's precision, because labelled rows may have been saved in it.
         least = np.array(numbers, np.float64).astype(values.dtype)[codes]
         keep = values >= least
@@ -158,8 +158,8 @@ class ApplyThresholds(Declared, RowFilter):
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
         probabilities = np.full(len(values), np.nan)
-        for code, group in enumerate(groups):
-            each, rows = self.thresholds.groups.get(group, self.thresholds.pooled), codes == code
-            if each is not None and each.calibration:
-                probabilities[rows] = calibrated(each.calibration, values[rows])
+        for code, name in enumerate(groups):
+            group, rows = self.thresholds.groups.get(name, self.thresholds.pooled), codes == code
+            if group is not None and group.calibration:
+                probabilities[rows] = calibrated(group.calibration, values[rows])
         return probabilities

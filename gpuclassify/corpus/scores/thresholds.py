@@ -1,4 +1,4 @@
-"""Thresholds: the score from which on rows are kept, for each group, by what labelled rows tell."""
+"""Choose the minimum score to keep, per group, from labelled rows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 SmallGroups = Literal["refuse", "pool"]
 TARGETS = ("precision", "recall", "keep_share")
 POOLED = "all others"  # name of the pooled group in tables
-_BLOCK = 1 << 18  # scores
-MOST_NAMED = 10  # groups, or labels, of an error
-# Unsorted rows by group, the number of rows that lack something, and some labels as text.
+_BLOCK = 1 << 18  # scores processed at a time
+MOST_NAMED = 10  # groups or labels listed in an error
+# Unsorted rows by group, the number of incomplete rows, and some labels as text.
 PartRows = tuple[dict[str, Labelled], int, list[str]]
 _COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
             "kept")  # fmt: skip
@@ -62,22 +62,22 @@ class GroupThreshold:
     Attributes
     ----------
     rows, positives : int
-        Rows with a score and a label, and those among them with the label sought.
+        Labelled rows with a score, and the rows among them with a positive label.
     threshold : float, optional
-        Least score that is kept; None where no score reaches the target.
+        Minimum score to keep; None if no score reaches the target.
     interval : list of float or None
-        Scores between which the threshold of all rows, labelled or not, lies 95 times of 100; an
-        end is None where labels are too few to tell it.
+        95% confidence interval of the threshold of all rows; an end is None if there are too few
+        labels to determine it.
     figures : dict of str to [float, float, float]
-        At the threshold ``precision``, ``recall`` and ``keep_share``, each with its interval.
+        ``precision``, ``recall`` and ``keep_share`` at the threshold, each with its interval.
     best_precision : float
-        The highest precision from any score on.
+        The highest precision of any threshold.
     calibration : dict, optional
-        Probability of the label by score, if asked for: points between which it is linear, or slope
+        Probability of a positive label by score: points of a piecewise linear function, or slope
         and intercept of a sigmoid.
     reliability : list of [float, float, float, float, int]
-        Of ten bins of rows: mean probability, which other rows have told, share of rows with the
-        label, both ends of its interval, and rows.
+        Ten bins of rows: mean probability, predicted from other rows, share of rows with a positive
+        label, both ends of its interval, and number of rows.
     """
 
     rows: int
@@ -100,21 +100,21 @@ class Thresholds(Saved):
         Columns of the score and of the label.
     target : {"precision", "recall", "keep_share"}
     value : float
-        What the target is to be, at least.
+        Minimum of the target.
     groups : dict of str to GroupThreshold
         By group, as JSON values such as ``"\\"de\\""``; without groups there is one, ``"null"``.
     by : str, optional
         Column of groups.
     positive : list, optional
-        Labels that are sought; None for labels that are true or false.
+        Positive labels; None for labels that are true or false.
     weight : str, optional
         Column by which rows were weighted.
     cautious : bool
-        Whether thresholds are the careful ends of their intervals.
+        Whether thresholds are the conservative ends of their intervals.
     pooled : GroupThreshold, optional
-        Threshold of all rows, for groups that have too few labels, or none.
+        Threshold of all rows, for groups with too few labels or none.
     few : dict of str to [int, int]
-        Groups that had too few, with their rows and those that have the label.
+        Groups with too few labels: labelled rows, and those with a positive label.
     left_out : int
         Rows without a score, a label or a weight.
     """
@@ -153,45 +153,44 @@ class Thresholds(Saved):
         small_groups: SmallGroups = "refuse",
         calibration: Calibration | None = None,
     ) -> Self:
-        """Find the threshold of each group by labelled rows, in one pass.
+        """Find the threshold of each group from labelled rows, in one pass.
 
-        Rows are kept whose score is at least the threshold. It is the lowest score with at least
-        that `precision`, or the highest with at least that `recall` or `keep_share`, exactly,
-        whatever the partitions and the order of rows are. Scores and labels alone are read, and
-        come to this process: some ten bytes a row.
+        Rows with a score of at least the threshold are kept. The threshold is the lowest score with
+        at least the asked `precision`, or the highest score with at least the asked `recall` or
+        `keep_share`. It is exact, and does not depend on partitions or the order of rows. Only
+        scores and labels are read, and held in this process: some ten bytes per row.
 
         Parameters
         ----------
         labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
         score : str
-            Column of numbers, of which high ones speak for the label.
+            Column of numbers; rows with a high score should have a positive label.
         label : str
             Column of labels, by people or a larger model: true or false, or see `positive`.
         by : str, optional
-            Column, such as the language, each of whose values has a threshold.
+            Column, such as the language; each of its values gets a threshold.
         precision : float, optional
-            Share of kept rows that have the label, at least. Give this, `recall` or `keep_share`.
+            Minimum share of kept rows with a positive label. Give this, `recall` or `keep_share`.
         recall : float, optional
-            Share of rows with the label that are kept, at least.
+            Minimum share of rows with a positive label that are kept.
         keep_share : float, optional
-            Share of rows that are kept, at least.
+            Minimum share of rows that are kept.
         positive : str or list, optional
-            Labels that are sought, such as ``"High"``, or ``[3, 4, 5]`` of grades. Default: the
-            column holds true and false, or 1 and 0.
+            Positive labels, such as ``"High"``, or grades ``[3, 4, 5]``. Default: the column holds
+            true and false, or 1 and 0.
         weight : str, optional
-            Column of numbers: how many rows a row stands for, if some were likelier to be labelled.
-            Default: rows count alike.
+            Column of numbers: the rows that a labelled row represents, if rows were not drawn with
+            equal probability. Default: all rows count 1.
         cautious : bool
-            Take the careful end of each interval, the higher one for a precision and the lower one
-            for a recall, so that the target is held 97.5 times of 100 instead of about half.
+            Take the conservative end of each interval, the higher one for a precision and the lower
+            one for a recall, so that the target is met with 97.5% confidence instead of about 50%.
         min_labels : int
-            Rows with a label that a group needs; one also needs rows with and without the label
-            sought.
+            Minimum labelled rows of a group, with at least one positive and one other label.
         small_groups : {"refuse", "pool"}
-            How to handle groups with too few labels: refuse them, or give them, and groups that
-            have no labels at all, the threshold of all rows together, which is said.
+            Refuse groups with too few labels, or give them, and groups without labels, the
+            threshold of all rows, with a note.
         calibration : {"isotonic", "sigmoid"}, optional
-            Also fit the probability of the label by score, and judge how reliable it is.
+            Also fit the probability of a positive label by score, and measure its reliability.
 
         Returns
         -------
@@ -200,8 +199,8 @@ class Thresholds(Saved):
         Raises
         ------
         TypeError, ValueError
-            An argument is wrong, a column is missing, no row has both a score and a label, all
-            labels are alike, groups have too few, or no group reaches the precision.
+            An argument is invalid, a column is missing, no row has both a score and a label, all
+            labels are the same, groups have too few, or no group reaches the precision.
 
         Examples
         --------
@@ -240,48 +239,48 @@ class Thresholds(Saved):
         is_pooled = small_groups == "pool" and (few or by is not None)
         pooled = fit(Labelled.of(*_concatenated(groups.values()))) if is_pooled else None
         fitted = {group: fit(rows) for group, rows in groups.items() if group not in few}
-        every = [*fitted.values(), *([pooled] if pooled else [])]
-        if all(each.threshold is None for each in every):
-            best = max(every, key=lambda each: each.best_precision).best_precision
+        all_fitted = [*fitted.values(), *([pooled] if pooled else [])]
+        if all(group.threshold is None for group in all_fitted):
+            best = max(group.best_precision for group in all_fitted)
             raise ValueError(
                 f"no threshold has a precision of {value}{' with such confidence' * cautious}: the "
                 f"best is {best:.3f}, of the highest scores. Ask for less, or label more"
             )
-        if never := [group for group, each in fitted.items() if each.threshold is None]:
-            logger.warning("no row is kept of %s: no score reaches %s %s", never, target, value)
+        if empty := [name for name, group in fitted.items() if group.threshold is None]:
+            logger.warning("no row is kept of %s: no score reaches %s %s", empty, target, value)
         return cls(
             score, label, target, float(value), fitted, by, sought, weight, cautious, pooled, few,
             left_out,
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have names and figures as `fit` gives them."""
+        """Raise ValueError unless groups have names and complete figures."""
         check_choice("target", self.target, TARGETS)
         for name, counts in self.few.items():
             if _plain_group(name) is None or len(counts) != 2:
                 raise ValueError(f"{name!r} is no group with two counts")
-        for name, each in self.of_groups().items():
-            lengths = [len(each.interval), *map(len, each.figures.values())]
+        for name, group in self.of_groups().items():
+            lengths = [len(group.interval), *map(len, group.figures.values())]
             is_known = name == POOLED or _plain_group(name) is not None
             if not is_known or lengths[0] != 2 or {*lengths[1:]} - {3}:
                 raise ValueError(f"{name!r} is no group with an interval and figures")
-            if any(len(row) != 5 for row in each.reliability):
+            if any(len(row) != 5 for row in group.reliability):
                 raise ValueError(f"the reliability of {name!r} has no five numbers for each bin")
-            if each.calibration is not None:
-                check_calibration(each.calibration)
+            if group.calibration is not None:
+                check_calibration(group.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
         """Return the threshold of each group; the pooled group, if any, comes last."""
         return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
 
     def of_group(self, value: Any) -> GroupThreshold | None:
-        """Return the threshold of rows with this value of `by`; None if they have none."""
+        """Return the threshold of rows with this value of `by`; None if there is none."""
         return self.groups.get(group_key(value), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a line of text for each group, below the names of columns."""
-        every = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
-        return [_COLUMNS, *(_line(name, each) for name, each in every.items() if each)]
+        """Return the header of a table, and a row for each group."""
+        groups = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
+        return [_COLUMNS, *(_line(name, group) for name, group in groups.items() if group)]
 
     def notes(self) -> list[str]:
         """Return the notes shown with the table."""
@@ -291,10 +290,10 @@ class Thresholds(Saved):
             notes.append(
                 f"Too few labels, so that the threshold of all holds: {_counts(self.few)}."
             )
-        for group, each in self.of_groups().items():
-            if each.threshold is None:
+        for name, group in self.of_groups().items():
+            if group.threshold is None:
                 notes.append(
-                    f"No row of {group} is kept: its best precision is {each.best_precision:.3f}."
+                    f"No row of {name} is kept: its best precision is {group.best_precision:.3f}."
                 )
         if self.left_out:
             notes.append(f"{self.left_out:,} rows without a score, label or weight took no part.")
@@ -302,9 +301,11 @@ class Thresholds(Saved):
 
     def html(self) -> str:
         """Render the page: one file without script, font or picture from elsewhere."""
-        from gpuclassify.pages.tables import Bar, TableSection, table_page
+        from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
-        sections = [TableSection("By group", self.table(), self.notes())]
+        header, *lines = self.table()
+        table = Table(header, lines, is_cross=True)
+        sections = [Section("By group", [table, *map(Text, self.notes())])]
         for name, group in self.of_groups().items():
             if bins := group.reliability:
                 rows = [
@@ -312,11 +313,12 @@ class Thresholds(Saved):
                     for mean, share, low, high, count in bins
                 ]
                 names = ("probability", "share with the label", "95% interval", "rows")
-                bars: list[Bar] = [(names[0], (), names[1])]
-                bars += [(f"{mean:.3f}", (mean, share), f"{share:.3f}") for mean, share, *_ in bins]
-                title = f"Reliability: {name}"
-                sections.append(TableSection(title, [names, *rows], [_RELIABILITY], bars))
-        return table_page("Thresholds", [f"{self.score}: {self.target} {self.value:g}"], sections)
+                bars = [(f"{mean:.3f}", (mean, share), f"{share:.3f}") for mean, share, *_ in bins]
+                table = Table(names, rows, is_cross=True)
+                blocks: list[Block] = [table, Bars(names[:2], bars), Text(_RELIABILITY)]
+                sections.append(Section(f"Reliability: {name}", blocks))
+        under = [f"{self.score}: {self.target} {self.value:g}"]
+        return sections_page("Thresholds", under, sections)
 
     def __repr__(self) -> str:
         notes = (visible(note, "") for note in self.notes())
@@ -325,7 +327,7 @@ class Thresholds(Saved):
 
 @dataclass(frozen=True)
 class _LabelColumns:
-    """Columns that thresholds are found by."""
+    """Columns of labelled rows."""
 
     scores: ScoreColumns
     label: str
@@ -341,8 +343,8 @@ class _LabelColumns:
         self.part(frame._meta.iloc[:0])
         part = dask.delayed(self.part, pure=True)
         wanted = frame[[*dict.fromkeys([*self.scores.needed, *names])]]
-        parts = [part(each) for each in wanted.to_delayed()]
-        (found,) = dask.compute(reduce_tree(_together, parts))
+        parts = [part(partition) for partition in wanted.to_delayed()]
+        (found,) = dask.compute(reduce_tree(_joined, parts))
         unsorted, left_out, labels = found
         groups = {group: Labelled.of(*unsorted.pop(group)) for group in sorted(unsorted)}
         if not groups:
@@ -376,10 +378,10 @@ class _LabelColumns:
             weights = self._weights(frame)
             is_used &= weights > 0
         rows = Labelled(scores, is_positive, weights)
-        chosen = ((group, is_used & (codes == code)) for code, group in enumerate(groups))
-        apart = {group: rows.take(these) for group, these in chosen if these.any()}
+        masks = ((group, is_used & (codes == code)) for code, group in enumerate(groups))
+        by_group = {group: rows.take(mask) for group, mask in masks if mask.any()}
         labels = sorted({*map(str, column.dropna().unique())})[:MOST_NAMED]
-        return apart, int((~is_used).sum()), labels
+        return by_group, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
         """Raise TypeError unless labels are true and false, or 1 and 0."""
@@ -402,19 +404,19 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Weights and squared weights of the rows down to each score, cumulated."""
+    """Sums of the weights, and squared weights, of all rows down to each score."""
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
-    def of(cls, weights: np.ndarray | None, chosen: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights of rows that are `chosen`, or of all; without weights, each is 1."""
+    def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
+        """Sum the weights, 1 if None, of all rows or of those in the mask."""
         if weights is None:
-            counts = last + 1 if chosen is None else np.cumsum(chosen)[last]
+            counts = last + 1 if mask is None else np.cumsum(mask)[last]
             return cls(counts, counts)
-        some = weights if chosen is None else np.where(chosen, weights, 0.0)
-        return cls(np.cumsum(some)[last], np.cumsum(some**2)[last])
+        masked = weights if mask is None else np.where(mask, weights, 0.0)
+        return cls(np.cumsum(masked)[last], np.cumsum(masked**2)[last])
 
 
 def _fit_group(
@@ -422,43 +424,43 @@ def _fit_group(
 ) -> GroupThreshold:
     """Find the threshold of sorted rows.
 
-    An end of the interval is where the target's share leaves what 95% of samples would tell of it,
-    which makes the threshold of all rows one that the labels do not refute.
+    The ends of its interval are the scores at which the target leaves its 95% confidence interval.
     """
-    last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))  # of equal scores
-    scores = rows.scores[last]  # descending: of each, all rows that score as much are counted
+    # Last row of each distinct score, because rows with equal scores are kept together.
+    last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
+    scores = rows.scores[last]  # descending
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
-    def share(name: str, places: Any) -> tuple[Any, Any]:
-        """Return a share of the rows above some scores, and the number of these rows."""
+    def share(name: str, indices: Any) -> tuple[Any, Any]:
+        """Return a target for thresholds by index, and the number of rows that it is a share of."""
         part = kept if name == "keep_share" else right
-        whole, at = (kept, places) if name == "precision" else (part, -1)
-        known = part.weights[places] / whole.weights[at]
+        whole, at = (kept, indices) if name == "precision" else (part, -1)
+        known = part.weights[indices] / whole.weights[at]
         if rows.weights is None:
             return known, whole.weights[at]
-        squares = whole.squares[at], part.squares[places]
+        squares = whole.squares[at], part.squares[indices]
         return known, effective_rows(known, whole.weights[at], *squares)
 
-    # Whether share, careful end and other end reach the value, from each score on.
+    # Whether target, lower end and upper end reach the value, for each score as threshold.
     reached = np.zeros((3, len(last)), dtype=bool)
-    for start in range(0, len(last), _BLOCK):  # so that millions of scores need little memory
-        places = slice(start, start + _BLOCK)
-        shares, trials = share(target, places)
+    for start in range(0, len(last), _BLOCK):  # millions of scores then need little memory
+        block = slice(start, start + _BLOCK)
+        shares, trials = share(target, block)
         for row, values in enumerate((shares, *wilson_interval(shares, trials))):
-            reached[row, places] = values >= value
-    # For a precision the lowest score that reaches it, which has the highest recall.
-    place, careful, other = map(_last if target == "precision" else _first, reached)
+            reached[row, block] = values >= value
+    # The lowest threshold with enough precision has the highest recall.
+    exact, careful, other = map(_last if target == "precision" else _first, reached)
     ends = [other, careful] if target == "precision" else [careful, other]
-    chosen = careful if cautious else place
+    threshold = careful if cautious else exact
     figures = {}
-    for name in TARGETS if chosen is not None else ():
-        at_threshold, trials = share(name, chosen)
+    for name in TARGETS if threshold is not None else ():
+        at_threshold, trials = share(name, threshold)
         ends_of_share = wilson_interval(at_threshold, trials)
         figures[name] = [float(at_threshold), *map(float, ends_of_share)]
     return GroupThreshold(
         len(rows.scores),
         int(rows.is_positive.sum()),
-        None if chosen is None else float(scores[chosen]),
+        None if threshold is None else float(scores[threshold]),
         [None if end is None else float(scores[end]) for end in ends],
         figures,
         float((right.weights / kept.weights).max()),
@@ -467,23 +469,23 @@ def _fit_group(
     )
 
 
-def _first(holds: np.ndarray) -> int | None:
-    return int(holds.argmax()) if holds.any() else None
+def _first(mask: np.ndarray) -> int | None:
+    return int(mask.argmax()) if mask.any() else None
 
 
-def _last(holds: np.ndarray) -> int | None:
-    return len(holds) - 1 - int(holds[::-1].argmax()) if holds.any() else None
+def _last(mask: np.ndarray) -> int | None:
+    return len(mask) - 1 - int(mask[::-1].argmax()) if mask.any() else None
 
 
-def _together(parts: Sequence[PartRows]) -> PartRows:
-    """Concatenate the rows of several partitions by group; ValueError for too many groups."""
-    apart: dict[str, list[Labelled]] = {}
+def _joined(parts: Sequence[PartRows]) -> PartRows:
+    """Concatenate the rows of partitions by group. Raises ValueError for too many groups."""
+    by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
         for group, rows in groups.items():
-            apart.setdefault(group, []).append(rows)
-    refuse_many(apart)
-    joined = {group: _concatenated(several) for group, several in apart.items()}
-    labels = sorted({label for _, _, some in parts for label in some})[:MOST_NAMED]
+            by_group.setdefault(group, []).append(rows)
+    refuse_many(by_group)
+    joined = {group: _concatenated(pieces) for group, pieces in by_group.items()}
+    labels = sorted({label for *_, known in parts for label in known})[:MOST_NAMED]
     return joined, sum(count for _, count, _ in parts), labels
 
 
@@ -497,7 +499,7 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return the only target that is asked for, and its share."""
+    """Return name and value of the only target that is asked for."""
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -512,7 +514,7 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _counts(few: Mapping[str, Sequence[int]]) -> str:
-    """Return groups with their rows and rows with the label, the smallest first."""
+    """List groups with their labelled and positive rows, smallest first."""
     ordered = sorted(few.items(), key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(
         f"{group} ({rows:,} labelled, {positives:,} with the label)"
@@ -523,24 +525,22 @@ def _counts(few: Mapping[str, Sequence[int]]) -> str:
 
 
 def _plain_group(group: str) -> str | None:
-    """Return a `group_key` as text; None if it is the key of no value."""
+    """Return the value of a `group_key` as text; None if the key is invalid."""
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(group)
         return None if isinstance(value, (list, dict)) else str(value)
     return None
 
 
-def _line(group: str, each: GroupThreshold) -> tuple[str, ...]:
+def _line(group: str, fitted: GroupThreshold) -> tuple[str, ...]:
     def number(value: float | None) -> str:
         return "–" if value is None else f"{value:.4g}"
 
     figures = (
-        f"{each.figures[name][0]:.3f} ({each.figures[name][1]:.3f} to {each.figures[name][2]:.3f})"
-        if name in each.figures
-        else "–"
+        "{:.3f} ({:.3f} to {:.3f})".format(*fitted.figures[name]) if name in fitted.figures else "–"
         for name in TARGETS
     )
     shown = (group.startswith('"') and _plain_group(group)) or group
-    ends = " to ".join(map(number, each.interval))
-    counts = (f"{each.rows:,}", f"{each.positives:,}")
-    return (shown, *counts, number(each.threshold), ends, *figures)
+    ends = " to ".join(map(number, fitted.interval))
+    counts = (f"{fitted.rows:,}", f"{fitted.positives:,}")
+    return (shown, *counts, number(fitted.threshold), ends, *figures)

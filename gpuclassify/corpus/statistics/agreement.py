@@ -8,7 +8,7 @@ MOST_GRADES = 20  # range of whole numbers that count as grades
 
 
 def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
-    """Return the lowest and the highest of numbers that are grades: whole, and few; else None."""
+    """Return the range of numbers if they are grades, few whole numbers; else None."""
     is_whole = (numbers == np.rint(numbers)).all()
     if not is_whole or np.ptp(numbers) >= MOST_GRADES:
         return None
@@ -29,10 +29,9 @@ def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | No
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Spearman's correlation of two columns of codes, int64 (rows,), in order of values.
+    """Return Spearman's correlation of two columns of codes, int64 (rows,), sorted as values are.
 
-    (scipy's correlations take no weights, and milliseconds, which a bootstrap takes a thousand
-    times.)
+    scipy's correlations take no weights, and milliseconds per call, too long for a bootstrap.
     """
     ranks = []
     for codes in (a, b):
@@ -44,6 +43,9 @@ def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float
 def confusion(
     rows: np.ndarray, columns: np.ndarray, count: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Count rows, or sum their weights, by two columns of codes below `count`: (count, count)."""
+    """Count rows, or sum their weights, by two columns of codes below `count`.
+
+    The result has the shape (count, count).
+    """
     cells = np.bincount(rows * count + columns, weights, count * count)
     return cells.reshape(count, count)

@@ -1,4 +1,4 @@
-"""95% confidence intervals of shares and of any figures."""
+"""95% confidence intervals of shares and other figures."""
 
 from __future__ import annotations
 
@@ -46,13 +46,12 @@ def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> 
 def bootstrap(
     figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
 ) -> dict[str, list[float] | None]:
-    """Compute the interval of each figure: of ``accuracy`` Wilson's, of others by the bootstrap.
+    """Compute the interval of each figure: Wilson's for ``accuracy``, by the bootstrap for others.
 
-    The bootstrap draws groups, int64 (rows,), as often as there are, with the same seed each time,
-    and takes the range from the 2.5th to the 97.5th percentile of each figure. If rows are alike
-    within groups, Wilson's interval is that of as many rows as would vary as much without groups:
-    E. L. Korn and B. I. Graubard, Survey Methodology 24 (1998), 193-201. None for a figure that no
-    draw changes, and for all of a single group.
+    The bootstrap resamples `groups`, int64 (rows,), with a fixed seed, and takes the 2.5th and
+    97.5th percentiles of each figure. For groups of several rows, Wilson's interval uses the number
+    of independent rows with the same variance: E. L. Korn and B. I. Graubard, Survey Methodology 24
+    (1998), 193-201. An interval is None if all draws are equal, or there is only one group.
     """
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)

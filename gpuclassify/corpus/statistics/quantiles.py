@@ -28,7 +28,7 @@ MOST_SUMS = 1 << 21  # sums per pass over all columns and groups, 16 bytes each
 MOST_WEIGHT = 1 << 62  # largest weight of a group, so that int64 sums do not overflow
 MOST_GROUPS = 1_000
 BYTES = "bytes"  # weight that stands for the text's length in UTF-8
-ALL = "null"  # the group of rows without one, and of all rows where none are asked for
+ALL = "null"  # group of rows without a value, and of all rows if there are no groups
 
 # Function from the total weight to the cumulative weights of the quantiles, each at least 1.
 Ranks = Callable[[int], Sequence[int]]
@@ -38,25 +38,25 @@ Key = tuple[str, str]  # column, and group as `group_key` returns it
 
 @dataclass(frozen=True)
 class ScoreColumns:
-    """Columns of a frame to rank, with their weight and their groups.
+    """Score columns of a frame, with columns of weights and groups.
 
     Columns of float32 or float16 are compared in float32, others in float64.
     """
 
     names: tuple[str, ...]
-    weight: str | None = None  # a column of whole numbers, or the text's BYTES; None counts rows
-    by: str | None = None  # the column whose values are ranked apart from each other
+    weight: str | None = None  # column of whole numbers, or BYTES of the text; None counts rows
+    by: str | None = None  # column of groups, which are ranked separately
     text_field: str = "text"
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """All columns that are read."""
+        """All columns to read."""
         weight = self.text_field if self.weight == BYTES else self.weight
         names = [*self.names, weight, self.by]
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame, which may be empty, has these columns, of these kinds."""
+        """Raise unless the frame, possibly empty, has these columns with the right types."""
         require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -64,7 +64,7 @@ class ScoreColumns:
                     f"column {name!r} holds {frame[name].dtype}, not numbers: name a column of "
                     "scores"
                 )
-        self.groups(frame)  # which refuses types that have none
+        self.groups(frame)  # raises for types that make no groups
         if self.weight == BYTES:
             backend_of(frame).check_text_column(frame, self.text_field)
         elif self.weight is not None and frame[self.weight].dtype.kind not in "iu":
@@ -75,14 +75,14 @@ class ScoreColumns:
             )
 
     def values(self, frame: Frame, name: str) -> np.ndarray:
-        """Return the numbers of a column, float32 or float64 (rows,), null as NaN; -0.0 is 0.0."""
+        """Return a column as float32 or float64 (rows,); null becomes NaN, and -0.0 becomes 0.0."""
         plain = to_pandas(frame[[name]])[name]
         is_single = plain.dtype.kind == "f" and plain.dtype.itemsize <= 4
         kind = np.float32 if is_single else np.float64
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Frame) -> np.ndarray:
-        """Return the weight of each row, int64 (rows,), none negative; null is 0."""
+        """Return the weight of each row, int64 (rows,), at least 0; null becomes 0."""
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
@@ -101,12 +101,12 @@ class ScoreColumns:
         column = to_pandas(frame[[self.by]])[self.by]
         try:
             codes, values = pd.factorize(column, use_na_sentinel=False)
-        except (TypeError, NotImplementedError) as err:  # of a column of objects, or of Arrow
+        except (TypeError, NotImplementedError) as err:  # values of objects, or of Arrow types
             raise TypeError(
                 f"by={self.by!r} makes no groups ({err}): name a column of texts or whole numbers, "
                 "such as the language"
             ) from err
-        keys = [group_key(value) for value in values]  # NaN and null, which differ, have one
+        keys = [group_key(value) for value in values]  # equal for NaN and null
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return np.array([numbers[key] for key in keys], np.int64)[codes], [*numbers]
 
@@ -134,9 +134,9 @@ def require_columns(frame: Frame, names: Iterable[str]) -> None:
 
 
 def group_key(value: Any) -> str:
-    """Return a group's value as JSON, which tells 1 from "1", and null from all others.
+    """Return a group's value as JSON, which distinguishes 1, "1" and null.
 
-    1.0 is 1: pandas makes floats of whole numbers beside which there is null.
+    1.0 becomes 1, because pandas converts whole numbers to floats in a column with null.
     """
     if pd.isna(value):
         return ALL
@@ -157,15 +157,15 @@ def weighted_quantiles(
     compute: Compute = compute_here,
     most_sums: int = MOST_SUMS,
 ) -> dict[str, dict[str, list[float]]]:
-    """Find the smallest number of a column whose cumulated weight reaches each rank.
+    """Find the smallest number of a column whose cumulative weight reaches each rank.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
-    weights=weights, method="inverted_cdf")``, in whole numbers instead of numpy's rounded ones.
-    Null and NaN take no part. The dataset is read twice for columns of float32, and four times for
-    others; more often where a pass would take more than `most_sums`.
+    weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
+    ignored. The dataset is read twice for columns of float32, and four times for others, or more
+    often if a pass would need more than `most_sums` sums.
 
-    By column and `group_key` there are as many numbers as ranks; a group without a weight is left
-    out. Raises what `ScoreColumns` and `add_sums` raise.
+    Returns the numbers by column and `group_key`, without groups of weight 0. Raises the errors of
+    `ScoreColumns` and `add_sums`.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -200,20 +200,20 @@ def weighted_quantiles(
 
 
 class _Weights(NamedTuple):
-    """Weights, int64 (n,), by the first bits of numbers, uint64 (n,), in ascending order."""
+    """Sums of weights, int64 (n,), by prefix of the numbers' bits, uint64 (n,), ascending."""
 
     digits: np.ndarray
     weights: np.ndarray
 
 
 class _Pass(NamedTuple):
-    """Sums by column and group, of `width` bits more than were known before."""
+    """Sums by column and group, by prefixes with `width` more bits than the previous pass."""
 
     width: int
     by_key: dict[Key, _Weights]
 
     def narrowed(self, width: int) -> _Pass:
-        """Return the sums of fewer bits."""
+        """Return the sums for prefixes with fewer bits."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
@@ -224,7 +224,7 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return a pass with the most bits that need at most `most_sums` sums, at least one bit."""
+        """Return the pass with the most bits, at least 1, that has at most `most_sums` sums."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
@@ -239,17 +239,17 @@ class _Pass(NamedTuple):
 class _Search:
     """State of the search for the quantiles of one column and group."""
 
-    digits: np.ndarray  # uint64 (ranks,): the first bits of each
-    ranks: np.ndarray  # int64 (ranks,): of each, among the numbers that begin so
+    digits: np.ndarray  # uint64 (ranks,): known prefix of each quantile
+    ranks: np.ndarray  # int64 (ranks,): its rank among the numbers with this prefix
 
     def descend(self, sums: _Weights, width: int) -> None:
         """Find the next `width` bits of the quantiles."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
-        before = reached[np.searchsorted(begins, self.digits)]  # by numbers that begin lower
-        places = np.searchsorted(reached[1:], before + self.ranks)
-        self.ranks = self.ranks + before - reached[places]
-        self.digits = sums.digits[places]
+        before = reached[np.searchsorted(begins, self.digits)]  # weight of lower prefixes
+        indices = np.searchsorted(reached[1:], before + self.ranks)
+        self.ranks = self.ranks + before - reached[indices]
+        self.digits = sums.digits[indices]
 
 
 def part_sums(
@@ -261,10 +261,10 @@ def part_sums(
     width: int,
     most_sums: int,
 ) -> _Pass:
-    """Sum the weights that `weighted_quantiles` adds up, of one partition.
+    """Sum the weights of one partition by prefix, for `weighted_quantiles`.
 
-    Of as many bits as are known, `begins` has by column and group what the numbers that count begin
-    with, uint64; `width` bits after them are looked at.
+    Prefixes have `known` + `width` bits. Only numbers whose first `known` bits are in `begins`,
+    uint64 by column and group, are summed.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -284,16 +284,16 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """Add the sums of several partitions; ValueError for too many groups, or too large weights."""
+    """Add the sums of several partitions. Raises ValueError for too many groups, or weights."""
     width = min(part.width for part in parts)
-    apart: dict[Key, list[_Weights]] = {}
+    pieces: dict[Key, list[_Weights]] = {}
     for part in parts:
         for key, sums in part.narrowed(width).by_key.items():
-            apart.setdefault(key, []).append(sums)
-    refuse_many({group for _, group in apart})
+            pieces.setdefault(key, []).append(sums)
+    refuse_many({group for _, group in pieces})
     by_key = {
-        key: _summed(*(np.concatenate(arrays) for arrays in zip(*several, strict=True)))
-        for key, several in apart.items()
+        key: _summed(*(np.concatenate(arrays) for arrays in zip(*same_key, strict=True)))
+        for key, same_key in pieces.items()
     }
     return _Pass(width, by_key).bounded(most_sums)
 
@@ -313,9 +313,9 @@ def _summed(digits: np.ndarray, weights: np.ndarray) -> _Weights:
             "the weights of a group add up to more than 2**62: divide them, or weigh by another "
             "column"
         )
-    known, places = np.unique(digits, return_inverse=True)
+    known, indices = np.unique(digits, return_inverse=True)
     sums = np.zeros(len(known), np.int64)
-    np.add.at(sums, places, weights)
+    np.add.at(sums, indices, weights)
     return _Weights(known, sums)
 
 
@@ -328,7 +328,7 @@ def ordered_bits(values: np.ndarray) -> np.ndarray:
 
 
 def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
-    """Return the floats that `ordered_bits` gave these numbers for."""
+    """Convert whole numbers of `ordered_bits` back to floats."""
     kind = np.dtype(f"u{bits // 8}")
     sign = kind.type(1 << (bits - 1))
     keys = ordered.astype(kind)

@@ -1,4 +1,4 @@
-"""Quality of a head's scores: as numbers, as a page, and on the head's card."""
+"""Evaluate a head: figures with intervals, a page, and the head's card."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 101
 BINS = 24  # bins of a histogram of scores
-PROBABLE = 0.5  # a label of several is predicted from this probability on
+PROBABLE = 0.5  # minimum probability of a predicted label, with several labels per text
 MOST_LABELS, MOST_CURVES = 40, 12  # labels in a table, and labels with curves
-# With this many rows, the interval of any accuracy is at most 0.1 wide.
-ENOUGH_ROWS = 400
-LEAST_OF_A_CURVE = 10  # rows with the label, and without it: fewer make steps, and no curve
+ENOUGH_ROWS = 400  # rows that make the interval of any accuracy at most 0.1 wide
+LEAST_OF_A_CURVE = 10  # minimum rows with the label, and without it, for a curve
 FIGURES = {
     "accuracy": "accuracy",
     "macro_f1": "macro-F1",
@@ -93,43 +92,42 @@ class Evaluation:
     task : {"classes", "multilabel", "regression"}
     rows : int
     summary : dict of str to float
-        ``accuracy`` (of several labels: all of them right) and ``macro_f1``, of a regression those
-        of rounded scores if labels are grades; ``auc``, the area under the ROC curve, the mean over
-        labels; of a regression also ``pearson``, ``spearman``, ``mean_absolute_error``,
-        ``root_mean_squared_error``, and of labels from `threshold` on ``f1_at_threshold`` and
-        ``auc``. None where it is not defined, as a correlation with a constant.
+        ``accuracy`` (with several labels per text: all of them are right) and ``macro_f1``, for a
+        regression of rounded scores if labels are grades; ``auc``, the area under the ROC curve,
+        averaged over labels. For a regression also ``pearson``, ``spearman``,
+        ``mean_absolute_error``, ``root_mean_squared_error``, and ``f1_at_threshold`` and ``auc`` of
+        labels from `threshold` on. None if undefined, such as a correlation with a constant.
     labels : dict of str to dict of str to float
         By label ``count``, ``precision``, ``recall``, ``f1`` and, if it has scores, ``auc``.
     intervals : dict of str to [float, float]
-        Between what each figure of `summary` would lie, 95 times of 100, if other rows were
-        annotated: Wilson's interval of the accuracy, the bootstrap's of others, over groups of rows
-        that belong together. None where it is not defined. Those of a cross-validation take no
-        account of what its heads have in common, which makes them a little narrow.
+        95% confidence interval of each figure of `summary`: Wilson's for the accuracy, by the
+        bootstrap over groups of rows for others. None if undefined. Intervals of a cross-validation
+        ignore that its heads share rows, and are a little too narrow.
     baseline : dict of str to float
-        What is reached without reading a text: ``accuracy`` by the commonest label (of several
-        labels the commonest set, of grades the commonest) for all rows, ``mean_absolute_error`` and
-        ``root_mean_squared_error`` by the mean. Commonest and mean are those of the same rows.
+        Figures of constant predictions: ``accuracy`` of the most common label (or set of labels, or
+        grade), ``mean_absolute_error`` and ``root_mean_squared_error`` of the mean, both of the
+        evaluated rows.
     folds : int, optional
-        Of a cross-validation: each row was judged by one of so many heads, trained on others.
+        Number of heads of a cross-validation; each row was scored by a head not trained on it.
     confusion : list of list of int, optional
-        Rows by their label, and by the label that they get; both in the order of `labels`. None for
-        several labels a text, and for numbers that are no grades.
+        Rows by annotated and by predicted label, both in the order of `labels`. None for several
+        labels per text, and for numbers that are not grades.
     curves : dict of str to list
-        By label, or of a regression for labels from `threshold` on: ``[threshold, precision,
-        recall, kept]`` of the rows that score at least a threshold, and their share of all rows;
-        thresholds ascend.
+        ``[threshold, precision, recall, kept]`` by label (for a regression: labels from `threshold`
+        on), with ascending thresholds. ``kept`` is the share of rows that score at least the
+        threshold.
     undrawn : list of str
-        What has no curve, because too few rows have the label, or lack it.
+        Labels without a curve, because too few rows have or lack them.
     threshold : float, optional
-        Of a regression's labels, from which on they are positive: the middle of their range, of
-        grades rounded up, which is 3 from 0 to 5.
+        Lowest positive label of a regression: the middle of the range, rounded up for grades, such
+        as 3 for 0 to 5.
     spread : list of [float, list of int], optional
-        Of a regression: for each grade (or lower edge of a tenth of the range) how many rows score
-        in each of some equal bins from `lowest` to `highest`.
+        Histogram of the scores of a regression for each grade (or lower edge of a tenth of the
+        range), in equal bins from `lowest` to `highest`.
     lowest, highest : float
-        Of the scores.
+        Range of the scores.
     about : dict of str to dict
-        What was evaluated and on what, for people.
+        Tables about the head and the evaluated rows, for people.
     """
 
     task: str
@@ -154,7 +152,7 @@ class Evaluation:
 
     @property
     def evaluated(self) -> str:
-        """Texts that the figures are of, in words."""
+        """Description of the evaluated texts."""
         if self.folds is None:
             return f"{self.rows:,} annotated texts"
         return (
@@ -164,7 +162,7 @@ class Evaluation:
 
     @property
     def caution(self) -> str | None:
-        """Caution about figures of few rows, in words; None from `ENOUGH_ROWS` on."""
+        """Caution about figures of few rows; None for `ENOUGH_ROWS` or more."""
         if self.rows >= ENOUGH_ROWS:
             return None
         too_few = f"{self.rows:,} annotated texts are few"
@@ -196,7 +194,7 @@ class Evaluation:
         )
 
     def card(self, name: str, record: Mapping[str, Any]) -> str:
-        """Render the evaluated head's card as Markdown, of its directory's name and record."""
+        """Render the head's card as Markdown, from the name of its directory and its record."""
         settings = record["settings"]
         arguments = [f"{key}={value!r}" for key, value in record["reading"].items()]
         if settings["kind"] != "pooler":
@@ -234,12 +232,12 @@ class Evaluation:
         ]
 
     def _figure_name(self, name: str) -> str:
-        """Return a figure's name, and which labels it is of if only of some."""
+        """Return a figure's name, with the threshold if it is of labels above one."""
         is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
         return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
     def _notes(self) -> list[str]:
-        """List notes that people should read beside the figures."""
+        """List notes about the figures."""
         grades = self.task == "regression" and "accuracy" in self.baseline
         by_grade = ", for the accuracy the commonest grade" if grades else ""
         notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
@@ -275,10 +273,10 @@ def evaluate(
 ) -> Evaluation:
     """Compare a head's outputs with the labels of the same rows.
 
-    Outputs are float32 (rows, outputs), called `labels`; targets are as the task gives them.
-    `groups`, int64 (rows,), are equal for rows that belong together; without them none do. `bounds`
-    are the lowest and the highest grade that a regression has learned, to which rounded scores are
-    cut; None if its labels were no grades.
+    Outputs are float32 (rows, outputs) with the names `labels`; targets are those of the task.
+    `groups`, int64 (rows,), are equal for rows that are not independent. `bounds` are the lowest
+    and highest grade that a regression was trained on, to which rounded scores are clipped, or None
+    if its labels were not grades.
     """
     require_libraries("evaluating a head")
     scores = task.scores(outputs)
@@ -303,7 +301,7 @@ def evaluate(
 
 
 def require_libraries(action: str) -> None:
-    """Raise ModuleNotFoundError, which names the extra, unless scikit-learn and scipy are here."""
+    """Raise ModuleNotFoundError, with the extra to install, without scikit-learn or scipy."""
     for module in ("scipy", "sklearn"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"{action} needs {module}: {install('train')}", name=module)
@@ -329,7 +327,7 @@ def _evaluate_multilabel(
 
     has_label, is_decided = targets > 0, scores >= PROBABLE
     is_right = (has_label == is_decided).all(axis=1)
-    # A column at a time, because scikit-learn takes a single one for two classes.
+    # One column at a time, because scikit-learn reads a single column as two classes.
     columns = zip(labels, has_label.T, is_decided.T, _areas(scores, has_label), strict=True)
     table = {}
     for name, annotated, decided, area in columns:
@@ -393,7 +391,7 @@ def _evaluate_regression(
 def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
-    """Compute figures of one label a row, annotated and decided, both as positions in `labels`."""
+    """Compute figures of annotated and predicted labels, one per row, as indices in `labels`."""
     from sklearn.metrics import precision_recall_fscore_support
 
     positions, is_right = np.arange(len(labels)), targets == decided
@@ -430,9 +428,9 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 
 
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute a curve for each column of scores, if enough rows have the label, and enough do not.
+    """Compute a curve for each column of scores, if enough rows have, and lack, the label.
 
-    A curve has threshold, precision, recall and share kept, at up to `CURVE_POINTS` of the scores.
+    A curve has threshold, precision, recall and share kept, at up to `CURVE_POINTS` scores.
     """
     from sklearn.metrics import precision_recall_curve
 
@@ -442,15 +440,15 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
             precision, recall, thresholds = precision_recall_curve(is_positive, column)
             kept = 1 - np.searchsorted(np.sort(column), thresholds) / len(column)
             points = np.stack([thresholds, precision[:-1], recall[:-1], kept], axis=1)
-            places = np.linspace(0, len(points) - 1, min(CURVE_POINTS, len(points)))
-            curves[name] = points[places.round().astype(int)].tolist()
+            indices = np.linspace(0, len(points) - 1, min(CURVE_POINTS, len(points)))
+            curves[name] = points[indices.round().astype(int)].tolist()
     return {"curves": curves, "undrawn": [name for name in labels if name not in curves]}
 
 
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
-    """Compute the area under ROC of each column, as Mann and Whitney's U of scipy's ranks.
+    """Compute the area under the ROC curve of each column, by Mann and Whitney's U statistic.
 
-    (scikit-learn's roc_auc_score takes milliseconds a column, and the bootstrap a thousand calls.)
+    scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
     """
     from scipy.stats import rankdata
 
@@ -468,13 +466,13 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Count the rows by score and by the last of `edges` that their number reaches."""
-    row = np.searchsorted(edges, numbers, side="right") - 1
+    """Return a histogram of the scores for each bin of numbers, which begin at `edges`."""
+    bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())
     highest = highest if highest > lowest else lowest + 1
     counts = [
-        np.histogram(scores[row == place], BINS, (lowest, highest))[0].tolist()
-        for place in range(len(edges))
+        np.histogram(scores[bins == number], BINS, (lowest, highest))[0].tolist()
+        for number in range(len(edges))
     ]
     spread = [list(pair) for pair in zip(edges.tolist(), counts, strict=True)]
     return {"spread": spread, "lowest": lowest, "highest": highest}
@@ -493,7 +491,7 @@ def _template() -> Template:
 
 
 def _shown(value: float | None) -> str:
-    """Format a figure in three digits, or as a dash where it is not defined."""
+    """Format a figure with three digits, or as a dash if it is undefined."""
     return "–" if value is None else f"{value:.3f}"
 
 

@@ -1,7 +1,7 @@
-"""The layers of a head, fitted to the train part and chosen by the validation part.
+"""Fit the layers of a head to the train part, and select them by the validation part.
 
-Of a BERT, the pooler and the classifier may be these layers, as FineWeb-Edu trains them: everything
-else is frozen, so that the state of ``[CLS]``, computed once, is all that training reads.
+The layers may also be the pooler and classifier of a BERT, as in FineWeb-Edu. All other layers are
+frozen, so that training only reads the state of ``[CLS]``, which is computed once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)  # L2 penalties tried for a linear head
-# Training rows below which one thread is used: several would mostly wait for each other.
+# Training uses one thread for fewer rows, because several would mostly wait for each other.
 ROWS_FOR_THREADS = 20_000
 _LEAST = 1e-6  # features with a smaller deviation are not scaled
 _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this kind
@@ -38,14 +38,14 @@ _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this ki
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows to fit to or to evaluate by."""
+    """Rows for training or evaluation."""
 
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
     targets: np.ndarray  # targets in the task's form
     weights: np.ndarray  # float32 (rows,)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Select some rows."""
+        """Return some rows, by index."""
         return Examples(self.vectors[rows], self.targets[rows], self.weights[rows])
 
 
@@ -54,7 +54,7 @@ class Recipe:
     """Training settings of a network: AdamW, with a learning rate that falls linearly to 0."""
 
     epochs: int  # maximum
-    patience: int  # epochs without a better one after which training stops
+    patience: int  # epochs without improvement before training stops
     learning_rate: float
     batch_size: int
     weight_decay: float = 0.0
@@ -69,11 +69,10 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Layers fitted to the train part of annotated texts, as `settings` of `Head.fit` ask.
+    """Training of a head's layers, with the `settings` of `Head.fit`.
 
-    The record says how it went: of a linear head ``penalty`` and ``losses``, those
-    of the validation part by penalty; of others ``epochs``, the number that ran, and
-    ``best_epoch``, from 1.
+    `record` has, for a linear head, ``penalty`` and ``losses``, the validation losses by penalty,
+    and for others ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
     """
 
     task: Task
@@ -84,7 +83,7 @@ class Fit:
     record: dict[str, Any] = field(default_factory=dict)
 
     def layers(self, embedder: Embedder) -> list[Layer]:
-        """Fit the layers; return the ones of the best penalty or epoch."""
+        """Fit the layers, and return them for the best penalty or epoch."""
         import torch
         from threadpoolctl import threadpool_limits
 
@@ -100,7 +99,7 @@ class Fit:
             return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
 
     def _linear(self) -> list[Layer]:
-        """Fit scikit-learn's linear model, with the penalty of least validation loss."""
+        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss."""
         mean, deviation = _spread(self.train.vectors)
         vectors = (self.train.vectors - mean) / deviation
         losses, layers = {}, {}
@@ -115,7 +114,7 @@ class Fit:
         return [layers[best]]
 
     def _mlp(self) -> list[Layer]:
-        """Train two layers with a ReLU between them, of the epoch of least validation loss."""
+        """Train two layers with a ReLU between them, up to the least validation loss."""
         from torch import nn
 
         mean, deviation = _spread(self.train.vectors)
@@ -134,8 +133,8 @@ class Fit:
     def _pooler(self, embedder: Embedder) -> list[Layer]:
         """Train the model's own pooler and a new classifier.
 
-        The best epoch is that of the highest macro-F1 of rounded scores where labels are grades,
-        else of the least loss.
+        The best epoch has the highest macro-F1 of rounded scores if labels are grades, else the
+        least loss.
         """
         from sklearn.metrics import f1_score
         from torch import nn
@@ -157,10 +156,10 @@ class Fit:
         network: nn.Sequential,
         quality: Callable[[np.ndarray, np.ndarray], float] | None = None,
     ) -> None:
-        """Train a network, and leave it as it was after its best epoch.
+        """Train a network, and restore its best epoch.
 
-        That epoch has most `quality`, of the validation part's outputs and targets; without it,
-        least loss.
+        That epoch has the highest `quality`, a function of the validation part's outputs and
+        targets, or the least loss if None.
         """
         import torch
 
@@ -200,7 +199,7 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """Return how good a network is by the validation part."""
+        """Return the quality of a network on the validation part; larger is better."""
         import torch
 
         with torch.inference_mode():
@@ -228,22 +227,22 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and deviation of each number of the vectors, which training takes out."""
+    """Compute the mean and standard deviation of each feature, to standardize the vectors."""
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:
-    """Convert a layer for standardized vectors to one for vectors as they are."""
+    """Convert a layer for standardized vectors to a layer for the original vectors."""
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
 
 
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
-    """Return an embedder of the state of ``[CLS]``, as a BERT's pooler reads it.
+    """Return an embedder of the state of ``[CLS]``, the input of a BERT's pooler.
 
-    It raises for any other model, and for an embedder with other settings.
+    Raises for other models, and for an embedder with other settings.
     """
     settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
     embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)
@@ -300,7 +299,7 @@ def read_layers(folder: Path) -> list[Layer]:
 def _classifier(
     embedder: Embedder, problem_type: str, labels: Sequence[str]
 ) -> BertForSequenceClassification:
-    """Load the model with its pooler and classifier, random ones where it has others, float32."""
+    """Load the model in float32; pooler and classifier are random if they do not match."""
     import torch
     from transformers import BertForSequenceClassification
 
@@ -316,7 +315,7 @@ def _classifier(
             dtype=torch.float32,
             problem_type=problem_type,
             id2label=dict(enumerate(labels)),
-            label2id={label: place for place, label in enumerate(labels)},
+            label2id={label: index for index, label in enumerate(labels)},
             hidden_dropout_prob=0.0,
             classifier_dropout=0.0,
         )

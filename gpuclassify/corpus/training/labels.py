@@ -1,4 +1,4 @@
-"""Labelled texts as embeddings and labels, each text embedded once and its vector kept."""
+"""Read labelled texts as embeddings and labels, and cache the embeddings."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _DIGEST = "sha256"
 class LabelledRows:
     """Rows of a dataset that have a text and a label, in its order.
 
-    Groups are equal for rows that belong together: those of one text, and those of one value of the
-    column of groups, if there is one; see `join_groups`.
+    Rows are in one group if they have the same text, or the same value in the column of groups; see
+    `join_groups`.
     """
 
     labels: pd.Series  # values of the label column
     groups: np.ndarray  # int64 (rows,)
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
-    null_texts: int  # rows that were left out for lack of a text
-    null_labels: int  # or of a label alone
+    null_texts: int  # rows left out without a text
+    null_labels: int  # rows left out with a text, but without a label
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class LabelColumns:
     group: str | None = None
 
     @property
-    def beside_text(self) -> list[str]:
-        """Columns beside the text, which are read as they are."""
+    def others(self) -> list[str]:
+        """Columns of labels and groups."""
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
@@ -71,7 +71,7 @@ class LabelColumns:
                     f"{count} column {name!r}; columns are {known}."
                     f"{nearest(name, set(known) - {name})} Pass {argument}= to name yours."
                 )
-        if self.text in self.beside_text:
+        if self.text in self.others:
             raise ValueError(f"column {self.text!r} holds the texts: name that of labels or groups")
         backend_of(frame).check_text_column(frame, self.text)
 
@@ -81,14 +81,14 @@ def read_labels(
 ) -> LabelledRows:
     """Read the labels, groups and embeddings of a dataset.
 
-    A lazy dataset is kept by Dask's workers meanwhile, so that what made it runs once; its texts
-    stay there, and numbers come here. The embedder's own text column may have any name. In the
-    directory embeddings are kept by the digest of the texts in their order, of the embedder's
-    settings, and of the model's commit or directory: what differs in any of these is embedded anew.
+    A lazy dataset is persisted on Dask's workers meanwhile, so that it is computed once; texts stay
+    there, and numbers come to this process. The text column of the embedder may have any name.
+    `directory` caches embeddings by digest of the texts, in order, of the embedder's settings, and
+    of the model's commit or directory.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)
-    rows = dataset[[columns.text, *columns.beside_text]]
+    rows = dataset[[columns.text, *columns.others]]
     if is_lazy:
         rows = rows.persist()
         described = rows.map_partitions(
@@ -112,7 +112,7 @@ def read_labels(
     texts = rows.dropna(subset=[columns.text, columns.label])[[columns.text]]
     texts = texts.rename(columns={columns.text: embedder.text_field})
     digests = used[["digest", "digest_end"]].to_numpy()
-    vectors = _kept(directory, embedder, digests, lambda: _embed(texts, embedder))
+    vectors = _cached(directory, embedder, digests, lambda: _embed(texts, embedder))
     return LabelledRows(
         used["label"].rename(columns.label),
         _groups(digests, used["group"] if columns.group else None),
@@ -123,9 +123,9 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return label and group of each row in pandas, and its text's digest."""
+    """Return a pandas frame of label, group and digest of the text of each row."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
-    plain = to_pandas(frame[columns.beside_text]).reset_index(drop=True)
+    plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
     described = pd.DataFrame({"label": plain[columns.label], "has_text": has_text})
     if columns.group:
@@ -134,18 +134,18 @@ def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
 
 
 def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
-    """Embed a frame of texts alone, float32 (texts, numbers)."""
+    """Embed the texts of a frame, float32 (texts, numbers)."""
     field = embedder.options.embedding_field
-    made = embedder(texts)[[field]]
-    made = made.compute() if dask.is_dask_collection(made) else made
-    lists = backend_of(made).list_array(made, field)
-    return lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(made), -1)
+    rows = embedder(texts)[[field]]
+    rows = rows.compute() if dask.is_dask_collection(rows) else rows
+    lists = backend_of(rows).list_array(rows, field)
+    return lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(rows), -1)
 
 
-def _kept(
+def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return ``make()``, or the copy in `directory` if there is an undamaged one."""
+    """Return ``make()``, or an undamaged copy of it in `directory`."""
     from safetensors.numpy import save_file
 
     if directory is None:
@@ -162,8 +162,8 @@ def _kept(
             logger.warning("%s is damaged (%s): embedding again", path, err)
     folder.mkdir(parents=True, exist_ok=True)
     vectors = make()
-    with workshop(folder) as beside:
-        whole = beside / path.name
+    with workshop(folder) as temporary:
+        whole = temporary / path.name
         save_file({_TENSOR: vectors}, whole, metadata={_DIGEST: _digest(vectors)})
         whole.replace(path)
     return vectors
@@ -194,8 +194,8 @@ def _groups(digests: np.ndarray, values: pd.Series | None) -> np.ndarray:
     if values is None:
         return texts
     codes = pd.factorize(values)[0]  # -1 for null
-    of_values = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
-    joined, left = join_groups(of_values, texts)
+    groups = np.unique(np.where(codes < 0, len(codes) + texts, codes), return_inverse=True)[1]
+    joined, left = join_groups(groups, texts)
     if left:
         logger.warning(
             "%d texts stand in several groups, and are trained on and judged by where these are in "

@@ -1,4 +1,4 @@
-"""Tasks of a head: classes, several labels a text, or a number."""
+"""Tasks of a head: one of several classes, several labels per text, or a number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 5
 
 
 class Task(ABC):
-    """Labels as targets of training: their checks, numbers and strata, by kind of label."""
+    """Base class of tasks, which convert labels to targets and fit a linear model."""
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
@@ -35,7 +35,7 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, labels: pd.Series) -> list[Any]:
-        """Read the labels of a column without null; TypeError or ValueError if they do not fit."""
+        """Convert a column of labels without null. Raises TypeError or ValueError for others."""
 
     @abstractmethod
     def outputs(self, labels: Sequence[Any]) -> tuple[str, ...]:
@@ -43,23 +43,23 @@ class Task(ABC):
 
     @abstractmethod
     def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return labels as numbers; ValueError if one is not among the outputs."""
+        """Convert labels to numbers. Raises ValueError if a label is not among the outputs."""
 
     @abstractmethod
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if labels do not differ."""
+        """Raise ValueError if all labels are the same."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of all that must be in the train part; empty for numbers."""
+        """Count the rows of each label that the train part needs; empty for numbers."""
         return {}
 
     @abstractmethod
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the strata that parts have equal shares of, int64 (rows,) from 0."""
+        """Return strata for the split into parts, int64 (rows,) from 0."""
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
         """Return the names of the strata, in order."""
-        return [*outputs, ""]  # the last label marks rows without any
+        return [*outputs, ""]  # the last stratum has no label
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -86,16 +86,16 @@ class Classes(Task):
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Read texts as they are, whole numbers and booleans as texts."""
+        """Convert whole numbers and booleans to texts."""
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the distinct labels, numbers by their size and texts by the alphabet."""
+        """Return the distinct labels, sorted as numbers or as texts."""
         return _in_order(set(labels))
 
     def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return the place of each label, int64 (rows,)."""
-        return np.array(_places(labels, outputs, self.label_field), dtype=np.int64)
+        """Return the index of each label, int64 (rows,)."""
+        return np.array(_indices(labels, outputs, self.label_field), dtype=np.int64)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
         """Raise ValueError for a single label."""
@@ -123,7 +123,7 @@ class Classes(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression; of two labels, the first one's output is always 0."""
+        """Fit a LogisticRegression; for two labels, the first output is always 0."""
         weight, bias = _logistic(vectors, targets, weights, penalty)
         if len(weight) == 1:
             weight, bias = np.vstack([0 * weight, weight]), np.append(0.0, bias)
@@ -141,7 +141,7 @@ class MultiLabel(Task):
     problem_type = MULTI_LABEL
 
     def read(self, labels: pd.Series) -> list[list[str]]:
-        """Read lists of labels, of the kinds that `Classes` reads."""
+        """Convert lists of labels, with the same types as for `Classes`."""
         rows = labels.tolist()
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Iterable):
@@ -158,10 +158,10 @@ class MultiLabel(Task):
         return _in_order({label for row in labels for label in row})
 
     def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return 1 for each label that a row has, float32 (rows, labels)."""
+        """Return multi-hot labels, float32 (rows, labels)."""
         targets = np.zeros((len(labels), len(outputs)), dtype=np.float32)
         for target, row in zip(targets, labels, strict=True):
-            target[_places(row, outputs, self.label_field)] = 1
+            target[_indices(row, outputs, self.label_field)] = 1
         return targets
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
@@ -176,13 +176,13 @@ class MultiLabel(Task):
         return dict(zip(outputs, counts, strict=True)) | without
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the rarest label of each row, and one more for rows without a label."""
-        rarest = np.argsort(targets.sum(axis=0), kind="stable")
-        place = targets[:, rarest].argmax(axis=1)
-        return np.where(targets.any(axis=1), rarest[place], targets.shape[1])
+        """Return the index of each row's rarest label; rows without a label get the next index."""
+        rarest_first = np.argsort(targets.sum(axis=0), kind="stable")
+        rarest = rarest_first[targets[:, rarest_first].argmax(axis=1)]
+        return np.where(targets.any(axis=1), rarest, targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the binary cross-entropy, the mean over labels."""
+        """Compute the binary cross-entropy, averaged over labels."""
         from torch.nn import functional as F
 
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -190,7 +190,7 @@ class MultiLabel(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression a label."""
+        """Fit a LogisticRegression per label."""
         layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
         return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
 
@@ -206,7 +206,7 @@ class Regression(Task):
     problem_type = REGRESSION
 
     def read(self, labels: pd.Series) -> list[float]:
-        """Read numbers and booleans."""
+        """Convert numbers and booleans to floats."""
         try:
             numbers = pd.to_numeric(labels).to_numpy(dtype=np.float64)
             if pd.api.types.is_string_dtype(labels.dtype):
@@ -221,7 +221,7 @@ class Regression(Task):
         return numbers.tolist()
 
     def outputs(self, labels: Sequence[float]) -> tuple[str, ...]:
-        """Return the column's own name."""
+        """Return the name of the column."""
         return (self.label_field,)
 
     def targets(self, labels: Sequence[float], outputs: tuple[str, ...]) -> np.ndarray:
@@ -229,20 +229,20 @@ class Regression(Task):
         return np.array(labels, dtype=np.float32)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError for a single number."""
+        """Raise ValueError if all numbers are the same."""
         if np.ptp(targets) == 0:
             raise ValueError(
                 f"all rows of {self.label_field!r} hold {targets[0]:g}: there is nothing to learn"
             )
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return grades, or else tenths of all numbers by size."""
+        """Return a stratum per grade, or ten strata of equal size."""
         if grades_of(targets) is not None:
             return np.unique(targets, return_inverse=True)[1]
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return grades as texts; tenths have no names."""
+        """Return grades as texts; other strata have no names."""
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -262,9 +262,9 @@ class Regression(Task):
 def row_weights(
     strata: np.ndarray, names: Sequence[str], trained: int, settings: Mapping[str, Any]
 ) -> np.ndarray:
-    """Return the weights of rows of strata with these names, as by scikit-learn's `class_weight`.
+    """Return the weights of rows by stratum, float32 (rows,), like scikit-learn's `class_weight`.
 
-    float32 (rows,). If they are `balanced`, the first `trained` rows of each stratum count alike.
+    With ``balanced``, all strata have the same total weight in the first `trained` rows.
     """
     weights = settings["class_weight"] or {}
     check_names("class_weight is by label, and there is", "label", weights, names)
@@ -318,7 +318,7 @@ def _class_name(value: object, label_field: str) -> str:
     if isinstance(value, str):
         return str(value)  # numpy's too
     if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))  # as Dask converts a column of objects
+        return str(bool(value))  # equals Dask's conversion of a column of objects
     if isinstance(value, (int, np.integer)) or (
         isinstance(value, (float, np.floating)) and float(value).is_integer()
     ):
@@ -337,12 +337,12 @@ def _in_order(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def _places(labels: Iterable[str], outputs: tuple[str, ...], label_field: str) -> list[int]:
-    places = {label: place for place, label in enumerate(outputs)}
+def _indices(labels: Iterable[str], outputs: tuple[str, ...], label_field: str) -> list[int]:
+    indices = {label: index for index, label in enumerate(outputs)}
     labels = list(labels)
     if unknown := sorted(set(labels) - set(outputs)):
         raise ValueError(
             f"column {label_field!r} holds {unknown[:_SHOWN]}, which the head does not know; its "
             f"labels are {', '.join(outputs)}: drop these rows, or train on them"
         )
-    return [places[label] for label in labels]
+    return [indices[label] for label in labels]

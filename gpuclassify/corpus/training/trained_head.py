@@ -1,4 +1,4 @@
-"""Trained head: the last layers of a classifier, trained on the embeddings of annotated texts."""
+"""Trained heads: the last layers of classifiers, trained on embeddings of annotated texts."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ TaskName = Literal["classes", "multilabel", "regression"]
 PACKAGES = ("numpy", "scikit-learn", "torch", "transformers")  # versions recorded with a head
 ACTIVATIONS = {"linear": None, "mlp": "relu", "pooler": "tanh"}
 RECORD, PAGE, CARD = "training.json", "evaluation.html", "README.md"
-# Settings of an embedder that a head's own files do not keep, and that its classifier needs too.
+# Settings of an embedder that its classifier needs, and a head's own files do not store.
 _READING = ("max_chars", "long_text", "end_chars", "window_overlap", "window_aggregation")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedHead:
-    """The last layers of a classifier, on the embeddings of a model that stays as it is.
+    """Last layers of a classifier, which read the embeddings of a frozen model.
 
-    `Head.fit` trains one, `evaluate` judges it, `save` writes what ``HeadClassifier`` runs, or for
-    ``kind="pooler"`` a whole classifier, and `load` reads it again.
+    `Head.fit` trains a head, `evaluate` measures it, `save` writes it for ``HeadClassifier`` (or,
+    for ``kind="pooler"``, as a whole classifier), and `load` reads it again.
 
     Attributes
     ----------
     network : HeadNetwork
         The layers.
     embedder : Embedder
-        What makes the embeddings.
+        Mapper that makes the embeddings.
     record : dict
-        How it was trained, as JSON values: settings, data, versions, and the evaluation.
+        Record of the training, as JSON values: settings, data, versions and evaluation.
 
     Examples
     --------
@@ -115,66 +115,65 @@ class TrainedHead:
     ) -> TrainedHead:
         """Train a head on annotated texts.
 
-        Rows without a text or a label are left out, and counted. Of the others a tenth is the test
-        part, by which the head is judged, and a tenth the validation part, by which the penalty or
-        the epoch is chosen. Labels are shared out evenly; rows of one group, or of one text, are
-        all in one part, so that groups that share a text count as one. Parts come as near their
-        shares as whole groups allow, and the largest groups train. Layers are trained on this
-        machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
+        Rows without a text or a label are left out, and counted. A tenth of the other rows is the
+        test part, for the evaluation, and a tenth is the validation part, to select the penalty or
+        the epoch. Parts have similar shares of each label. Rows with the same group or text are in
+        the same part, and groups that share a text count as one. The shares of parts are as exact
+        as whole groups allow, and the largest groups are in the train part. Layers are trained on
+        this machine's CPU, by scikit-learn or torch; the same seed gives the same weights.
 
-        A test part of fewer than 400 rows is too small to judge by: ten more heads are trained as
-        this one, each on other parts, so that each row is in the test part of one of them, and
-        the evaluation is of these (cross-validation).
+        If the test part has fewer than 400 rows, the evaluation is by cross-validation: ten more
+        heads are trained on other parts, so that each row is in the test part of one of them.
 
         Parameters
         ----------
         annotated : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
         label_field : str
-            Column of the labels: of classes texts, whole numbers or booleans, of several labels
-            lists of them, of a regression numbers.
+            Column of the labels: texts, whole numbers or booleans for classes, lists of them for
+            ``task="multilabel"``, numbers for a regression.
         backbone : str, path or Embedder
-            Hub name or directory of the model whose embeddings are read; its weights stay as they
-            are. An `Embedder` has settings as well.
+            Hub name or directory of the embedding model, whose weights do not change. Pass an
+            `Embedder` for other settings.
         text_field : str
             Column of the text.
         kind : {"linear", "mlp", "pooler"}
-            scikit-learn's LogisticRegression or Ridge; two layers with a ReLU between them; or, of
-            a BERT, the pooler and a classifier on the state of ``[CLS]``, as FineWeb-Edu has it.
+            scikit-learn's LogisticRegression or Ridge; two layers with a ReLU between them; or the
+            pooler of a BERT and a classifier, which read the state of ``[CLS]``, as in FineWeb-Edu.
         task : {"classes", "multilabel", "regression"}
-            One of several labels; any number of them; or a number.
+            One label per text, any number of labels, or a number.
         group : str, optional
-            Column, such as the host, whose rows of one value must not be in two parts. A text that
-            is in too many groups to join them is warned of.
+            Column, such as the host; rows with the same value are in the same part. A warning
+            counts texts that are in too many groups to join these.
         embeddings : path, optional
-            Directory that keeps embeddings, so that the same texts are not embedded again.
+            Directory that caches embeddings.
         validation : DataFrame, optional
-            Annotated texts to choose the penalty or the epoch by, with the same columns. What would
-            be the validation part of `annotated` trains as well.
+            Annotated texts with the same columns, to select the penalty or the epoch. The
+            validation part of `annotated` is then used for training, too.
         balanced : bool
-            Labels, or grades of a regression, count alike, however many rows they have.
+            Give all labels, or grades of a regression, the same total weight.
         class_weight : str or dict, optional
-            How much rows with a label, or grade, count: "balanced", or a number by label, which is
-            1 for others. Of several labels a row, the rarest one counts.
+            Weight of rows by label, or grade: "balanced", or numbers by label, 1 for others. A row
+            with several labels has the weight of the rarest one.
         hidden_size : int
             Width between the layers of ``kind="mlp"``.
         epochs : int, optional
-            At most, of ``kind="mlp"`` and ``"pooler"``. Default: 50 and 20.
+            Maximum epochs for ``kind="mlp"`` and ``"pooler"``. Default: 50 and 20.
         learning_rate : float, optional
-            Of ``kind="mlp"`` and ``"pooler"``. Default: 0.001 and 0.0003.
+            Learning rate for ``kind="mlp"`` and ``"pooler"``. Default: 0.001 and 0.0003.
         seed : int
-            Of the parts, and of what is random in training.
+            Seed of parts and training.
 
         Returns
         -------
         Head
-            Its `evaluation` is that of the test part, or of the cross-validation.
+            Its `evaluation` is of the test part, or by cross-validation.
 
         Raises
         ------
         TypeError, ValueError
-            A column is missing or of no use, all labels are the same, one has fewer than three
-            examples, the rows are of fewer than three groups, or groups are so large that a part
-            is too small to judge by.
+            A column is missing or unusable, all labels are the same, a label has fewer than three
+            examples, there are fewer than three groups, or groups are so large that a part has too
+            few rows.
         """
         settings: dict[str, Any] = {
             "kind": kind,
@@ -192,11 +191,11 @@ class TrainedHead:
         _check_fit(settings)
         embedder = _embedder_of(backbone, kind)
         columns = LabelColumns(text_field, label_field, group)
-        labelled, chosen = read_labels(annotated, columns, embedder, embeddings), None
+        labelled, selection = read_labels(annotated, columns, embedder, embeddings), None
         if validation is not None:
             columns = LabelColumns(text_field, label_field)
-            chosen = read_labels(validation, columns, embedder, embeddings)
-        return _fit(TASKS[task](label_field), embedder, labelled, settings, chosen)
+            selection = read_labels(validation, columns, embedder, embeddings)
+        return _fit(TASKS[task](label_field), embedder, labelled, settings, selection)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -205,7 +204,7 @@ class TrainedHead:
 
     @property
     def evaluation(self) -> Evaluation:
-        """Evaluation on the test part, or of such heads by cross-validation where that is small."""
+        """Evaluation on the test part, or by cross-validation if that is small."""
         return Evaluation(**self.record["evaluation"], about=_about(self.record))
 
     @property
@@ -220,7 +219,7 @@ class TrainedHead:
         Parameters
         ----------
         embeddings : numpy.ndarray
-            float32 (texts, numbers), as the `embedder` gives them.
+            float32 (texts, numbers), from the `embedder`.
 
         Returns
         -------
@@ -238,7 +237,7 @@ class TrainedHead:
         group: str | None = None,
         embeddings: StrPath | None = None,
     ) -> Evaluation:
-        """Evaluate the head on other annotated texts, which it must not have been trained on.
+        """Evaluate the head on annotated texts that it was not trained on.
 
         Parameters
         ----------
@@ -248,14 +247,15 @@ class TrainedHead:
         label_field : str, optional
             Column of the labels. Default: that of training.
         group : str, optional
-            Column, such as the host, whose rows of one value are alike, which makes intervals wide.
+            Column, such as the host. Rows with the same value are not independent, which makes
+            intervals wider.
         embeddings : path, optional
-            Directory that keeps embeddings, so that the same texts are not embedded again.
+            Directory that caches embeddings.
 
         Raises
         ------
         TypeError, ValueError
-            A column is missing or of no use, or a label is not one of the head's.
+            A column is missing or unusable, or a label is not one of the head's.
         """
         settings = self.record["settings"]
         columns = LabelColumns(
@@ -277,12 +277,12 @@ class TrainedHead:
         )
 
     def save(self, directory: StrPath) -> Path:
-        """Put the head, its card and its evaluation's page into a directory, over an older head.
+        """Write the head, its card and its evaluation's page to a directory; replace an older head.
 
-        `HeadClassifier` runs it from there; a head of ``kind="pooler"`` is a whole
-        BertForSequenceClassification instead, which `FineWebEduClassifier` (of a regression) and
-        `DistributedDataClassifier` run. All files are replaced at once: whoever reads them, and a
-        process that is killed meanwhile, sees the older head or this one.
+        `HeadClassifier` runs the head from there. A head of ``kind="pooler"`` is saved as a whole
+        BertForSequenceClassification, which `FineWebEduClassifier` (for a regression) and
+        `DistributedDataClassifier` run. All files are replaced at once: readers see the older head
+        or this one, also if the process is killed meanwhile.
 
         Raises
         ------
@@ -291,16 +291,16 @@ class TrainedHead:
         """
         kind = self.record["settings"]["kind"]
         folder = check_directory(directory, kind)
-        with saving(folder) as beside:
+        with saving(folder) as temporary:
             if kind != "pooler":
-                self.network.write(beside)
+                self.network.write(temporary)
             elif folder.resolve() != Path(self.embedder.model.identity.name).resolve():
-                save_classifier(self.network, self.embedder, beside)
+                save_classifier(self.network, self.embedder, temporary)
             record = json.dumps(self.record, indent=1, ensure_ascii=False)
-            (beside / RECORD).write_text(f"{record}\n", encoding="utf-8")
+            (temporary / RECORD).write_text(f"{record}\n", encoding="utf-8")
             card = self.evaluation.card(folder.name, self.record)
-            (beside / CARD).write_text(card, encoding="utf-8")
-            self.evaluation.save(beside / PAGE)
+            (temporary / CARD).write_text(card, encoding="utf-8")
+            self.evaluation.save(temporary / PAGE)
         return folder
 
     @classmethod
@@ -311,15 +311,14 @@ class TrainedHead:
         ----------
         directory : path
         backbone : str, path or Embedder, optional
-            Hub name or directory of the embedding model, if it is not available under the name that
-            the head was trained with.
+            Hub name or directory of the embedding model, if its name has changed since training.
 
         Raises
         ------
         FileNotFoundError
             The directory holds no trained head.
         CheckpointError, ModelChangedError
-            The weights are damaged, or were saved again in the meantime.
+            The weights are damaged, or were replaced during loading.
         """
         folder = Path(os.fspath(directory)).expanduser()
         finish_saving(folder)
@@ -341,7 +340,7 @@ class TrainedHead:
                 network = HeadNetwork(layers, task.problem_type, labels, "tanh", backbone=described)
             else:
                 network = load_head(read_head(identity))
-            hub.download(identity)  # unchanged while it was read
+            hub.download(identity)  # raises if a file has changed since `identity`
             if isinstance(backbone, Embedder):
                 return cls(network, backbone, record)
             if backbone is not None:
@@ -377,7 +376,7 @@ class TrainedHead:
 
 
 def _check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raise CheckpointError if a record has settings that `save` does not write."""
+    """Raise CheckpointError if the record has unknown settings."""
     backbone, settings = record["backbone"], record["settings"]
     if not (
         isinstance(backbone["model"], str)
@@ -401,11 +400,11 @@ def _fit(
     embedder: Embedder,
     labelled: LabelledRows,
     settings: dict[str, Any],
-    chosen: LabelledRows | None,
+    validation: LabelledRows | None,
 ) -> TrainedHead:
-    """Split, train, and evaluate on the test part, or by cross-validation where that is small.
+    """Split, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    If there are other labelled rows to choose by, their rows follow those of the parts.
+    If other rows are passed for validation, they are appended to the labelled rows.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -416,24 +415,25 @@ def _fit(
     parts = split(strata, labelled.groups, settings["seed"])
     refuse_small(parts, labelled.groups)
     refuse_untrained(task, targets[parts["train"]], outputs)
-    rows, vectors, every = len(targets), labelled.vectors, targets
-    if chosen is not None:
-        vectors = np.vstack([vectors, chosen.vectors])
-        every = np.concatenate([targets, task.targets(task.read(chosen.labels), outputs)])
-    names = task.strata_names(every, outputs)
-    weights = row_weights(task.strata(every), names, rows, settings)
-    examples = Examples(vectors, every, weights)
+    rows, vectors, all_targets = len(targets), labelled.vectors, targets
+    if validation is not None:
+        vectors = np.vstack([vectors, validation.vectors])
+        own_targets = task.targets(task.read(validation.labels), outputs)
+        all_targets = np.concatenate([targets, own_targets])
+    names = task.strata_names(all_targets, outputs)
+    weights = row_weights(task.strata(all_targets), names, rows, settings)
+    examples = Examples(vectors, all_targets, weights)
     backbone = _backbone_of(embedder)
 
-    def with_chosen(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if chosen is None:
+    def with_validation(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if validation is None:
             return parts
         train = np.sort(np.concatenate([parts["train"], parts["validation"]]))
-        return {**parts, "train": train, "validation": np.arange(rows, len(every))}
+        return {**parts, "train": train, "validation": np.arange(rows, len(all_targets))}
 
     def trained(parts: Mapping[str, np.ndarray]) -> tuple[HeadNetwork, dict[str, Any]]:
-        train, validation = (examples.take(parts[name]) for name in ("train", "validation"))
-        fit = Fit(task, outputs, train, validation, settings)
+        train, held_out = (examples.take(parts[name]) for name in ("train", "validation"))
+        fit = Fit(task, outputs, train, held_out, settings)
         network = HeadNetwork(
             tuple(fit.layers(embedder)),
             task.problem_type,
@@ -443,14 +443,14 @@ def _fit(
         )
         return network, fit.record
 
-    parts = with_chosen(parts)
+    parts = with_validation(parts)
     network, training = trained(parts)
     reading = {name: getattr(embedder.options, name) for name in _READING}
     record = {
         "settings": settings,
         "data": {
             **{name: len(rows) for name, rows in parts.items()},
-            "has_own_validation": chosen is not None,
+            "has_own_validation": validation is not None,
             "groups": len(np.unique(labelled.groups)),
             "null_texts": labelled.null_texts,
             "null_labels": labelled.null_labels,
@@ -466,12 +466,12 @@ def _fit(
     head = TrainedHead(network, embedder, record)
     judged_rows, tries = parts["test"], []
     if len(judged_rows) < ENOUGH_ROWS:
-        tries = list(map(with_chosen, folds(strata, labelled.groups, settings["seed"])))
+        tries = list(map(with_validation, folds(strata, labelled.groups, settings["seed"])))
     if tries and all(not untrained(task, targets[fold["train"]], outputs) for fold in tries):
         tested = [trained(fold)[0].apply(labelled.vectors[fold["test"]]) for fold in tries]
         judged_rows = np.concatenate([fold["test"] for fold in tries])
         judged_outputs = np.vstack(tested)
-    else:  # a label's groups are too few to be in all train parts
+    else:  # enough rows, or a label is missing in a train part
         tries, judged_outputs = [], network.apply(labelled.vectors[judged_rows])
     judged = head._judge(
         judged_outputs,
@@ -484,7 +484,7 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Describe how a head was trained, as tables for people."""
+    """Return tables about the training of a head, for people."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -495,7 +495,7 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise, before anything is embedded, unless settings have a meaning and training can run."""
+    """Raise unless settings are valid and libraries are installed, before texts are embedded."""
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
@@ -525,14 +525,14 @@ def _check_fit(settings: Mapping[str, Any]) -> None:
 
 
 def by_label(weights: object) -> Any:
-    """Return weights by labels as texts, the form of classes and grades; anything else as it is."""
+    """Convert labels to texts, as for classes and grades; other weights are unchanged."""
     if not isinstance(weights, Mapping):
         return weights
     return {f"{k:g}" if isinstance(k, float) else str(k): number for k, number in weights.items()}
 
 
 def check_directory(directory: StrPath, kind: Kind) -> Path:
-    """Return the directory to save a head in; FileExistsError if it holds another model."""
+    """Return the directory to save a head in. Raises FileExistsError if it has another model."""
     folder = Path(os.fspath(directory)).expanduser()
     finish_saving(folder)
     if kind != "pooler":
@@ -543,7 +543,7 @@ def check_directory(directory: StrPath, kind: Kind) -> Path:
 
 
 def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    """Return the embedder of a head, made from a model's name, or passed as it is."""
+    """Return the embedder of a head, made from a model's name or passed by the caller."""
     if not isinstance(backbone, (str, os.PathLike, Embedder)):
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):

@@ -27,7 +27,7 @@ from gpuclassify.jobs.report.summary import (
 )
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.stage_counts import MARKS, REASONS
-from gpuclassify.pages import page_template, short_number
+from gpuclassify.pages import page_template
 from gpuclassify.pages.sections import MOST_ROWS, ReportPart
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
 
@@ -277,7 +277,6 @@ def _template() -> Template:
         "report",
         "page.html.j2",
         cross=most_crossed,
-        edge=_edge,
         joined=join_bins,
         marked=_marked,
     )
@@ -311,10 +310,3 @@ def most_crossed(
     rows, columns = (sorted(by, key=lambda n: (-by[n], n))[:most] for by in (by_row, by_column))
     equal = sum(row.get(name, 0) for name, row in counts.items())
     return rows, columns, equal, sum(by_row.values())
-
-
-def _edge(value: float) -> str:
-    """Format a bin's edge briefly."""
-    if value >= 10_000:
-        return short_number(value)
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
