@@ -1,7 +1,6 @@
 """How the site is built: ``make docs``, without a network."""
 
 import inspect
-import re
 import shutil
 import sys
 import textwrap
@@ -16,7 +15,7 @@ import text_pages  # noqa: E402
 
 from gpuclassify import __version__  # noqa: E402
 from gpuclassify.mapping.text_mapper import TextMapper  # noqa: E402
-from gpuclassify.settings.options import ClassifierOptions  # noqa: E402
+from gpuclassify.settings.signatures import NEXT_SECTION  # noqa: E402
 
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author
@@ -53,12 +52,6 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 
-# A setting as help() shows it, in one paragraph.
-SETTING = re.compile(
-    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
-)
-NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
-
 
 def fill_page(_app, docname, source):
     """Put tables, notebooks and drawings in their places before a page is read."""
@@ -72,13 +65,13 @@ def explain_settings(_app, what, _name, obj, _options, lines):
     if what != "class" or not title or not hasattr(obj, "__signature__"):
         return
     parameters = inspect.signature(obj).parameters
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
     shared = set()
     if issubclass(obj, TextMapper):
-        shared = set(inspect.signature(ClassifierOptions).parameters) - set(obj.defaults)
-    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+        shared = tables.shared_settings(settings) - set(obj.defaults)
     entries = [
         f"{name} : {_kind(parameters[name], choices)}\n{textwrap.indent(text.strip(), '    ')}\n"
-        for name, choices, text in SETTING.findall(settings)
+        for name, choices, text in tables.SETTING.findall(settings)
         if name not in shared
     ]
     lines[:] = "".join([head, *([title, *entries, "\n"] if entries else []), *after]).splitlines()

@@ -5,6 +5,8 @@
 docstrings of what ``<!-- reference: NAMES -->`` names, in place of which the site has its own.
 """
 
+import collections
+import functools
 import inspect
 import json
 import pkgutil
@@ -21,15 +23,18 @@ from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.classifiers.questions.prompt_classifier import PromptOptions
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.models import labels_by_column, length_read
+from gpuclassify.commands.options import GROUPS
 from gpuclassify.commands.settings import families
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import (
     ClassifierOptions,
     LabelOptions,
     ModelOptions,
     PairOptions,
     ScoreOptions,
+    TextOptions,
 )
-from gpuclassify.settings.signatures import explanations
+from gpuclassify.settings.signatures import NEXT_SECTION, explanations
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DOCS = Path(__file__).parent
@@ -38,6 +43,22 @@ REFERENCE = re.compile(
     r"^(<!-- reference: ([\w. ]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
 )
 MOST_SHOWN = 12  # arguments in a signature: more say less than the list of them below it
+LONGEST_DEFAULT = 60  # characters of a default that is shown
+SHARING = 3  # commands with an option from which on it is listed once
+# Classes of options, and the arguments that they declare for several classes of mappers.
+OPTIONS = {
+    TextOptions: "Of all mappers",
+    ModelOptions: "Of all classifiers and of the embedder",
+    PairOptions: "Of all that read pairs of texts as well",
+    LabelOptions: "Of all that give labels",
+    ScoreOptions: "Of all that give labels and scores",
+    ClassifierOptions: "Of all that give probabilities",
+    PromptOptions: "Of questions to language models",
+}
+# A setting as help() shows it, in one paragraph.
+SETTING = re.compile(
+    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
+)
 COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
 BASELINE, SUBJECT = "pipeline held", "gpuclassify"
 # Which measured shape a published model has; what is not here was not measured.
@@ -74,8 +95,44 @@ def describe(name: str) -> str:
     bare = [own.replace(annotation=empty) for own in signature.parameters.values()]
     signature = signature.replace(parameters=bare, return_annotation=empty)
     shown = "(*, ...)" if len(bare) > MOST_SHOWN else signature
-    explained = (inspect.getdoc(found) or "").replace("  # doctest: +SKIP", "")
+    explained = _own_settings(found).replace("  # doctest: +SKIP", "")
     return f"```none\n{found.__name__}{shown}\n\n{explained}\n```\n"
+
+
+def _own_settings(found: Any) -> str:
+    """Return a docstring; of a mapper without the settings that the page of arguments explains."""
+    explained = inspect.getdoc(found) or ""
+    if not (inspect.isclass(found) and issubclass(found, TextMapper)):
+        return explained
+    head, title, rest = explained.partition("Parameters\n----------\n")
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+    shared = shared_settings(settings)
+    own = "".join(entry[0] for entry in SETTING.finditer(settings) if entry[1] not in shared)
+    defaults = {name: value for name, value in found.defaults.items() if name in shared}
+    shown = ", ".join(
+        f"{name}={text if len(text := repr(value)) <= LONGEST_DEFAULT else '...'}"
+        for name, value in defaults.items()
+    )
+    note = [f"Defaults of its own: {shown}\n\n"] if shown else []
+    return "".join([head, *note, *([title, own.rstrip(), "\n\n"] if own else []), *after]).rstrip()
+
+
+def shared_settings(settings: str) -> set[str]:
+    """Return the names of settings that the page of arguments explains in the same words."""
+    return {
+        name
+        for name, choices, text in SETTING.findall(settings)
+        if f"{choices}: {' '.join(text.split())}" in _shared_texts().get(name, ())
+    }
+
+
+@functools.cache
+def _shared_texts() -> dict[str, set[str]]:
+    texts: dict[str, set[str]] = {}
+    for options in OPTIONS:
+        for name, text in explanations(options).items():
+            texts.setdefault(name, set()).add(text)
+    return texts
 
 
 def _directives(names: str) -> str:
@@ -218,15 +275,7 @@ def _family(name: str, owner: Any) -> str:
 
 def arguments() -> str:
     """Return the arguments of the mappers, by the class of options that declares them."""
-    titles = {
-        ModelOptions: "Of all classifiers and of the embedder",
-        PairOptions: "Of all that read pairs of texts as well",
-        LabelOptions: "Of all that give labels",
-        ScoreOptions: "Of all that give labels and scores",
-        ClassifierOptions: "Of all that give probabilities",
-        PromptOptions: "Of questions to language models",
-    }
-    return "\n".join(f"## {title}\n\n{_settings(kind)}\n" for kind, title in titles.items())
+    return "\n".join(f"## {title}\n\n{_settings(kind)}\n" for kind, title in OPTIONS.items())
 
 
 def _settings(kind: type) -> str:
@@ -245,13 +294,64 @@ def _default(parameter: Any) -> str:
 
 
 def commands() -> str:
-    """Return the help of every command, as the terminal shows it."""
-    context = click.Context(main, info_name=main.name)
-    return "\n".join(
-        f"## {name}\n\n```none\n{command.get_help(click.Context(command, context, name))}\n```\n"
-        for name in main.list_commands(context)
-        if (command := main.get_command(context, name))
+    """Return the help of every command, and then the options that several of them share."""
+    main_context = click.Context(main, info_name=main.name)
+    contexts = {
+        name: click.Context(command, main_context, name)
+        for name in main.list_commands(main_context)
+        if (command := main.get_command(main_context, name))
+    }
+    options = {name: _options(context) for name, context in contexts.items()}
+    counts = collections.Counter(option for own in options.values() for option in own)
+    shared = [option for option, count in counts.items() if count >= SHARING]
+    sections = [_command(contexts[name], own, shared) for name, own in options.items()]
+    listed = "\n".join(f"### {group}\n\n{_listed(group, shared)}\n" for group in _groups(shared))
+    return "\n".join([*sections, f"## Options of several commands\n\n{listed}"])
+
+
+def _options(context: click.Context) -> list[tuple[str, tuple[str, str]]]:
+    """Return the options of a command as pairs of their group and what the help shows."""
+    hidden = getattr(context.command, "hidden_group", "")
+    return [
+        (group, record)
+        for parameter in context.command.get_params(context)
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+        if (group := getattr(parameter, "group", "Options")) != hidden
+    ]
+
+
+def _command(context: click.Context, options: list[Any], shared: list[Any]) -> str:
+    """Return a command's usage, text and own options, and links to those that it shares."""
+    formatter = context.make_formatter()
+    context.command.format_usage(context, formatter)
+    context.command.format_help_text(context, formatter)
+    own = [option for option in options if option not in shared]
+    for group in _groups(own):
+        with formatter.section(group):
+            formatter.write_dl([record for name, record in own if name == group])
+    common = [option for option in options if option in shared]
+    also = "".join(
+        f"* [{group}](#{group.lower().replace(' ', '-')}): "
+        + ", ".join(
+            f"`{record[0].split(' ')[0].rstrip(',')}`" for name, record in common if name == group
+        )
+        + "\n"
+        for group in _groups(common)
     )
+    text = formatter.getvalue().strip()
+    return f"## {context.info_name}\n\n```none\n{text}\n```\n\nShared options:\n\n{also}"
+
+
+def _groups(options: Iterable[Any]) -> list[str]:
+    groups = {group for group, _ in options}
+    return [group for group in GROUPS if group in groups]
+
+
+def _listed(group: str, options: Iterable[Any]) -> str:
+    """Return the options of a group as the terminal shows them."""
+    formatter = click.HelpFormatter()
+    formatter.write_dl([record for name, record in options if name == group])
+    return f"```none\n{formatter.getvalue()}```"
 
 
 def layers() -> str:
