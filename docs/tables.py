@@ -60,6 +60,7 @@ SETTING = re.compile(
     r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
 )
 COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
+EXIT_CODES = re.compile(r"^  Exit codes: .*?\n\n", re.MULTILINE | re.DOTALL)  # of the page's top
 BASELINE, SUBJECT = "pipeline held", "gpuclassify"
 # Which measured shape a published model has; what is not here was not measured.
 SHAPES = {
@@ -77,44 +78,57 @@ def fill(text: str, page: str) -> str:
 def written(text: str, page: str) -> str:
     """Return the page with its tables as of today, whose links to results are relative."""
     up = "../" * (page.count("/") + 1)
+    seen: dict[tuple[str, str], str] = {}
 
     def made(mark: re.Match[str]) -> str:
         content = TABLES[mark[2]]().replace("RESULTS/", f"{up}benchmarks/results/")
         return f"{mark[1]}{content.strip()}\n\n{mark[3]}"
 
     def described(mark: re.Match[str]) -> str:
-        return f"{mark[1]}{''.join(map(describe, mark[2].split()))}\n{mark[3]}"
+        return f"{mark[1]}{''.join(describe(name, seen) for name in mark[2].split())}\n{mark[3]}"
 
     return REFERENCE.sub(described, MARK.sub(made, text))
 
 
-def describe(name: str) -> str:
-    """Return signature and docstring of a Python name, as a fence."""
+def describe(name: str, seen: dict[tuple[str, str], str]) -> str:
+    """Return signature and docstring of a Python name, as a fence; see `_own_settings`."""
     found = pkgutil.resolve_name(name)
     signature, empty = inspect.signature(found), inspect.Parameter.empty
     bare = [own.replace(annotation=empty) for own in signature.parameters.values()]
     signature = signature.replace(parameters=bare, return_annotation=empty)
     shown = "(*, ...)" if len(bare) > MOST_SHOWN else signature
-    explained = _own_settings(found).replace("  # doctest: +SKIP", "")
+    explained = _own_settings(found, seen).replace("  # doctest: +SKIP", "")
     return f"```none\n{found.__name__}{shown}\n\n{explained}\n```\n"
 
 
-def _own_settings(found: Any) -> str:
-    """Return a docstring; of a mapper without the settings that the page of arguments explains."""
+def _own_settings(found: Any, seen: dict[tuple[str, str], str]) -> str:
+    """Return a docstring without settings that the page of arguments or a class above explains.
+
+    `seen` has the classes by the names and texts of the settings that they explain on this page.
+    """
     explained = inspect.getdoc(found) or ""
-    if not (inspect.isclass(found) and issubclass(found, TextMapper)):
-        return explained
     head, title, rest = explained.partition("Parameters\n----------\n")
     settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
-    shared = shared_settings(settings)
-    own = "".join(entry[0] for entry in SETTING.finditer(settings) if entry[1] not in shared)
-    defaults = {name: value for name, value in found.defaults.items() if name in shared}
-    shown = ", ".join(
-        f"{name}={text if len(text := repr(value)) <= LONGEST_DEFAULT else '...'}"
-        for name, value in defaults.items()
-    )
-    note = [f"Defaults of its own: {shown}\n\n"] if shown else []
-    return "".join([head, *note, *([title, own.rstrip(), "\n\n"] if own else []), *after]).rstrip()
+    entries = SETTING.findall(settings)
+    if not inspect.isclass(found) or not entries:
+        return explained
+    shared = shared_settings(settings) if issubclass(found, TextMapper) else set()
+    defaults = getattr(found, "defaults", {})
+    values = ((name, repr(value)) for name, value in defaults.items() if name in shared)
+    shown = [
+        f"{name}={value if len(value) <= LONGEST_DEFAULT else '...'}" for name, value in values
+    ]
+    own, as_above = "", collections.defaultdict(list)
+    for name, choices, text in entries:
+        owner = seen.setdefault((name, " ".join(text.split())), found.__name__)
+        if name not in shared and owner == found.__name__:
+            own += f"{name}{choices}: {text}"
+        elif name not in shared:
+            as_above[owner].append(name)
+    notes = [f"Defaults of its own: {', '.join(shown)}"] if shown else []
+    notes += [f"Settings as in {owner}: {', '.join(names)}" for owner, names in as_above.items()]
+    parts = [head.rstrip(), *notes, *([f"{title}{own.rstrip()}"] if own else []), *after]
+    return "\n\n".join(parts)
 
 
 def shared_settings(settings: str) -> set[str]:
@@ -255,7 +269,6 @@ def _family(name: str, owner: Any) -> str:
     model = owner.defaults.get("model")
     facts = [
         ["class", f"[`{owner.__qualname__}`](classifiers.md#{owner.__qualname__.lower()})"],
-        ["tells", owner.purpose],
         ["model", f"`{_model_of(owner)}`"],
         ["licence of the weights", _licence(owner)],
     ]
@@ -338,7 +351,7 @@ def _command(context: click.Context, options: list[Any], shared: list[Any]) -> s
         + "\n"
         for group in _groups(common)
     )
-    text = formatter.getvalue().strip()
+    text = EXIT_CODES.sub("", formatter.getvalue()).strip()
     return f"## {context.info_name}\n\n```none\n{text}\n```\n\nShared options:\n\n{also}"
 
 

@@ -17,7 +17,7 @@ ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
 LINKED = ("benchmarks/results", "notebooks")  # folders beside docs/
 OUTSIDE = re.compile(rf"\((?:\.\./)+({'|'.join(LINKED)})/")
-SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs, in one line."
+SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs."
 
 
 def with_drawings(text: str, folder: Path) -> str:
@@ -51,20 +51,21 @@ def plain(path: Path, page: str) -> str:
     text = tables.fill(path.read_text(encoding="utf-8"), page)
     text = notebook_pages.fill(text, page, as_html=False)
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
-    text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
+    seen: dict[tuple[str, str], str] = {}
+    text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2], seen), text)
     up = os.path.relpath(".", Path(page).parent)
     text = OUTSIDE.sub(rf"({up}/\1/", TARGET.sub("", text))
     return ROLE.sub(lambda found: f"`{found[1]}`", text)
 
 
-def _reference(kind: str, content: str) -> str:
+def _reference(kind: str, content: str, seen: dict[tuple[str, str], str]) -> str:
     if kind == "toctree":
         pages = [line for line in content.splitlines() if line and not line.startswith(":")]
         return "".join(f"- [{page}]({page}.md)\n" for page in pages)
-    return "\n".join(map(tables.describe, DIRECTIVE.findall(content)))
+    return "\n".join(tables.describe(name, seen) for name in DIRECTIVE.findall(content))
 
 
 def _in_order(env: Any, page: str) -> list[str]:
     """Return the page and all below it, as the table of contents has them."""
     below = env.toctree_includes.get(page, [])
-    return [page, *(each for child in below for each in _in_order(env, child))]
+    return [page, *(name for child in below for name in _in_order(env, child))]
