@@ -54,13 +54,13 @@ html_theme_options = {
 
 
 def fill_page(_app, docname, source):
-    """Put tables, notebooks and drawings in their places before a page is read."""
+    """Insert tables, notebooks and drawings before a page is read."""
     text = notebook_pages.fill(tables.fill(source[0], docname), docname, as_html=True)
     source[0] = text_pages.with_drawings(text, HERE)
 
 
 def explain_settings(_app, what, _name, obj, _options, lines):
-    """Give numpydoc the settings of a class in its own form; of a mapper, those not all have."""
+    """Convert the settings of a class to numpydoc's form, without those that all mappers share."""
     head, title, rest = "\n".join(lines).partition("Parameters\n----------\n")
     if what != "class" or not title or not hasattr(obj, "__signature__"):
         return
@@ -98,7 +98,7 @@ def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
 
 
 def write_text(app, error):
-    """Write each page as Markdown beside its HTML, and what an assistant should read first."""
+    """Write each page as Markdown next to its HTML, and llms.txt."""
     if error is None and app.builder.name == "html":
         text_pages.write(app.env, Path(app.outdir), HERE)
         shutil.copytree(HERE / "drawings", Path(app.outdir, "drawings"), dirs_exist_ok=True)
