@@ -1,7 +1,6 @@
 """How the site is built: ``make docs``, without a network."""
 
 import inspect
-import re
 import shutil
 import sys
 import textwrap
@@ -16,7 +15,7 @@ import text_pages  # noqa: E402
 
 from gpuclassify import __version__  # noqa: E402
 from gpuclassify.mapping.text_mapper import TextMapper  # noqa: E402
-from gpuclassify.settings.options import ClassifierOptions  # noqa: E402
+from gpuclassify.settings.signatures import NEXT_SECTION  # noqa: E402
 
 project, author, version = "gpuclassify", "The gpuclassify developers", __version__
 project_copyright = author
@@ -53,32 +52,26 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 
-# A setting as help() shows it, in one paragraph.
-SETTING = re.compile(
-    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
-)
-NEXT_SECTION = re.compile(r"^(?=\w+\n-{4,})", re.MULTILINE)
-
 
 def fill_page(_app, docname, source):
-    """Put tables, notebooks and drawings in their places before a page is read."""
+    """Insert tables, notebooks and drawings before a page is read."""
     text = notebook_pages.fill(tables.fill(source[0], docname), docname, as_html=True)
     source[0] = text_pages.with_drawings(text, HERE)
 
 
 def explain_settings(_app, what, _name, obj, _options, lines):
-    """Give numpydoc the settings of a class in its own form; of a mapper, those not all have."""
+    """Convert the settings of a class to numpydoc's form, without those that all mappers share."""
     head, title, rest = "\n".join(lines).partition("Parameters\n----------\n")
     if what != "class" or not title or not hasattr(obj, "__signature__"):
         return
     parameters = inspect.signature(obj).parameters
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
     shared = set()
     if issubclass(obj, TextMapper):
-        shared = set(inspect.signature(ClassifierOptions).parameters) - set(obj.defaults)
-    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+        shared = tables.shared_settings(settings) - set(obj.defaults)
     entries = [
         f"{name} : {_kind(parameters[name], choices)}\n{textwrap.indent(text.strip(), '    ')}\n"
-        for name, choices, text in SETTING.findall(settings)
+        for name, choices, text in tables.SETTING.findall(settings)
         if name not in shared
     ]
     lines[:] = "".join([head, *([title, *entries, "\n"] if entries else []), *after]).splitlines()
@@ -105,7 +98,7 @@ def shorten_signature(_app, what, _name, obj, _options, _signature, _returned):
 
 
 def write_text(app, error):
-    """Write each page as Markdown beside its HTML, and what an assistant should read first."""
+    """Write each page as Markdown next to its HTML, and llms.txt."""
     if error is None and app.builder.name == "html":
         text_pages.write(app.env, Path(app.outdir), HERE)
         shutil.copytree(HERE / "drawings", Path(app.outdir, "drawings"), dirs_exist_ok=True)

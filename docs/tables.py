@@ -1,10 +1,12 @@
-"""Tables of the site: of classifiers from their declarations, of speed from committed results.
+"""Tables and reference of the documentation, from declarations and committed results.
 
-``make tables`` writes them into the pages, between the comments ``<!-- table: NAME -->`` and
-``<!-- end -->``, so that pages can be read as they are. So it does with the signatures and
-docstrings of what ``<!-- reference: NAMES -->`` names, in place of which the site has its own.
+``make tables`` writes tables into pages, between ``<!-- table: NAME -->`` and ``<!-- end -->``, and
+signatures with docstrings below ``<!-- reference: NAMES -->``. The site replaces the latter by
+Sphinx's own reference.
 """
 
+import collections
+import functools
 import inspect
 import json
 import pkgutil
@@ -21,15 +23,18 @@ from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.classifiers.questions.prompt_classifier import PromptOptions
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.models import labels_by_column, length_read
+from gpuclassify.commands.options import GROUPS
 from gpuclassify.commands.settings import families
+from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.settings.options import (
     ClassifierOptions,
     LabelOptions,
     ModelOptions,
     PairOptions,
     ScoreOptions,
+    TextOptions,
 )
-from gpuclassify.settings.signatures import explanations
+from gpuclassify.settings.signatures import NEXT_SECTION, explanations
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DOCS = Path(__file__).parent
@@ -37,10 +42,29 @@ MARK = re.compile(r"^(<!-- table: ([\w-]+) -->\n\n).*?^(<!-- end -->)$", re.MULT
 REFERENCE = re.compile(
     r"^(<!-- reference: ([\w. ]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
 )
-MOST_SHOWN = 12  # arguments in a signature: more say less than the list of them below it
+MOST_SHOWN = 12  # arguments of a signature; longer ones are shown as ...
+LONGEST_DEFAULT = 60  # characters of a default that is shown
+SHARING = 3  # an option of at least this many commands is listed once
+# Classes of options, and the arguments that they declare for several classes of mappers.
+OPTIONS = {
+    TextOptions: "Of all mappers",
+    ModelOptions: "Of all classifiers and of the embedder",
+    PairOptions: "Of all that read pairs of texts as well",
+    LabelOptions: "Of all that give labels",
+    ScoreOptions: "Of all that give labels and scores",
+    ClassifierOptions: "Of all that give probabilities",
+    PromptOptions: "Of questions to language models",
+}
+# A setting as help() shows it, in one paragraph.
+SETTING = re.compile(
+    r"^(\w+)( \(.*?\))?: (.*?)(?=^\w+(?: \(.*?\))?: |\Z)", re.MULTILINE | re.DOTALL
+)
 COMMENT = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)
+EXIT_CODES = re.compile(
+    r"^  Exit codes: .*?\n\n", re.MULTILINE | re.DOTALL
+)  # they are at the top of the page
 BASELINE, SUBJECT = "pipeline held", "gpuclassify"
-# Which measured shape a published model has; what is not here was not measured.
+# Published models by the shape that was measured for them.
 SHAPES = {
     "deberta": ("domain", "multilingual-domain", "quality", "content-type"),
     "bert": ("fineweb-edu", "fineweb-mixtral-edu", "fineweb-nemotron-edu"),
@@ -48,34 +72,83 @@ SHAPES = {
 
 
 def fill(text: str, page: str) -> str:
-    """Return the page without comments, and with directives where it has references."""
+    """Return the page with today's tables, directives in place of references, and no comments."""
     text = REFERENCE.sub(lambda mark: f"```{{eval-rst}}\n{_directives(mark[2])}```", text)
     return COMMENT.sub("", written(text, page))
 
 
 def written(text: str, page: str) -> str:
-    """Return the page with its tables as of today, whose links to results are relative."""
+    """Return the page with today's tables and references, and relative links to results."""
     up = "../" * (page.count("/") + 1)
+    seen: dict[tuple[str, str], str] = {}
 
     def made(mark: re.Match[str]) -> str:
         content = TABLES[mark[2]]().replace("RESULTS/", f"{up}benchmarks/results/")
         return f"{mark[1]}{content.strip()}\n\n{mark[3]}"
 
     def described(mark: re.Match[str]) -> str:
-        return f"{mark[1]}{''.join(map(describe, mark[2].split()))}\n{mark[3]}"
+        return f"{mark[1]}{''.join(describe(name, seen) for name in mark[2].split())}\n{mark[3]}"
 
     return REFERENCE.sub(described, MARK.sub(made, text))
 
 
-def describe(name: str) -> str:
-    """Return signature and docstring of a Python name, as a fence."""
+def describe(name: str, seen: dict[tuple[str, str], str]) -> str:
+    """Return signature and docstring of a Python name, as a fence; see `_own_settings`."""
     found = pkgutil.resolve_name(name)
     signature, empty = inspect.signature(found), inspect.Parameter.empty
     bare = [own.replace(annotation=empty) for own in signature.parameters.values()]
     signature = signature.replace(parameters=bare, return_annotation=empty)
     shown = "(*, ...)" if len(bare) > MOST_SHOWN else signature
-    explained = (inspect.getdoc(found) or "").replace("  # doctest: +SKIP", "")
+    explained = _own_settings(found, seen).replace("  # doctest: +SKIP", "")
     return f"```none\n{found.__name__}{shown}\n\n{explained}\n```\n"
+
+
+def _own_settings(found: Any, seen: dict[tuple[str, str], str]) -> str:
+    """Return a docstring without settings that the page of arguments or a class above explains.
+
+    `seen` has the classes by the names and texts of the settings that they explain on this page.
+    """
+    explained = inspect.getdoc(found) or ""
+    head, title, rest = explained.partition("Parameters\n----------\n")
+    settings, *after = NEXT_SECTION.split(rest, maxsplit=1)
+    entries = SETTING.findall(settings)
+    if not inspect.isclass(found) or not entries:
+        return explained
+    shared = shared_settings(settings) if issubclass(found, TextMapper) else set()
+    defaults = getattr(found, "defaults", {})
+    values = ((name, repr(value)) for name, value in defaults.items() if name in shared)
+    shown = [
+        f"{name}={value if len(value) <= LONGEST_DEFAULT else '...'}" for name, value in values
+    ]
+    own, as_above = "", collections.defaultdict(list)
+    for name, choices, text in entries:
+        owner = seen.setdefault((name, " ".join(text.split())), found.__name__)
+        if name not in shared and owner == found.__name__:
+            own += f"{name}{choices}: {text}"
+        elif name not in shared:
+            as_above[owner].append(name)
+    notes = [f"Defaults of its own: {', '.join(shown)}"] if shown else []
+    notes += [f"Settings as in {owner}: {', '.join(names)}" for owner, names in as_above.items()]
+    parts = [head.rstrip(), *notes, *([f"{title}{own.rstrip()}"] if own else []), *after]
+    return "\n\n".join(parts)
+
+
+def shared_settings(settings: str) -> set[str]:
+    """Return the names of settings that the page of arguments explains in the same words."""
+    return {
+        name
+        for name, choices, text in SETTING.findall(settings)
+        if f"{choices}: {' '.join(text.split())}" in _shared_texts().get(name, ())
+    }
+
+
+@functools.cache
+def _shared_texts() -> dict[str, set[str]]:
+    texts: dict[str, set[str]] = {}
+    for options in OPTIONS:
+        for name, text in explanations(options).items():
+            texts.setdefault(name, set()).add(text)
+    return texts
 
 
 def _directives(names: str) -> str:
@@ -89,7 +162,7 @@ def _directives(names: str) -> str:
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
-    """Yield each page of the site, its text, and its text with the tables of today."""
+    """Yield the path of each page, its text, and its text with today's tables."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         yield path, text, written(text, path.relative_to(DOCS).with_suffix("").as_posix())
@@ -105,7 +178,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def classifiers() -> str:
     """Return a table of the published classifiers: purpose, columns and licence."""
     return table(
-        ["class", "what it tells", "new columns", "licence of the weights"],
+        ["class", "purpose", "new columns", "licence of the weights"],
         (
             [
                 f"[`{owner.__qualname__}`](../reference/labels.md#{name})<br>`{_model_of(owner)}`",
@@ -119,9 +192,9 @@ def classifiers() -> str:
 
 
 def published() -> str:
-    """Return a table of the published checkpoints that run by a name of their own."""
+    """Return a table of the catalogue of published checkpoints."""
     return table(
-        ["name", "what it tells", "new columns", "reads", "licence of the weights", "cite"],
+        ["name", "purpose", "new columns", "reads", "licence of the weights", "cite"],
         (
             [
                 f"`{own.name}{(own.variants and f'-{own.variant}') or ''}`<br>`{own.model}`",
@@ -137,7 +210,7 @@ def published() -> str:
 
 
 def words_of_names() -> str:
-    """List the values that the words in capitals stand for in the names of the catalogue."""
+    """Return a list of the values of words in capitals, in names of the catalogue."""
     return "\n".join(
         f"* `{own.name}-{own.variant}`: {', '.join(f'`{word}`' for word in own.variants)}"
         for own in CATALOGUE
@@ -146,7 +219,7 @@ def words_of_names() -> str:
 
 
 def _model_of(owner: Any) -> str:
-    """Return the published model, or the argument that names one."""
+    """Return the name of the published model, or of the argument that names one."""
     parameters = inspect.signature(owner).parameters
     named = [f"{name}=" for name in ("model", "heads") if name in parameters]
     return owner.defaults.get("model") or next(iter(named), "none")
@@ -169,7 +242,7 @@ def _named(classifier: Any) -> str:
 
 
 def lengths() -> str:
-    """Return a table of how much text each published classifier reads, and its measured speed."""
+    """Return a table of the text lengths and speeds of the published classifiers."""
     speeds = {
         family: f"{_variant(shape, SUBJECT)['real_tokens_per_second']:,.0f} tokens/s"
         for shape, members in SHAPES.items()
@@ -190,7 +263,7 @@ def lengths() -> str:
 
 
 def labels() -> str:
-    """Return every family with its model, columns and all labels."""
+    """Return sections with the model, columns and labels of every family."""
     return "\n".join(_family(name, owner) for name, owner in families().items())
 
 
@@ -198,7 +271,6 @@ def _family(name: str, owner: Any) -> str:
     model = owner.defaults.get("model")
     facts = [
         ["class", f"[`{owner.__qualname__}`](classifiers.md#{owner.__qualname__.lower()})"],
-        ["tells", owner.purpose],
         ["model", f"`{_model_of(owner)}`"],
         ["licence of the weights", _licence(owner)],
     ]
@@ -218,15 +290,7 @@ def _family(name: str, owner: Any) -> str:
 
 def arguments() -> str:
     """Return the arguments of the mappers, by the class of options that declares them."""
-    titles = {
-        ModelOptions: "Of all classifiers and of the embedder",
-        PairOptions: "Of all that read pairs of texts as well",
-        LabelOptions: "Of all that give labels",
-        ScoreOptions: "Of all that give labels and scores",
-        ClassifierOptions: "Of all that give probabilities",
-        PromptOptions: "Of questions to language models",
-    }
-    return "\n".join(f"## {title}\n\n{_settings(kind)}\n" for kind, title in titles.items())
+    return "\n".join(f"## {title}\n\n{_settings(kind)}\n" for kind, title in OPTIONS.items())
 
 
 def _settings(kind: type) -> str:
@@ -245,17 +309,68 @@ def _default(parameter: Any) -> str:
 
 
 def commands() -> str:
-    """Return the help of every command, as the terminal shows it."""
-    context = click.Context(main, info_name=main.name)
-    return "\n".join(
-        f"## {name}\n\n```none\n{command.get_help(click.Context(command, context, name))}\n```\n"
-        for name in main.list_commands(context)
-        if (command := main.get_command(context, name))
+    """Return the help of every command, followed by the options that several commands share."""
+    main_context = click.Context(main, info_name=main.name)
+    contexts = {
+        name: click.Context(command, main_context, name)
+        for name in main.list_commands(main_context)
+        if (command := main.get_command(main_context, name))
+    }
+    options = {name: _options(context) for name, context in contexts.items()}
+    counts = collections.Counter(option for own in options.values() for option in own)
+    shared = [option for option, count in counts.items() if count >= SHARING]
+    sections = [_command(contexts[name], own, shared) for name, own in options.items()]
+    listed = "\n".join(f"### {group}\n\n{_listed(group, shared)}\n" for group in _groups(shared))
+    return "\n".join([*sections, f"## Options of several commands\n\n{listed}"])
+
+
+def _options(context: click.Context) -> list[tuple[str, tuple[str, str]]]:
+    """Return pairs of a group and a help record, for the options of a command."""
+    hidden = getattr(context.command, "hidden_group", "")
+    return [
+        (group, record)
+        for parameter in context.command.get_params(context)
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+        if (group := getattr(parameter, "group", "Options")) != hidden
+    ]
+
+
+def _command(context: click.Context, options: list[Any], shared: list[Any]) -> str:
+    """Return the usage, text and own options of a command, and links to its shared options."""
+    formatter = context.make_formatter()
+    context.command.format_usage(context, formatter)
+    context.command.format_help_text(context, formatter)
+    own = [option for option in options if option not in shared]
+    for group in _groups(own):
+        with formatter.section(group):
+            formatter.write_dl([record for name, record in own if name == group])
+    common = [option for option in options if option in shared]
+    also = "".join(
+        f"* [{group}](#{group.lower().replace(' ', '-')}): "
+        + ", ".join(
+            f"`{record[0].split(' ')[0].rstrip(',')}`" for name, record in common if name == group
+        )
+        + "\n"
+        for group in _groups(common)
     )
+    text = EXIT_CODES.sub("", formatter.getvalue()).strip()
+    return f"## {context.info_name}\n\n```none\n{text}\n```\n\nShared options:\n\n{also}"
+
+
+def _groups(options: Iterable[Any]) -> list[str]:
+    groups = {group for group, _ in options}
+    return [group for group in GROUPS if group in groups]
+
+
+def _listed(group: str, options: Iterable[Any]) -> str:
+    """Return the help of a group's options, as a fence."""
+    formatter = click.HelpFormatter()
+    formatter.write_dl([record for name, record in options if name == group])
+    return f"```none\n{formatter.getvalue()}```"
 
 
 def layers() -> str:
-    """Return the layers of the package, as the test of imports declares them."""
+    """Return a numbered list of the layers of the package."""
     return "\n".join(
         f"{height}. {', '.join(f'`{room}`' for room in sorted(layer))}"
         for height, layer in enumerate(LAYERS, 1)
@@ -263,7 +378,7 @@ def layers() -> str:
 
 
 def throughput() -> str:
-    """Return a table of speed beside Hugging Face's recipe, a row for each committed result."""
+    """Return a table of speeds against Hugging Face's recipe, with a row per result."""
     return table(
         [
             "model, documents",
@@ -289,7 +404,7 @@ def throughput() -> str:
 
 
 def on_a_gpu() -> str:
-    """Return a table of gpuclassify and other ways on GPUs, with the seconds of every round."""
+    """Return a table of speeds on GPUs, with the seconds of every round."""
     return table(
         [
             "model, documents, GPU",
@@ -297,7 +412,7 @@ def on_a_gpu() -> str:
             "seconds",
             "tokens/s",
             "share of the matmul peak",
-            "gpuclassify is so many times as fast",
+            "speedup by gpuclassify",
             "result",
         ],
         (
@@ -317,7 +432,7 @@ def on_a_gpu() -> str:
 
 
 def tokens() -> str:
-    """Return a table of microseconds a text, by kind of tokenizer and of text."""
+    """Return a table of microseconds per text, by kind of tokenizer and text."""
     ways = ("cold", "steady", SUBJECT, "gigatoken")
     return table(
         [
@@ -343,10 +458,10 @@ def tokens() -> str:
 
 
 def spans() -> str:
-    """Return a table of spans beside transformers' pipeline."""
+    """Return a table of finding spans, against transformers' pipeline."""
     peer = "pipeline, sorted batches"
     return table(
-        ["model, texts", "pipeline, s", "gpuclassify, s", "times", "memory at most, MB", "result"],
+        ["model, texts", "pipeline, s", "gpuclassify, s", "times", "peak memory, MB", "result"],
         (
             [
                 f"{_model(result)}, {result['texts']} {result['settings']['lengths']}",
@@ -364,22 +479,22 @@ def spans() -> str:
 
 
 def decontamination() -> str:
-    """Return a table of planted test items by family, and of the speed."""
+    """Return a table of planted test items that were found, and of speeds."""
     rows = []
     for path, result in _results("decontamination"):
         for family, counts in result["families"].items():
             kind = "found" if counts["is_planted"] else "falsely found"
             rows.append([family, f"{counts['contaminated']} of {counts['documents']} {kind}"])
         for items, build in result["builds"].items():
-            bytes_each = f"{build['bytes_an_ngram']:.0f} bytes an n-gram"
-            rows.append([f"an index of {items}", f"{build['seconds']:.0f} s, {bytes_each}"])
+            bytes_an_ngram = f"{build['bytes_an_ngram']:.0f} bytes an n-gram"
+            rows.append([f"an index of {items}", f"{build['seconds']:.0f} s, {bytes_an_ngram}"])
         time = result["variants"][SUBJECT]["us_a_document"]
         rows.append([f"a document of 5 kB, one core ({_link(path)})", f"{time:.0f} us"])
     return table(["what", "result"], rows)
 
 
 def annotations() -> str:
-    """Return a table of annotating and selecting against rewriting."""
+    """Return a table of annotating and selecting, against rewriting."""
     rows = []
     for path, result in _results("annotations"):
         writing, zipped = result["writing"], result["zip"]
@@ -395,12 +510,12 @@ def annotations() -> str:
 
 
 def choices() -> str:
-    """Return a table of drawing rows, of mixtures and of finding thresholds, over many rows."""
+    """Return a table of drawing samples, planning mixtures and finding thresholds."""
     rows = []
     for path, result in _results("samples"):
         for name, rounds in result["ways"].items():
-            seconds = statistics.median(each["seconds"] for each in rounds)
-            memory = max(each["peak_bytes"] for each in rounds)
+            seconds = statistics.median(run["seconds"] for run in rounds)
+            memory = max(run["peak_bytes"] for run in rounds)
             what = f"`sample` of {result['settings']['rows']:,} rows, {name}"
             rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
         mixes = result["mixes"]
@@ -413,11 +528,11 @@ def choices() -> str:
             what = f"`Thresholds.fit` of {result['rows']:,} rows, {name}"
             seconds, memory = variant["median_seconds"], result["peak_bytes"]
             rows.append([what, f"{seconds:.1f}", f"{memory / 1e6:.0f}", _link(path)])
-    return table(["what", "seconds", "memory of the process at most, MB", "result"], rows)
+    return table(["what", "seconds", "peak memory of the process, MB", "result"], rows)
 
 
 def _times(variants: dict[str, Any], way: str) -> str:
-    """Return the time of a way, and how many times as fast as `tokenizers` it is."""
+    """Return the time per text of a way, and its speedup over `tokenizers`."""
     if way not in variants:
         return ""
     time = variants[way]["us_a_text"]
@@ -425,9 +540,9 @@ def _times(variants: dict[str, Any], way: str) -> str:
 
 
 def other_ways() -> str:
-    """Return a table of the other ways to batch in the results of `throughput`."""
+    """Return a table of other ways to batch, from the results of `throughput`."""
     return table(
-        ["model, documents", "way", "tokens/s", "gpuclassify is so many times as fast", "result"],
+        ["model, documents", "way", "tokens/s", "speedup by gpuclassify", "result"],
         (
             [
                 f"{_model(result)}, {corpus['documents']} {kind}",
@@ -444,7 +559,7 @@ def other_ways() -> str:
 
 
 def engines() -> str:
-    """Return a table of engines for CPUs on the same weights, a row for each."""
+    """Return a table of engines for CPUs on the same weights."""
     return table(
         [
             "model",
@@ -472,9 +587,9 @@ def engines() -> str:
 
 
 def int8() -> str:
-    """Return a table of int8 beside bfloat16, a row for each model."""
+    """Return a table of int8 against bfloat16, with a row per model."""
 
-    def shown(found: dict[str, Any], name: str, form: str) -> list[str]:
+    def formatted(found: dict[str, Any], name: str, form: str) -> list[str]:
         return ["" if value is None else format(value, form) for value in found[name].values()]
 
     return table(
@@ -491,8 +606,8 @@ def int8() -> str:
             [
                 name,
                 f"{found['int8_over_bfloat16']:.2f}",
-                *shown(found, "changed_labels", ".1%"),
-                *shown(found, "mean_difference", ".2g"),
+                *formatted(found, "changed_labels", ".1%"),
+                *formatted(found, "mean_difference", ".2g"),
                 _link(path),
             ]
             for path, result in _results("int8")
@@ -502,9 +617,9 @@ def int8() -> str:
 
 
 def footprints() -> str:
-    """Return a table of seconds to the first answers and memory, where they were measured."""
+    """Return a table of peak memory and of seconds to the first answers."""
     return table(
-        ["model", "way", "seconds to the first 8 answers", "memory at most", "result"],
+        ["model", "way", "seconds to the first 8 answers", "peak memory", "result"],
         (
             [
                 _model(result),
@@ -520,12 +635,12 @@ def footprints() -> str:
 
 
 def deduplication() -> str:
-    """Return a table of fuzzy deduplication beside its peers."""
+    """Return a table of fuzzy deduplication, against peers."""
     return table(
         [
             "way",
             "seconds",
-            "memory at most",
+            "peak memory",
             "documents kept",
             "times our verified seconds",
             "result",
@@ -547,7 +662,7 @@ def deduplication() -> str:
 
 
 def precision_of_removal() -> str:
-    """Return a table of how many removed documents are similar to the one kept."""
+    """Return a table of the share of removed documents that are similar to a kept one."""
     return table(
         ["way", "removed", "at least 0.8 alike in words", "result"],
         (
@@ -566,7 +681,7 @@ def precision_of_removal() -> str:
 
 
 def safety() -> str:
-    """Return a table of AegisClassifier beside plain generate."""
+    """Return a table of AegisClassifier, against plain generate."""
     return table(
         ["way", "seconds", "documents/s", "times", "result"],
         (
@@ -586,7 +701,7 @@ def safety() -> str:
 
 
 def questions() -> str:
-    """Return a table of questions beside plain transformers, and four criteria beside one."""
+    """Return a table of questions against plain transformers, and four criteria against one."""
     parts = {
         "choice": "yes or no behind an instruction of 500 tokens",
         "answer": "the taxonomy's ten lines, against `generate`",
@@ -616,7 +731,7 @@ def questions() -> str:
 
 
 def trunks() -> str:
-    """Return a table of more classifiers on one trunk beside one of them."""
+    """Return a table of several classifiers on one trunk, against one of them."""
     return table(
         ["classifiers", "layers in common", "documents", "way", "seconds", "times one", "result"],
         (
@@ -637,9 +752,9 @@ def trunks() -> str:
 
 
 def workers() -> str:
-    """Return a table of the default number of workers beside others, with other programs busy."""
+    """Return a table of the default number of workers, while other programs are busy."""
     return table(
-        ["model", "beside", "default", "speed of the default against the best other", "result"],
+        ["model", "load", "default", "speed against the best other number", "result"],
         (
             [
                 _model(result),
@@ -654,7 +769,7 @@ def workers() -> str:
 
 
 def fasttext() -> str:
-    """Return a table of fastText in gpuclassify beside its library, each worker on its own core."""
+    """Return a table of fastText in gpuclassify, against its library."""
     return table(
         ["model", "way", "documents/s", "documents a core second", "times the library", "result"],
         (
@@ -674,7 +789,7 @@ def fasttext() -> str:
 
 
 def heads() -> str:
-    """Return a table of several heads on one embedding, and of a pass for each of them."""
+    """Return a table of several heads on one embedding, against a pass per head."""
     return table(
         ["way", "seconds", "times one head", "result"],
         (
@@ -691,7 +806,7 @@ def heads() -> str:
 
 
 def training() -> str:
-    """Return a table of training each kind of head, and of embedding the same texts alone."""
+    """Return a table of training heads, against embedding the same texts alone."""
     return table(
         ["annotated texts", "kind", "seconds", "times embedding them", "result"],
         (
@@ -709,7 +824,7 @@ def training() -> str:
 
 
 def scale() -> str:
-    """Return a table of a job over many documents: its speed, evenness and growth of memory."""
+    """Return a table of the speed and memory growth of a job over many documents."""
     return table(
         [
             "documents",
@@ -746,7 +861,7 @@ FAULTS = {
 
 
 def faults() -> str:
-    """Return a table of the last result's outcomes of all faults made, a row for each command."""
+    """Return a table of outcomes of injected faults, with a row per command."""
     *_, (path, result) = _results("faults")
     outcomes = {(found["case"], found["mode"]): found for found in result["outcomes"]}
     return table(
@@ -773,14 +888,14 @@ def _results(question: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _corpora(question: str) -> Iterator[tuple[Path, dict[str, Any], str, dict[str, Any]]]:
-    """Yield file and content of each result, with name and figures of each of its corpora."""
+    """Yield path, result, and name and figures of each corpus."""
     for path, result in _results(question):
         for kind, corpus in result["corpora"].items():
             yield path, result, kind, corpus
 
 
 def _variant(shape: str, way: str) -> dict[str, Any]:
-    """Return a way's figures in the newest result for a shape on web documents."""
+    """Return the figures of a way in the newest result for a shape, on web documents."""
     found = [
         corpus["variants"][way]
         for _, result, kind, corpus in _corpora("throughput")

@@ -1,4 +1,4 @@
-"""Each page as Markdown beside its HTML, and llms.txt, which lists them."""
+"""Each page as Markdown next to its HTML, and llms.txt, which lists the pages."""
 
 import os
 import re
@@ -15,13 +15,13 @@ DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|method):: (\S+)", re.MULTIL
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
-LINKED = ("benchmarks/results", "notebooks")  # folders beside docs/
+LINKED = ("benchmarks/results", "notebooks")  # folders next to docs/
 OUTSIDE = re.compile(rf"\((?:\.\./)+({'|'.join(LINKED)})/")
-SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs, in one line."
+SUMMARY = "Text classifiers over Dask DataFrames of any size, on GPUs or CPUs."
 
 
 def with_drawings(text: str, folder: Path) -> str:
-    """Return the page with its drawings in it, so that they take the colours of the theme."""
+    """Return the page with inline drawings, which take the colours of the theme."""
 
     def drawn(found: re.Match[str]) -> str:
         svg = (folder / "drawings" / Path(found[2]).name).read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def with_drawings(text: str, folder: Path) -> str:
 
 
 def write(env: Any, output: Path, source: Path) -> None:
-    """Write ``PAGE.md`` for each page, ``llms.txt``, and the results and notebooks they link."""
+    """Write ``PAGE.md`` for each page, ``llms.txt``, and the linked results and notebooks."""
     for folder in LINKED:
         shutil.copytree(source.parent / folder, output / folder, dirs_exist_ok=True)
     for page in env.found_docs:
@@ -47,24 +47,25 @@ def write(env: Any, output: Path, source: Path) -> None:
 
 
 def plain(path: Path, page: str) -> str:
-    """Return a page in Markdown alone: tables and notebooks, no comments, reference as text."""
+    """Return a page as plain Markdown, with tables, notebooks and reference as text."""
     text = tables.fill(path.read_text(encoding="utf-8"), page)
     text = notebook_pages.fill(text, page, as_html=False)
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
-    text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2]), text)
+    seen: dict[tuple[str, str], str] = {}
+    text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2], seen), text)
     up = os.path.relpath(".", Path(page).parent)
     text = OUTSIDE.sub(rf"({up}/\1/", TARGET.sub("", text))
     return ROLE.sub(lambda found: f"`{found[1]}`", text)
 
 
-def _reference(kind: str, content: str) -> str:
+def _reference(kind: str, content: str, seen: dict[tuple[str, str], str]) -> str:
     if kind == "toctree":
         pages = [line for line in content.splitlines() if line and not line.startswith(":")]
         return "".join(f"- [{page}]({page}.md)\n" for page in pages)
-    return "\n".join(map(tables.describe, DIRECTIVE.findall(content)))
+    return "\n".join(tables.describe(name, seen) for name in DIRECTIVE.findall(content))
 
 
 def _in_order(env: Any, page: str) -> list[str]:
-    """Return the page and all below it, as the table of contents has them."""
+    """Return the page and all pages below it, in the order of the table of contents."""
     below = env.toctree_includes.get(page, [])
-    return [page, *(each for child in below for each in _in_order(env, child))]
+    return [page, *(name for child in below for name in _in_order(env, child))]

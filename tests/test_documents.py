@@ -5,10 +5,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpuclassify.classifiers import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_WORDS = 35  # of a sentence
+NOT_PROSE = re.compile(r"^```.*?^```$|^<!--.*?-->$|^\|.*?$|^\([\w-]+\)=$", re.MULTILINE | re.DOTALL)
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[*:-]|\d+\.) |#)")
+SENTENCE_END = re.compile(r"(?<=[.!?])[*)\"]*\s+(?=[^a-z])|\s·\s")
+WORD = re.compile(r"(?<!\S)(?!\W*CODE)\S+")
+
+
+def sentences_of(page):
+    """Yield the sentences of a page, CODE for code, without tables and targets of links."""
+    text = NOT_PROSE.sub("\n\n", page.read_text(encoding="utf-8"))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "CODE", text))
+    for paragraph in PARAGRAPH.split(text):
+        yield from SENTENCE_END.split(" ".join(paragraph.split()))
+
+
+@pytest.mark.contract
+def test_no_sentence_of_a_page_is_long():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        if page.parent.name != "reference":  # its texts are docstrings
+            long = [s for s in sentences_of(page) if len(re.findall(WORD, s)) > MOST_WORDS]
+            assert not long, f"{page}: more than {MOST_WORDS} words: {long[0]}"
 
 
 def test_the_readme_table_names_each_classifier_with_its_model_and_licence():

@@ -70,7 +70,7 @@ class Pipeline(Recipe):
     """
 
     stages: Any = setting(
-        factory=list, kw_only=False, is_object=True, convert=stage_list, changes_results=False
+        default=(), kw_only=False, is_object=True, convert=stage_list, changes_results=False
     )
     source_field: str | None = setting(default=None, changes_results=False)
     examples: int = setting(default=2, least=0, changes_results=False)
