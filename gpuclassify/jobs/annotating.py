@@ -54,7 +54,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     for folder, described in held.jobs.items():
         old, known = described["identity"]["input file"], held.input_columns(folder)
         if old.items() <= states.items():
-            job = make(reader.of_files(old, known), writer.below(folder))
+            job = make(reader.select_files(old, known), writer.below(folder))
             jobs.append(_with_types(job, held))
             known = known or input_columns(job.source)
         elif folder in held.undone:  # it cannot go on, as some of its files changed or are gone
@@ -68,7 +68,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     if todo:
         done = len(states) - len(todo)
         logger.warning("%s has %d of the files: %d are new or changed", held.shown, done, len(todo))
-        narrowed = reader.of_files(todo, common_schema(columns))
+        narrowed = reader.select_files(todo, common_schema(columns))
         job = make(narrowed, writer.below(held.next_folder()))
         jobs.append(_with_types(job, held, todo))
     if not jobs:

@@ -154,7 +154,7 @@ class Recipe(Declared):
         if writer.annotates:
             stages = with_decisions(as_chain(stages).mappers)
         needed = as_chain(stages).read_fields
-        source = self.open_source(reader, self.on_error, needed, lends_places=writer.annotates)
+        source = self.open_source(reader, self.on_error, needed, lends_positions=writer.annotates)
         chain = self.make_chain(source, stages)
         chain.prepare()
         others, identity = {}, self.job_identity()
