@@ -317,7 +317,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Tell whether a type holds the values of another one."""
+    """Return True if a type holds the values of another one."""
     try:
         return bool(common_type(kind, other) == kind)
     except pa.ArrowException:

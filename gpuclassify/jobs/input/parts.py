@@ -149,7 +149,7 @@ class InputSchema:
         return pa.schema([column for column in self.arrow if column.name != self.path_field])
 
     def drop_annotations(self) -> InputSchema:
-        """Return the schema of the input without annotations, which may have no columns."""
+        """Return the schema without annotation columns, which may leave none."""
         dropped = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in dropped]
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
