@@ -241,13 +241,13 @@ class JobSettings(Declared):
         if self.limit is None:
             reader: Any = self.reader(read)
         else:
-            from gpuclassify.jobs.input.files import find_files, with_linked
+            from gpuclassify.jobs.input.files import add_link_targets, find_files
             from gpuclassify.jobs.input.readers import first_rows_lazily
             from gpuclassify.jobs.input.sources import refuse_overlap
 
             if self.output is not None:
                 files, writer = find_files(self.input, {}), self.writer()
-                paths, real = with_linked(self.input, files), (file.real for file in files)
+                paths, real = add_link_targets(self.input, files), (f.real for f in files)
                 refuse_overlap(writer.directory, writer.sample_name, real, paths, {})
             reader = first_rows_lazily(self.reader(read), self.limit)
         stages.insert(0, reader)

@@ -54,7 +54,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
     for folder, described in known.jobs.items():
         old, schema = described["identity"]["input file"], known.input_columns(folder)
         if old.items() <= states.items():
-            job = make(reader.of_files(old, schema), writer.below(folder))
+            job = make(reader.select_files(old, schema), writer.below(folder))
             jobs.append(_use_set_types(job, known))
             schema = schema or input_columns(job.source)
         elif folder in known.undone:  # it cannot go on, because files have changed or are gone
@@ -70,7 +70,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
         logger.warning(
             "%s has %d of the files: %d are new or changed", known.shown, done, len(todo)
         )
-        narrowed = reader.of_files(todo, common_schema(columns))
+        narrowed = reader.select_files(todo, common_schema(columns))
         job = make(narrowed, writer.below(known.next_folder()))
         jobs.append(_use_set_types(job, known, todo))
     if not jobs:

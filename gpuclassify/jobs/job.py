@@ -343,7 +343,7 @@ def _schema_to_annotate(source: FileSource, chain: Chain, on_error: str) -> Inpu
             f"the input has columns {taken}, which annotations have themselves: name the columns "
             "to read without these (fields=), or rename them"
         )
-    return replace(schema, storage_options={}, has_places=True)
+    return replace(schema, storage_options={}, has_positions=True)
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:

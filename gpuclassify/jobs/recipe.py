@@ -158,7 +158,7 @@ class Recipe(Declared):
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
         needed = as_chain(stages).read_fields
-        source = self.open_source(reader, self.on_error, needed, lends_places=writer.annotates)
+        source = self.open_source(reader, self.on_error, needed, lends_positions=writer.annotates)
         chain = self.make_chain(source, stages)
         chain.prepare()
         others, identity = {}, self.job_identity()

@@ -164,7 +164,7 @@ def test_the_beginning_of_a_large_compressed_file_stands_for_it(corpus):
     sample, _ = sample_files(source, 150, 0, "raise", stretch_bytes=16 << 10)
     assert sample.frame["id"].max() < ROWS / 2
     assert sample.rows == pytest.approx(ROWS, rel=0.2)
-    assert (sample.places, sample.is_exact) == (1, False)
+    assert (sample.pieces, sample.is_exact) == (1, False)
 
 
 def test_partitions_of_a_dask_frame_are_sampled(checkpoint):

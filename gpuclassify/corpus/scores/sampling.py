@@ -24,7 +24,7 @@ from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
-from gpuclassify.jobs.input.annotation_reader import ROW_PLACE, AnnotationReader
+from gpuclassify.jobs.input.annotation_reader import ROW_POSITION, AnnotationReader
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_chosen, read_table
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.stores.hub import share_tokens
@@ -255,7 +255,7 @@ class _Files:
     def candidates(self, draw: Draw) -> list[Delayed]:
         """Return the delayed candidates of each part."""
         names = {file.path: redacted(file.real) for file in self.source.files}
-        known = replace(self.schema.projected(self._fields(draw)), has_places=True)
+        known = replace(self.schema.projected(self._fields(draw)), has_positions=True)
         call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
         for part in self.source.parts:
             files = [names[piece.path] for piece in part.pieces]
@@ -287,7 +287,7 @@ class _RowFilter:
 
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return the mask of the rows, bool (rows,)."""
-        return np.isin(columns[ROW_PLACE].to_numpy(), self.numbers)
+        return np.isin(columns[ROW_POSITION].to_numpy(), self.numbers)
 
 
 def _rows_at(
@@ -307,8 +307,8 @@ def _candidates_of_part(
         table = read_table(piece, schema, annotations=annotations)[0]
         if draw.select is not None:
             table = table.filter(pa.array(draw.select.choose(table)))
-        rows = table[ROW_PLACE].to_numpy()
-        frame = schemas.to_pandas(table.drop_columns([ROW_PLACE]))
+        rows = table[ROW_POSITION].to_numpy()
+        frame = schemas.to_pandas(table.drop_columns([ROW_POSITION]))
         has_ids = draw.id_field is not None
         keys = draw.keys(frame) if has_ids else row_keys(f"{draw.seed} {name}", rows)
         found.append(draw.candidates(frame, keys, number, rows))

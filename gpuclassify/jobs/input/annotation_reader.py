@@ -1,7 +1,8 @@
-"""Read annotations on a worker, and lay them next to the rows of one part by place.
+"""Read annotations on a worker, and align them with the rows of one part by position.
 
-The place of a row in a file of the input is its number in Parquet, and in JSON lines the first byte
-of its line.
+A row's position in an input file is its row number in Parquet, and the byte offset of its line in
+JSON lines. An annotation set is a folder of annotation files; each of their rows names the input
+file and the position of the row that it annotates.
 """
 
 from __future__ import annotations
@@ -26,50 +27,52 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(FileNotFoundError, pa.ArrowException),
 )
-ROW_PLACE = "\0place"  # column of tables while they are read; columns of files may be named `PLACE`
-ANNOTATED = "annotated"  # in a record's source: rows, and first and last place, by file
+# Column of positions in tables that are being read; input files may have a column `PLACE`.
+ROW_POSITION = "\0place"
+# Key of a record's source: row count, first and last position by input file.
+ANNOTATED = "annotated"
 
 
 class AnnotationError(UnreadableInputError):
-    """Error for annotations that are not those of the input, not whole, or not what was written."""
+    """Error for annotations that are damaged, incomplete, or belong to another input."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotationRange:
-    """Annotation rows that belong to one input file, sorted by place, from `low` to `high`."""
+    """Neighbouring rows of an annotation file that annotate one input file, sorted by position."""
 
-    name: str  # of the file in the set
-    first: int
+    name: str  # annotation file, relative to the set
+    first: int  # number of the first row in the annotation file
     count: int
-    low: int
-    high: int
-    has_unread: bool  # whether some may stand for what could not be read
-    total: int  # rows of the file in the set
+    low: int  # first position
+    high: int  # last position
+    has_unread: bool  # whether some rows may stand for lines that could not be read
+    total: int  # rows of the whole annotation file
 
     @property
     def is_dense(self) -> bool:
-        """Whether every place from `low` to `high` has a row."""
+        """Whether every position from `low` to `high` has a row."""
         return self.high - self.low + 1 == self.count
 
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of a set: where it is, and their names in frames by those in its files."""
+    """Columns of an annotation set, and its address; `fields` maps names in files to frames."""
 
     address: str
     fields: Mapping[str, str]
     key: str  # changes whenever the annotation set changes
     is_complete: bool  # whether every row of the input has its annotations
-    labels: tuple[str, ...] = ()  # names in frames of those that reports count
+    labels: tuple[str, ...] = ()  # names in frames of the columns that reports count
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         return (self.address, sorted(self.fields.items()), self.key, self.is_complete)
 
 
 class AnnotationReader:
-    """Annotations of one part's rows; each file of a set is read once, and only in part.
+    """Reader of one part's annotations, which opens each annotation file once and reads a section.
 
-    `places` and `columns` take the pieces of the part.
+    `positions` and `columns` take the pieces of the part.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -77,125 +80,128 @@ class AnnotationReader:
         self._sets: list[tuple[int, AnnotationColumns, dict[str, str]]] = []
         self._schema = schema
         for number, columns in enumerate(schema.annotations):
-            asked = {n: name for n, name in columns.fields.items() if name in schema.arrow.names}
-            if not asked:
+            fields = {n: name for n, name in columns.fields.items() if name in schema.arrow.names}
+            if not fields:
                 continue
-            self._sets.append((number, columns, asked))
-            runs: dict[str, list[AnnotationRange]] = {}
+            self._sets.append((number, columns, fields))
+            by_file: dict[str, list[AnnotationRange]] = {}
             for piece in part.pieces:
                 for rows in piece.annotations[number] if piece.annotations else ():
-                    runs.setdefault(rows.name, []).append(rows)
-            for name, wanted in runs.items():
+                    by_file.setdefault(rows.name, []).append(rows)
+            for name, ranges in by_file.items():
                 with naming_damage(redacted(columns.address), name):
-                    for rows, table in self._rows_of(columns, name, wanted, asked):
-                        self._read[number, rows] = _places_of(rows, table), table
+                    for rows, table in self._read_ranges(columns, name, ranges, fields):
+                        self._read[number, rows] = _read_positions(rows, table), table
 
-    def places(self, piece: Any) -> np.ndarray | None:
-        """Return the places of a piece's rows, int64 (rows,); None if only its file tells them."""
-        whole = next((n for n, columns, _ in self._sets if columns.is_complete), None)
-        if whole is None or piece.places is None:
+    def positions(self, piece: Any) -> np.ndarray | None:
+        """Return the positions of a piece's rows, int64 (rows,).
+
+        Returns None if no complete annotation set lists them, so that the input file must be read.
+        """
+        complete = next((n for n, columns, _ in self._sets if columns.is_complete), None)
+        if complete is None or piece.position_range is None:
             return None
-        low, high = piece.places
-        kept = [np.zeros(0, dtype=np.int64)]
-        for rows in piece.annotations[whole]:
-            places, table = self._read[whole, rows]
-            is_there = (places >= low) & (places < high)
-            if rows.has_unread:  # as "row" stand those that were read, and could not be scored
+        low, high = piece.position_range
+        found = [np.zeros(0, dtype=np.int64)]
+        for rows in piece.annotations[complete]:
+            positions, table = self._read[complete, rows]
+            is_inside = (positions >= low) & (positions < high)
+            if rows.has_unread:  # Rows that were read but not scored are marked "row".
                 unread = pc.fill_null(pc.not_equal(table[LEFT_OUT], "row"), False)
-                is_there &= ~unread.to_numpy()
-            kept.append(places if is_there.all() else places[is_there])
-        return np.concatenate(kept)
+                is_inside &= ~unread.to_numpy()
+            found.append(positions if is_inside.all() else positions[is_inside])
+        return np.concatenate(found)
 
-    def columns(self, piece: Any, places: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield names and values, at these places of a piece's file, of the columns asked for."""
-        for number, columns, asked in self._sets:
+    def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Yield the name and values of each annotation column at these positions of a piece."""
+        for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number]]
-            held = np.concatenate([np.zeros(0, dtype=np.int64), *(held for held, _ in pairs)])
-            tables = [table.select([*asked]) for _, table in pairs]
-            table = pa.concat_tables([pa.schema(self._types(asked)).empty_table(), *tables])
-            rows = _rows_at(held, places)
+            annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
+            tables = [table.select([*fields]) for _, table in pairs]
+            table = pa.concat_tables([pa.schema(self._types(fields)).empty_table(), *tables])
+            rows = _find_rows(annotated, positions)
             if columns.is_complete and (rows < 0).any():
-                place = places[rows < 0][0]
                 raise AnnotationError(
-                    f"{redacted(piece.path)} has a row at {place} that {redacted(columns.address)} "
-                    "does not know: annotate the file again (redo_changed=True), or take null for "
-                    "what is missing (annotations_complete=False)"
+                    f"{redacted(piece.path)} has a row at {positions[rows < 0][0]} that "
+                    f"{redacted(columns.address)} does not know: annotate the file again "
+                    "(redo_changed=True), or take null for what is missing "
+                    "(annotations_complete=False)"
                 )
             if not np.array_equal(rows, np.arange(len(table))):
                 table = table.take(pa.array(rows, mask=rows < 0))
-            yield from zip(asked.values(), table.columns, strict=True)
+            yield from zip(fields.values(), table.columns, strict=True)
 
-    def _types(self, asked: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the types of the columns `asked` for, which hold the values of all folders."""
-        return {n: self._schema.arrow.field(name).type for n, name in asked.items()}
+    def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
+        """Return the columns' types, which hold the values of all folders of the set."""
+        return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
-    def _rows_of(
+    def _read_ranges(
         self,
         columns: AnnotationColumns,
         name: str,
-        wanted: Sequence[AnnotationRange],
-        asked: Mapping[str, str],
+        ranges: Sequence[AnnotationRange],
+        fields: Mapping[str, str],
     ) -> Iterator[tuple[AnnotationRange, pa.Table]]:
-        names = [*asked]
-        names += [PLACE] * any(not rows.is_dense for rows in wanted)
-        names += [LEFT_OUT] * any(rows.has_unread for rows in wanted)
-        low = min(rows.first for rows in wanted)
-        high = max(rows.first + rows.count for rows in wanted)
+        names = [*fields]
+        names += [PLACE] * any(not rows.is_dense for rows in ranges)
+        names += [LEFT_OUT] * any(rows.has_unread for rows in ranges)
+        start = min(rows.first for rows in ranges)
+        stop = max(rows.first + rows.count for rows in ranges)
         # The path is checked again: since the set was opened, a link or a FIFO may have come there.
         store = open_store(columns.address, self._schema.storage_options).below(name)
         with store.reading() as file:
-            first, table = _read_rows(file, names, low, high, wanted[0].total)
-        types = {**self._types(asked), PLACE: pa.int64(), LEFT_OUT: pa.string()}
+            first, table = _read_row_groups(file, names, start, stop, ranges[0].total)
+        types = {**self._types(fields), PLACE: pa.int64(), LEFT_OUT: pa.string()}
         table = cast(table, pa.schema([(name, types[name]) for name in names]))
-        for rows in wanted:
+        for rows in ranges:
             yield rows, table.slice(rows.first - first, rows.count)
 
 
-def _places_of(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
-    """Return the ascending places of rows; raise ValueError if they are not what was recorded."""
+def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
+    """Return the ascending positions of a range; raise ValueError if they contradict the range."""
     if rows.is_dense:
         return np.arange(rows.low, rows.high + 1)
-    places = table[PLACE].to_numpy()
-    if (places[0], places[-1]) != (rows.low, rows.high) or (np.diff(places) <= 0).any():
-        raise ValueError(f"its places are not those from {rows.low} to {rows.high}")
-    return places
+    positions = table[PLACE].to_numpy()
+    if (positions[0], positions[-1]) != (rows.low, rows.high) or (np.diff(positions) <= 0).any():
+        raise ValueError(f"its column {PLACE!r} does not ascend from {rows.low} to {rows.high}")
+    return positions
 
 
-def _read_rows(
-    file: Any, names: list[str], low: int, high: int, total: int
+def _read_row_groups(
+    file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups with the rows from `low` to `high`; return the first row, and a table."""
+    """Read the row groups that overlap rows `start` to `stop`; return the first row and a table."""
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
-    groups, first, start = [], None, 0
+    groups, first, begin = [], None, 0
     for number in range(parquet.num_row_groups):
-        end = start + parquet.metadata.row_group(number).num_rows
-        if start < high and end > low:
+        end = begin + parquet.metadata.row_group(number).num_rows
+        if begin < stop and end > start:
             groups.append(number)
-            first = start if first is None else first
-        start = end
+            first = begin if first is None else first
+        begin = end
     table = parquet.read_row_groups(groups, columns=names)
     return first or 0, changed(table.select(names), restored)
 
 
-def _rows_at(held: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the rows of ascending places `held` that have these `places`; -1 where none has."""
-    if len(held) == len(places) and (held == places).all():
-        return np.arange(len(held))
-    if not len(held):
-        return np.full(len(places), -1)
-    rows = np.searchsorted(held, places)
-    rows[rows == len(held)] = -1
-    rows[held[rows] != places] = -1
+def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the index of each position in the ascending `annotated`; -1 if it is not there."""
+    if len(annotated) == len(positions) and (annotated == positions).all():
+        return np.arange(len(annotated))
+    if not len(annotated):
+        return np.full(len(positions), -1)
+    rows = np.searchsorted(annotated, positions)
+    rows[rows == len(annotated)] = -1
+    rows[annotated[rows] != positions] = -1
     return rows
 
 
 @contextlib.contextmanager
 def naming_damage(folder: str, name: str) -> Iterator[None]:
-    """Raise AnnotationError for whatever a damaged file of a set makes its readers raise.
+    """Convert errors from reading a damaged file of a set to AnnotationError, which names the file.
 
-    Anybody may have written the file, so that values may be missing or of any type.
+    Anybody may have written the file: values may be missing or of any type.
     """
     try:
         yield
@@ -207,7 +213,7 @@ def naming_damage(folder: str, name: str) -> Iterator[None]:
 
 
 def damaged(folder: str, name: str, reason: str) -> AnnotationError:
-    """Return the error for a file of a set that is not what was written."""
+    """Return the error for a damaged file of an annotation set."""
     return AnnotationError(
         f"{folder}/{name} is not what was written, {reason}: run the command that wrote it again, "
         "which redoes what is missing or damaged"

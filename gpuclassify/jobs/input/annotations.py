@@ -1,8 +1,8 @@
-"""Annotation sets: columns that jobs wrote beside the rows of files, and what of an input they are.
+"""Annotation sets: folders of columns that jobs wrote for the rows of input files.
 
-A set is the output of a job, in the folder itself, and of later ones, for files that came or
-changed since, in folders below it. However a set and a reader are cut, rows with one place in one
-file are beside each other.
+The first job writes into the folder itself. Later jobs, which annotate files that came or changed
+since, write into folders below it. Rows are matched by input file and position, whatever parts the
+set and the input are cut into.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import operator
 import posixpath
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from gpuclassify.jobs.input.annotation_reader import (
 )
 from gpuclassify.jobs.input.files import states_like
 from gpuclassify.jobs.input.parts import InputParts, Part
-from gpuclassify.jobs.input.schema import without_values
+from gpuclassify.jobs.input.schema import nulls_untyped
 from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored, union
 from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.ledger.manifest import SUCCESS, manifest_of, read_job
@@ -43,50 +43,51 @@ from gpuclassify.jobs.stores.store import BrokenContentError, Store, UnreadableI
 from gpuclassify.mapping.stage_counts import LABEL
 
 LATER_DIGITS = 5
-LATER = re.compile(rf"more-\d{{{LATER_DIGITS}}}")  # folders with what was annotated later
-MOST_PLACES = 1 << 62  # a place fits into int64, and so does the one after it
-MOST_NAMED = 3  # files of an error
+LATER = re.compile(rf"more-\d{{{LATER_DIGITS}}}")  # folders of later jobs
+POSITION_LIMIT = 1 << 62  # a position fits into int64, and so does the one after it
+MOST_NAMED = 3  # files that an error lists
 
 
 @dataclass
 class FileAnnotations:
-    """Annotations of one file: the state that was annotated, and the rows in a folder of the set.
+    """Annotations of one input file: the annotated state, and row ranges in a folder of the set.
 
-    The folder identifies the rows. A job's key does not: a job that annotates a file whose earlier
-    state is back has the same settings and input, and so the same key, as the job before.
+    The folder identifies the rows. A job's key does not: if a file is changed back, the job that
+    annotates it again has the settings, the input and so the key of an earlier job.
     """
 
     state: str
     folder: str
-    rows: list[AnnotationRange] = field(default_factory=list)
+    ranges: list[AnnotationRange] = field(default_factory=list)
 
 
 @dataclass
 class AnnotationSet:
-    """A set as its jobs have described it."""
+    """An annotation set, as the manifests and records of its jobs describe it."""
 
     store: Store
     prefix: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # job.json by folder
-    files: dict[str, FileAnnotations] = field(default_factory=dict)
-    undone: set[str] = field(default_factory=set)  # folders whose jobs are not finished
+    files: dict[str, FileAnnotations] = field(default_factory=dict)  # keyed by input file
+    undone: set[str] = field(default_factory=set)  # folders of unfinished jobs
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     @property
     def shown(self) -> str:
-        """Name of the set, for people."""
+        """Address of the set for messages, without secrets."""
         return redacted(self.store.address)
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of its columns in frames, by those in its files."""
+        """Names of the columns in frames, by their names in files."""
         return {name: f"{self.prefix}{name}" for name in self.columns.names}
 
     @classmethod
     def open(cls, name: str, storage_options: Mapping[str, Any]) -> AnnotationSet:
-        """Read what a set is of; `name` may end with ``=prefix_`` for the names of its columns.
+        """Open a set and read its jobs; ``NAME=prefix_`` prefixes the names of its columns.
 
-        Raises FileNotFoundError if no job wrote there, and AnnotationError if one that writes rows.
+        Raises FileNotFoundError if no job wrote there, and AnnotationError if a job wrote rows
+        there instead of annotations.
         """
         address, _, prefix = name.rpartition("=")
         if not address or not prefix.endswith("_") or "/" in prefix:
@@ -103,126 +104,126 @@ class AnnotationSet:
                 opened.undone.add(folder)
             with naming_damage(opened.shown, posixpath.join(folder, JOB)):
                 for file, state in job["identity"]["input file"].items():
-                    opened.files[file] = FileAnnotations(
-                        f"{state}", folder
-                    )  # replaces an earlier state
+                    opened.files[file] = FileAnnotations(f"{state}", folder)
         return opened
 
     @property
     def unfinished(self) -> str | None:
-        """First folder whose job is not finished and holds the last annotations of some file."""
-        folders = (known.folder for known in self.files.values())
+        """First folder of an unfinished job that holds the latest annotations of a file."""
+        folders = (file.folder for file in self.files.values())
         return min((folder or "." for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
-        """State in which each file was annotated last."""
-        return {name: known.state for name, known in self.files.items()}
+        """State of each input file when it was last annotated."""
+        return {name: file.state for name, file in self.files.items()}
 
-    def key_of(self, files: Collection[str]) -> str:
-        """Return the keys of the jobs that annotated these files last."""
+    def job_keys(self, files: Collection[str]) -> str:
+        """Return the keys of the jobs that last annotated these files, joined by "-"."""
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
     def next_folder(self) -> str:
-        """Return the folder for what is annotated next."""
+        """Return the name of the next job's folder."""
         last = max(self.jobs)
         return f"more-{int(last[-LATER_DIGITS:] or 0) + 1:0{LATER_DIGITS}d}"
 
     def folder(self, name: str) -> Store:
-        """Return the folder of one of its jobs."""
+        """Return the store of a job's folder or file."""
         return self.store.below(name) if name else self.store
 
     def read_records(self) -> None:
-        """Find the rows of each file, and the columns; raise AnnotationError for damage."""
+        """Read the row ranges of each file, and the columns; raise AnnotationError for damage."""
         for folder, job in self.jobs.items():
-            mine = {name for name, known in self.files.items() if known.folder == folder}
-            if not mine:  # all of its files were annotated again later
+            latest = {name for name, file in self.files.items() if file.folder == folder}
+            if not latest:  # A later job annotated all of its files again.
                 continue
-            store, some = self.folder(folder), ""
+            store, path = self.folder(folder), ""
             with naming_damage(self.shown, posixpath.join(folder, JOB)):
                 sizes, listed = store.part_sizes(), manifest_of(store).listed()
                 unlisted = [n for n in sizes if key_in(n) == job["key"] and n not in listed]
                 if unlisted and folder not in self.undone:
-                    raise ValueError(f"it has {job['parts']:,} parts, and not {unlisted[0]}")
+                    raise ValueError(f"its {job['parts']:,} parts do not include {unlisted[0]}")
             for name, record in listed.items():
                 if record is None:
                     raise damaged(self.shown, posixpath.join(folder, name), "nor is its record")
-                some = posixpath.join(folder, name)
-                with naming_damage(self.shown, some):
+                path = posixpath.join(folder, name)
+                with naming_damage(self.shown, path):
                     _check_size(record, sizes)
-                    for file, rows in _rows_of(some, record).items():
+                    for file, rows in _ranges(path, record).items():
                         if file not in job["identity"]["input file"]:
                             raise ValueError(f"it has rows of {file}, and {JOB} does not")
-                        if file in mine:
-                            self.files[file].rows.append(rows)
-            if some:
-                with naming_damage(self.shown, some):
-                    self.columns = self._with_columns_of(some)
-        for file, known in self.files.items():
-            known.rows.sort(key=lambda rows: rows.low)
-            for rows, later in itertools.pairwise(known.rows):
+                        if file in latest:
+                            self.files[file].ranges.append(rows)
+            if path:
+                with naming_damage(self.shown, path):
+                    self.columns = self._merge_columns(path)
+        for file, annotated in self.files.items():
+            annotated.ranges.sort(key=lambda rows: rows.low)
+            for rows, later in itertools.pairwise(annotated.ranges):
                 if later.low <= rows.high:
-                    raise damaged(
-                        self.shown, later.name, f"it has rows of {file} that {rows.name} has"
-                    )
+                    reason = f"it has rows of {file} that {rows.name} has"
+                    raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Find the columns as far as files can be read; see `read_records`, which refuses damage.
+        """Read the columns from the first readable file of each folder; `read_records` is strict.
 
-        Files whose columns contradict those of earlier folders are passed over.
+        Files whose columns contradict the columns of earlier folders are skipped.
         """
         for folder in self.jobs:
             for name in filter(key_in, sorted(self.folder(folder).part_sizes())):
-                some = posixpath.join(folder, name)
-                with contextlib.suppress(AnnotationError), naming_damage(self.shown, some):
-                    self.columns = self._with_columns_of(some)
+                path = posixpath.join(folder, name)
+                with contextlib.suppress(AnnotationError), naming_damage(self.shown, path):
+                    self.columns = self._merge_columns(path)
                     break
 
     def input_columns(self, folder: str) -> pa.Schema | None:
-        """Return the input's columns as the job of a folder read them, if it noted them."""
-        noted = self.jobs[folder].get("columns")
-        if noted is None:
+        """Return the input's columns as a folder's job recorded them; None if it did not."""
+        encoded = self.jobs[folder].get("columns")
+        if encoded is None:
             return None
         with naming_damage(self.shown, posixpath.join(folder, JOB)):
             try:
-                return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(noted)))
+                return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
             except OSError as err:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
-    def _with_columns_of(self, name: str) -> pa.Schema:
-        """Return the columns with types that also hold the values of one more file of the set."""
+    def _merge_columns(self, name: str) -> pa.Schema:
+        """Return the columns, with types widened for the values of an annotation file."""
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
         stored = metadata.schema.to_arrow_schema()
         if missing := {FILE, PLACE, LEFT_OUT} - {*stored.names}:
             raise ValueError(f"it has no column {', '.join(sorted(missing))}")
-        held = changed_schema(stored, restored)
-        new = pa.schema([column for column in held if column.name not in (FILE, PLACE, LEFT_OUT)])
+        columns = changed_schema(stored, restored)
+        new = pa.schema([c for c in columns if c.name not in (FILE, PLACE, LEFT_OUT)])
         if self.columns.names not in ([], new.names):
             raise ValueError(f"it has columns {new.names}, and other files {self.columns.names}")
-        joined = []
-        for one, other in zip(self.columns or new, new, strict=True):
+        merged = []
+        for column, other in zip(self.columns or new, new, strict=True):
             try:
-                one = one.with_type(type_of_both(one.type, other.type))
+                column = column.with_type(common_type(column.type, other.type))
             except pa.ArrowException as err:
-                kind = without_values(stored, metadata, [one.name]).field(one.name).type
-                if not pa.types.is_null(kind):  # else it is text for lack of any value
+                kind = nulls_untyped(stored, metadata, [column.name]).field(column.name).type
+                if not pa.types.is_null(kind):  # A column without any value was written as text.
                     raise AnnotationError(
-                        f"{one.name!r} is {other.type} in {self.shown}/{name}, and {one.type} in "
-                        "files before it: remove this folder, and annotate its files again with a "
-                        "stage that casts the column, such as by astype() "
+                        f"{column.name!r} is {other.type} in {self.shown}/{name}, and "
+                        f"{column.type} in files before it: remove this folder, and annotate its "
+                        "files again with a stage that casts the column, such as by astype() "
                         f"(accept_changed_code=True): {err}"
                     ) from err
-            joined.append(one)
-        return pa.schema(joined)
+            merged.append(column)
+        return pa.schema(merged)
 
-    def check(self, states: Mapping[str, str], takes_in: Any, is_complete: bool) -> bool:
-        """Tell whether all files are annotated; raise AnnotationError if what it says is untrue.
+    def check(
+        self, states: Mapping[str, str], was_input: Callable[[str], bool], is_complete: bool
+    ) -> bool:
+        """Return True if every input file is annotated.
 
-        `states` are those of the input's files by their names. `takes_in` tells whether the reader
-        would read a file of this name, were it there. Without `is_complete`, files may lack
-        annotations, and files that are gone leave theirs behind.
+        `states` maps the names of the input's files to their states. `was_input` returns True for
+        names that the reader's paths match and that are not there any more. Raises AnnotationError
+        if the set is of another input, or a file changed after it was annotated; with
+        `is_complete`, also if annotations are missing, or files are gone.
         """
         if not states.keys() & self.files.keys():
             raise AnnotationError(
@@ -230,15 +231,15 @@ class AnnotationSet:
                 f"and the input has {next(iter(states))}: name the set of this input, or the input "
                 "of this set"
             )
-        known = self.states
-        changes = [name for name, state in states.items() if known.get(name, state) != state]
+        annotated = self.states
+        changes = [name for name, state in states.items() if annotated.get(name, state) != state]
         if changes:
             raise AnnotationError(
                 f"{some_names(changes)} changed since {self.shown} annotated it: annotate it again "
                 "(redo_changed=True), or bring back the file as it was"
             )
-        missing = [name for name in states if name not in known]
-        gone = [name for name in known if name not in states and takes_in(name)]
+        missing = [name for name in states if name not in annotated]
+        gone = [name for name in annotated if name not in states and was_input(name)]
         unfinished = self.unfinished
         if is_complete and unfinished is not None:
             raise AnnotationError(
@@ -259,24 +260,24 @@ class AnnotationSet:
         return unfinished is None and not missing
 
     def check_rows(self, file: str, last: Part) -> None:
-        """Raise AnnotationError unless the set's rows of a file are those that the file can have.
+        """Raise AnnotationError if a file cannot have the rows that the set annotates.
 
-        `last` is the last piece of the file. The number of rows is known for Parquet; for JSON
-        lines, only the byte before which the last of them begins.
+        `last` is the last piece of the file. A Parquet file must have as many rows as the set, and
+        in JSON lines all of them must begin before the end of the file.
         """
-        noted = self.files[file].rows
-        count = sum(rows.count for rows in noted)
-        end = last.rows[1] if last.rows else (last.places or (0, math.inf))[1]
-        if any(rows.high >= end for rows in noted) or (last.rows and count != end):
+        ranges = self.files[file].ranges
+        count = sum(rows.count for rows in ranges)
+        end = last.rows[1] if last.rows else (last.position_range or (0, math.inf))[1]
+        if any(rows.high >= end for rows in ranges) or (last.rows and count != end):
             raise AnnotationError(
                 f"{self.shown} has {count:,} rows of {file}, which has {end:,} "
-                f"{'rows' if last.rows else 'bytes, and some of them lie behind these'}: annotate "
+                f"{'rows' if last.rows else 'bytes, and some rows begin after its end'}: annotate "
                 "all files again (restart=True), or do not use this set"
             )
 
 
 def later_folders(store: Store) -> list[str]:
-    """List the folders of a set with what was annotated after its first files.
+    """List the folders of a set's later jobs.
 
     A folder in which no job has begun is left out: a run that is killed early may leave one.
     """
@@ -285,40 +286,40 @@ def later_folders(store: Store) -> list[str]:
 
 
 def job_folders(store: Store) -> list[Store]:
-    """Return the folders of an output's jobs: itself, and of a set those of later files."""
+    """Return the stores of all jobs of an output: the folder itself, and a set's later folders."""
     return [store, *map(store.below, later_folders(store))]
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of the others, as text."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _rows_of(name: str, record: Record) -> dict[str, AnnotationRange]:
-    """Return the rows that a record of the set's file `name` states for each file of the input."""
-    noted, first = {}, 0
+def _ranges(name: str, record: Record) -> dict[str, AnnotationRange]:
+    """Return the row range of each input file in the annotation file `name`, from its record."""
+    ranges, first = {}, 0
     for file, numbers in record.source[ANNOTATED].items():
         count, low, high = map(operator.index, numbers)
-        if not (0 < count <= high - low + 1 and low >= 0 and high < MOST_PLACES):
+        if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
             raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
         has_unread = bool(record.left_out)
-        noted[file] = AnnotationRange(name, first, count, low, high, has_unread, record.rows_out)
+        ranges[file] = AnnotationRange(name, first, count, low, high, has_unread, record.rows_out)
         first += count
     if first != record.rows_out:
         raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")
-    return noted
+    return ranges
 
 
-def type_of_both(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of two columns; see `union`."""
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type that holds the values of both types; see `union`."""
     return one if one == other else union(plain_type(one), plain_type(other))
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Tell whether a type holds the values of another one."""
+    """Return True if a type holds the values of another one."""
     try:
-        return bool(type_of_both(kind, other) == kind)
+        return bool(common_type(kind, other) == kind)
     except pa.ArrowException:
         return False
 
@@ -330,7 +331,7 @@ def _check_size(record: Record, sizes: Mapping[str, int]) -> None:
         raise BrokenContentError(f"it {now}")
 
 
-def with_annotations(
+def add_annotations(
     plan: InputParts,
     sets: Sequence[AnnotationSet],
     listed: Collection[str],
@@ -338,57 +339,60 @@ def with_annotations(
     storage_options: dict[str, Any],
     is_complete: bool,
 ) -> InputParts:
-    """Return the parts of an input with the columns of annotation sets beside the files'.
+    """Add the columns of annotation sets to the parts of an input.
 
-    `listed` are names of files that are there, whether they are read or not. Raises AnnotationError
-    unless the sets are of these very files, and UnreadableInputError if two columns have one name.
+    `listed` are the names of all files that are there, also of those left unread. Raises
+    AnnotationError unless the sets annotate these files in their present state, and
+    UnreadableInputError if two columns have one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
 
-    def takes_in(name: str) -> bool:
+    def was_input(name: str) -> bool:
         return name not in listed and any(store.matches(name) for store in stores)
 
     real = {file.path: redacted(file.real) for file in plan.files}
     last = {piece.path: piece for part in plan.parts for piece in part.pieces}
     columns, fields, owners = [], [*plan.schema.arrow], dict.fromkeys(plan.schema.arrow.names, "")
-    for known in sets:
-        states = states_like(plan.files, known.states, storage_options)
-        is_whole = known.check(states, takes_in, is_complete)
-        for column, shown in zip(known.columns, known.names.values(), strict=True):
-            if shown in owners:
-                _refuse_twice(shown, owners[shown], known)
-            owners[shown] = known.shown
-            fields.append(column.with_name(shown).remove_metadata().with_nullable(True))
+    for opened in sets:
+        states = states_like(plan.files, opened.states, storage_options)
+        is_whole = opened.check(states, was_input, is_complete)
+        names = opened.names
+        for column in opened.columns:
+            name = names[column.name]
+            if name in owners:
+                _refuse_duplicate(name, owners[name], opened)
+            owners[name] = opened.shown
+            fields.append(column.with_name(name).remove_metadata().with_nullable(True))
         for path, piece in last.items() if is_whole else ():
-            known.check_rows(real[path], piece)
-        key = known.key_of(states)
-        marked = [f.name for f in known.columns if LABEL.items() <= (f.metadata or {}).items()]
-        labels = tuple(known.names[name] for name in marked)
-        columns.append(AnnotationColumns(known.store.address, known.names, key, is_whole, labels))
-    parts = tuple(_with_ranges(part, sets, real) for part in plan.parts)
+            opened.check_rows(real[path], piece)
+        key = opened.job_keys(states)
+        marked = [f.name for f in opened.columns if LABEL.items() <= (f.metadata or {}).items()]
+        labels = tuple(names[name] for name in marked)
+        columns.append(AnnotationColumns(opened.store.address, names, key, is_whole, labels))
+    parts = tuple(_add_ranges(part, sets, real) for part in plan.parts)
     schema = replace(plan.schema, arrow=pa.schema(fields), annotations=tuple(columns))
     return replace(plan, parts=parts, schema=schema)
 
 
-def _with_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
-    """Return the part with the ranges of each set's rows that belong to its own."""
+def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
+    """Add to each piece of a part the annotation rows of every set that overlap its positions."""
 
-    def with_ranges(piece: Part) -> Part:
-        low, high = piece.places or (0, math.inf)
-        ranges = []
-        for known in sets:
-            file = known.files.get(real[piece.path])
-            found = [r for r in (file.rows if file else ()) if r.low < high and r.high >= low]
-            ranges.append(tuple(sorted(found, key=lambda rows: rows.low)))
-        return replace(piece, annotations=tuple(ranges))
+    def add(piece: Part) -> Part:
+        low, high = piece.position_range or (0, math.inf)
+        by_set = []
+        for opened in sets:
+            file = opened.files.get(real[piece.path])
+            ranges = file.ranges if file else ()
+            by_set.append(tuple(rows for rows in ranges if rows.low < high and rows.high >= low))
+        return replace(piece, annotations=tuple(by_set))
 
-    first, *rest = map(with_ranges, part.pieces)
+    first, *rest = map(add, part.pieces)
     return replace(first, followers=tuple(rest))
 
 
-def _refuse_twice(name: str, owner: str, known: AnnotationSet) -> None:
+def _refuse_duplicate(name: str, owner: str, opened: AnnotationSet) -> None:
     where = f"in {owner}" if owner else "in the input"
     raise UnreadableInputError(
-        f"the column {name!r} is {where} and in {known.shown}: give the columns of one set a "
-        f"prefix, such as {known.shown}={posixpath.basename(known.shown.rstrip('/'))}_"
+        f"the column {name!r} is {where} and in {opened.shown}: give the columns of one set a "
+        f"prefix, such as {opened.shown}={posixpath.basename(opened.shown.rstrip('/'))}_"
     )

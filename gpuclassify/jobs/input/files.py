@@ -1,4 +1,4 @@
-"""Input files: which ones paths and patterns name, and whether they are still what they were."""
+"""Find input files by paths and patterns, detect changes of them, and open them safely."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ _UNPACKED, _STORED = 2, 3  # numbers of the sizes in Parquet's PageHeader
 _INT32, _INTEGERS, _BINARY, _STRUCT = 5, (4, 5, 6), 8, 12
 _FIXED_BYTES = {1: 0, 2: 0, 3: 1, 7: 8}
 _SHA256 = "sha256:"
-# Digests that this process has taken, by path and stamp: a file may be of many parts.
+# Digests computed in this process, by path and stamp: a file may have many parts.
 _digests: dict[tuple[str, str], str] = {}
 
 
 class BrokenInputError(UnreadableInputError):
-    """Error for an unreadable file, line or row that the job is not to go on without."""
+    """Error for an unreadable file, line or row that the job must not leave out."""
 
 
 class ChangedInputError(UnreadableInputError):
-    """Error for an input file that is not what it was when the job began."""
+    """Error for an input file that has changed since the job began."""
 
 
 @dataclass(frozen=True)
 class InputFile:
     """A file of the input, or a folder of it that cannot be listed.
 
-    `version` changes when the file does: a tag of its store, the time of its last change, or a
-    digest of its content. `stamp`, beside a digest, stays as long as nobody writes to the file.
+    `version` changes when the file does: its store's tag, the time of its last change, or a digest
+    of its content. For a digest, `stamp` is the tag or time at which it was computed.
     """
 
-    path: str  # or URL, as it was come by: names of folders on the way tell columns
+    path: str  # path or URL as listed: folder names in it may give columns
     size_bytes: int | None
     version: str
     stamp: str = field(default="", compare=False)
-    real: str = ""  # the path without links, which tells it from other files
-    linked: str = ""  # the folder that a link on the way below the input leads to, if there is one
-    problem: str | None = None  # why it cannot be read, as far as a listing can tell
+    real: str = ""  # path with links resolved, which identifies the file
+    linked: str = ""  # target of the link to a folder on the path, if there is one
+    problem: str | None = None  # reason why it cannot be read, if the listing shows it
 
     @property
     def state(self) -> str:
-        """Size and version, by which a job tells whether the file is what it was."""
+        """Size and version as text, to detect changes of the file."""
         return f"{self.size_bytes} bytes, {self.version}"
 
     def __repr__(self) -> str:  # schedulers log the arguments of tasks that fail
@@ -83,48 +83,48 @@ class InputFile:
 
 
 def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFile]:
-    """Find the files that `inputs` name, in sorted order within each input, each once.
+    """Find the files that `inputs` name, sorted within each input, without duplicates.
 
-    Last come those that cannot be read, and folders that cannot be listed, with their problems.
+    Unreadable files and folders come last, with their problems.
     """
     commits: dict[Any, str] = {}
     stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]
     by_name: dict[str, InputFile] = {}
     for store in stores:
-        new: dict[str, InputFile] = {}
+        found: dict[str, InputFile] = {}
         for file in _files_of(store):
             key = file.path if file.problem else file.real
             if key not in by_name:
-                new.setdefault(key, file)
-        by_name.update(sorted(new.items(), key=lambda item: item[1].path))
+                found.setdefault(key, file)
+        by_name.update(sorted(found.items(), key=lambda item: item[1].path))
     if not by_name:
         raise UnreadableInputError("no input is given: name files, directories or globs")
     files = [file for file in by_name.values() if file.problem is None]
-    others = [file for file in by_name.values() if file.problem is not None]
+    unreadable = [file for file in by_name.values() if file.problem is not None]
     formats = {file_format(file.path): file.path for file in files}
     if not formats:
         raise UnreadableInputError(
-            f"nothing of the input can be read; {redacted(others[0].path)}: {others[0].problem}"
+            f"nothing of the input can be read; {redacted(unreadable[0].path)}: "
+            f"{unreadable[0].problem}"
         )
     if len(formats) > 1:
         one, other, *_ = formats.values()
         raise UnreadableInputError(
             f"inputs are of several formats, such as {one} and {other}: read them separately"
         )
-    return [*files, *others]
+    return [*files, *unreadable]
 
 
-def with_linked(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return the paths of a reader, and the folders that links there lead to."""
+def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
+    """Return a reader's paths and the targets of links to folders below them."""
     return (*paths, *sorted({file.linked for file in files} - {""}))
 
 
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
-    """Return the files with digests of their content as versions.
+    """Replace the files' versions by SHA-256 digests of their content.
 
-    Files that cannot be read stay as they are. All bytes are read, of several files at a time. Tags
-    of object stores, which are other ones whenever an object is written, stay as they are, and so
-    do files of the Hub at a commit.
+    All bytes are read, from several files at a time. Unchanged are unreadable files, files of the
+    Hub at a commit, and object stores' tags, which change whenever an object is written.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -141,7 +141,7 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 def states_like(
     files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
 ) -> dict[str, str]:
-    """Return the `state` of each file by its name, by digest where that is how it is `known`."""
+    """Return each file's `state` by name, with a digest if its `known` state has one."""
     files = [*files]
     by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]
     digested = {file.path: file for file in with_digests(by_digest, storage_options)}
@@ -149,13 +149,12 @@ def states_like(
 
 
 def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = False) -> None:
-    """Raise ChangedInputError unless a file is what it was when the job began; asks its store.
+    """Raise ChangedInputError if a file has changed since the job began.
 
-    Size and version count where the store has them. A file at a commit cannot change. Where the
-    version is a digest, a file of this machine is read again only if its inode or the times of its
-    last changes are others: that of a change of the inode is the system's, and none that `touch` or
-    `rsync -t` can set back. Elsewhere it is read again if the store's tag or time is another, and
-    with `is_last` in any case.
+    Compares the size and version that the store reports, if it reports any. A file at a commit
+    cannot change. If the version is a digest, a local file is read again only if its inode, ctime
+    or mtime differs; `touch` and `rsync -t` cannot set a ctime back. Other files are read again if
+    the store's tag or time differs, or if `is_last`.
     """
     store = open_store(file.path, storage_options)
     if store.is_fixed or (file.size_bytes is None and not file.version):
@@ -168,10 +167,10 @@ def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = F
         raise _changed(file, f"has {info['size']} bytes and had {file.size_bytes}")
     if file.version.startswith(_SHA256):
         local = store.stamp()
-        stamp, is_telling = local or store.version(info), bool(local) or not is_last
-        if _bare(stamp) == _bare(file.stamp) and is_telling:
+        stamp, is_trusted = local or store.version(info), bool(local) or not is_last
+        if is_trusted and _bare(stamp) == _bare(file.stamp):
             return
-        digest = _digests.get((file.path, stamp)) if is_telling else None
+        digest = _digests.get((file.path, stamp)) if is_trusted else None
         if digest is None:
             digest = _digests[file.path, stamp] = _digest(file, store)
         if digest != file.version:
@@ -185,27 +184,28 @@ def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = F
 def check_all_unchanged(
     files: Iterable[InputFile], inputs: Iterable[str], storage_options: Options
 ) -> None:
-    """Call `check_unchanged` for all files that `inputs` named; few requests where they can list.
+    """Raise ChangedInputError if any file has changed since the job began.
 
-    Files that have come since then are none of the job's.
+    Folders and patterns are listed again, which saves a request per file. New files in them do not
+    matter.
     """
     listed: dict[str, InputFile] = {}
     for name in map(str, inputs):
         store = open_store(name, storage_options)
         is_listed = file_format(name) is None or glob.has_magic(name)
         if is_listed and not store.has_commits:
-            with contextlib.suppress(UnreadableInputError):  # what is gone is noticed below
+            with contextlib.suppress(UnreadableInputError):  # Missing files are found below.
                 listed.update((file.path, file) for file in _files_of(store))
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-        left = [file for file in files if listed.get(file.path) != file]
-        list(pool.map(lambda file: check_unchanged(file, storage_options, is_last=True), left))
+        unsure = [file for file in files if listed.get(file.path) != file]
+        list(pool.map(lambda file: check_unchanged(file, storage_options, is_last=True), unsure))
 
 
 @contextlib.contextmanager
 def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
     """Open the decompressed content of an open file as a stream.
 
-    The content of a gzip file may be followed by zeros, as on tapes.
+    A gzip file may end with padding zeros, as on tapes.
     """
     if codec in ("gzip", "xz"):
         opener: Any = gzip.open if codec == "gzip" else lzma.open
@@ -217,7 +217,7 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError if so few stored bytes would unpack to so many."""
+    """Raise BrokenContentError if the ratio of unpacked to stored bytes is implausible."""
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(
             f"{stored_bytes:,} stored bytes unpack to more than {UNPACKED_BYTES >> 20} MiB, over "
@@ -227,10 +227,10 @@ def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
 
 
 def open_parquet(file: BinaryIO) -> pq.ParquetFile:
-    """Open a Parquet file whose pages are compared with their checksums, where it has some.
+    """Open a Parquet file; reading verifies the checksums of its pages, if it has any.
 
-    That costs no time that can be measured. pyarrow and Spark write checksums on request. Reading
-    raises BrokenContentError before pages are unpacked that `check_unpacked` refuses.
+    Verification costs no measurable time. pyarrow and Spark write checksums on request. Reading
+    raises BrokenContentError before it unpacks pages that `check_unpacked` refuses.
     """
     metadata = pq.read_metadata(file)
     source = pa.PythonFile(_CheckedPages(file, metadata), mode="r")
@@ -238,10 +238,10 @@ def open_parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 class _CheckedPages:
-    """Open Parquet file that checks the headers of pages as pyarrow reads column chunks.
+    """Open Parquet file that checks page headers whenever pyarrow reads column chunks.
 
-    pyarrow allocates the size that a page's header states, whatever the footer says. It reads each
-    column chunk at once, as `pq.ParquetFile` has `pre_buffer=True`.
+    pyarrow allocates the size in a page's header, even if the footer contradicts it. It reads each
+    column chunk at once, because `pq.ParquetFile` has `pre_buffer=True`.
     """
 
     def __init__(self, file: BinaryIO, metadata: pq.FileMetaData) -> None:
@@ -257,7 +257,7 @@ class _CheckedPages:
         return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; raise BrokenContentError if pages among them unpack to too many."""
+        """Read bytes; raise BrokenContentError if pages in them unpack to too many bytes."""
         start = self._file.tell()
         content = self._file.read(size)
         first = bisect.bisect_left(self._starts, start)
@@ -276,7 +276,7 @@ class _CheckedPages:
 
 
 def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return where the pages of a column chunk begin and end in the file."""
+    """Return the start and end offsets of a column chunk's pages in the file."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
@@ -284,10 +284,10 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
-    """Return the int32 fields of a page's header by number, and the offset of its end.
+    """Return a page header's int32 fields by number, and the header's end offset.
 
-    The header is a struct in Thrift's compact protocol, which wraps large numbers as here. Raises
-    IndexError if it is cut off.
+    The header is a struct in Thrift's compact protocol; numbers wrap at 32 bits. Raises IndexError
+    if it is truncated.
     """
     numbers: dict[int, int] = {}
     field = 0
@@ -320,7 +320,7 @@ def _zigzag(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return the unsigned number at an offset, and the offset of its end."""
+    """Return the unsigned number at an offset, and its end offset."""
     value = shift = 0
     while (byte := content[at]) & 128:
         value |= (byte & 127) << shift
@@ -329,7 +329,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:
-    """Yield the files of one input, those that links lead to last."""
+    """Yield the data files and unreadable folders of one input; files behind links come last."""
     entries = store.entries()
     if entries is None:
         hint = " matches nothing" if store.is_pattern else store.hint()
@@ -360,7 +360,7 @@ def _files_of(store: Store) -> Iterator[InputFile]:
 
 
 def _is_data(entry: Entry) -> bool:
-    """Tell whether an entry is named as a data file, or may hold some and cannot be read."""
+    """Return True if an entry has a data file's name, or is an unreadable folder or link."""
     if entry.problem is not None or file_format(entry.path) is not None:
         return True
     try:
@@ -372,13 +372,13 @@ def _is_data(entry: Entry) -> bool:
 def _digest(file: InputFile, store: Store) -> str:
     content = hashlib.sha256()
     with store.reading(file.size_bytes) as opened:
-        while some := opened.read(DIGESTED_BYTES):
-            content.update(some)
+        while piece := opened.read(DIGESTED_BYTES):
+            content.update(piece)
     return f"{_SHA256}{content.hexdigest()}"
 
 
 def _bare(version: str) -> str:
-    """Strip from a version what some stores put around a tag in only some of their answers."""
+    """Strip the weak mark and quotes, which some stores' answers have around a tag."""
     return version.removeprefix("W/").strip('"')
 
 

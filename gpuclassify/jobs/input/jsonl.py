@@ -1,4 +1,4 @@
-"""JSON lines as Arrow tables: byte ranges, types from samples, and lines that cannot be read."""
+"""JSON lines as Arrow tables: byte ranges, types from samples, and unreadable lines."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from gpuclassify.jobs.stores.store import UnreadableInputError
 Opener = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 logger = logging.getLogger(__name__)
 
-# What pyarrow's reader takes at once is less than 2 GiB; less than that is faster to bisect, and
-# takes less memory where lines are blank or short.
+# pyarrow's reader accepts less than 2 GiB at once. Smaller blocks are faster to bisect, and need
+# less memory if lines are blank or short.
 MOST_BYTES_AT_ONCE = 16 << 20
 # A parser without a limit overflows its stack: pyarrow's between 10,000 and 100,000.
 DEEPEST_NESTING = 1_000
-MOST_VALUES = 4_000_000  # in a line: pyarrow and Python take some 100 bytes for each
-# Levels of a column, a list two, as readers of Parquet count and bear them; pickles some 50 more.
+MOST_VALUES = 4_000_000  # values in a line; pyarrow and Python need some 100 bytes for each
+# Parquet readers support columns of this depth, where a list counts twice. Pickle supports some 50
+# levels more.
 DEEPEST_COLUMN = 99
 MOST_LINE_BYTES = 256 << 20
-PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # at a time, where an end is looked for
-# Of more columns than these, one in fewer than one line of so many is not taken from samples.
+PIECE_BYTES, CHUNK_BYTES = 8 << 10, 1 << 20  # read sizes while searching the end of a line
+# Above MOST_COLUMNS columns, samples give no column that is in under 1 of FEW_LINES lines.
 MOST_COLUMNS, FEW_LINES = 500, 100
-MOST_LINES_COUNTED = 2_000  # or runs of them, of a sample whose lines do not fit together
+MOST_RUNS = 2_000  # runs of lines counted in a sample whose lines conflict
 ONE_A_LINE = (
     "the line is no JSON object: a file of JSON lines holds one object a line, which "
     "`jq -c '.[]' FILE` makes of an array, and `jq -c . FILE` of objects over several lines"
 )
-# pyarrow's words for a value of another type than the column's.
+# pyarrow's messages for a value whose type is not the column's.
 _COLUMN = re.compile(r"Column\(/?([^/()]+)")
 _OTHER_TYPE = ("Failed to convert JSON", ") changed from ")
 MOST_NAMED = 4
@@ -51,53 +52,50 @@ HALF_OF_A_PAIR = (
     "a text has half of a surrogate pair, such as \\ud83d, which is no character: take U+FFFD for "
     'it (surrogates="replace" of a JsonlReader), or name the columns to keep (fields=) without it'
 )
-_BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # and the mark that some programs begin files with
-_BETWEEN = re.compile(r"[ \t\r\n]*[:,]?[ \t\r\n]*")  # a name and its value, or two of them
+_BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # white space, and the UTF-8 byte order mark
+_SEPARATOR = re.compile(r"[ \t\r\n]*[:,]?[ \t\r\n]*")
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 _CONTROL = re.compile("[\0-\x1f]")
-# An escape of one character or of two, with both halves of a pair or one.
+# An escape: a surrogate pair, half of a pair, or any other character.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\u[dD][89a-fA-F][\da-fA-F]{2}|\\."
 )
-_HALF = re.compile(
+_HALF_PAIR = re.compile(
     rb"\\u[dD](?:[89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2}\\u[dD])[c-fC-F])"
 )
 _LONG_NUMBER = re.compile(rb"[0-9]{309}")  # float64 ends below 10^309
-_STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*)"?([ \t\r]*:)?')  # and whether it is a name
+_STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*)"?([ \t\r]*:)?')  # the second group marks a name
 _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
 class BadLineError(ValueError):
-    """Error for lines that are not rows of the wanted columns."""
+    """Error for lines that are no rows of the schema."""
 
 
-# What broken lines raise; names of fields that are not UTF-8 raise a UnicodeDecodeError.
+# Errors that broken lines raise; a name that is not UTF-8 raises UnicodeDecodeError, a ValueError.
 BROKEN_LINES = (ValueError, RecursionError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be read, and where in the (decompressed) file its first byte is.
-
-    Of one that is too long, `line` is the beginning, and `skipped` tells its bytes.
-    """
+    """Unreadable line, with the offset of its first byte in the (decompressed) file."""
 
     offset: int
-    line: bytes
+    line: bytes  # only the beginning of a line that is too long
     reason: str
-    skipped: int = 0
+    skipped: int = 0  # bytes of a line that is too long
 
 
 def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
-    """Read the lines that begin in ``[start, start + length)``, the last one whole.
+    """Read the lines that begin in ``[start, start + length)``; return their offset and content.
 
-    Returns where they begin, and the lines. Of a last line with more than `most` bytes only some
-    more. Reads forwards, which is one request where a store is read ahead. (`fsspec`'s
-    ``read_block`` looks for the end first, and then goes back.)
+    The last line is whole, but if it has more than `most` bytes, it is cut soon after them. Only
+    reads forwards, which is one request to a store with read-ahead. (`fsspec`'s ``read_block``
+    searches the end first, and then goes back.)
     """
     begin, end = start, start + length
-    if start:  # behind the line that begins before
+    if start:  # Skip the line that begins before the range.
         file.seek(begin := start - 1)
         while piece := file.read(min(PIECE_BYTES, end - 1 - begin)):
             begin += piece.find(b"\n") + 1 or len(piece)
@@ -116,10 +114,11 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 
 
 class WholeLines(io.RawIOBase):
-    """Lines of a stream, without those that are too `long`, up to where its file is `cut` off.
+    """Whole lines of a stream, up to the point where a damaged file is cut off.
 
-    `again` opens the stream anew: what was there when a call fails is read byte by byte. `check`
-    gets the bytes of lines so far, without those too long, and may raise before there are more.
+    Lines of more than `most` bytes are skipped, and listed in `long_lines`. `cut` is the error that
+    ended a damaged stream; `reopen` then opens it again, to read byte by byte as far as possible.
+    `check` is called with the bytes of all lines so far, except the skipped ones, and may raise.
     """
 
     def __init__(
@@ -127,16 +126,16 @@ class WholeLines(io.RawIOBase):
         stream: BinaryIO,
         most: int,
         offset: int = 0,
-        again: Opener = io.BytesIO,
+        reopen: Opener = io.BytesIO,
         check: Callable[[int], None] = lambda kept_bytes: None,
     ) -> None:
-        self._stream, self._again, self._most = stream, again, most
+        self._stream, self._reopen, self._most = stream, reopen, most
         self._check, self._kept_bytes = check, 0
         self._offset, self._read_bytes, self._has_ended = offset, 0, False
-        self._line: list[bytes] = []  # whose end is still to come
+        self._line: list[bytes] = []  # pieces of an unfinished line
         self._line_bytes = 0
         self._ready = memoryview(b"")
-        self.long: list[BadLine] = []
+        self.long_lines: list[BadLine] = []
         self.cut: str | None = None
 
     def readable(self) -> bool:
@@ -144,7 +143,7 @@ class WholeLines(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read bytes into the buffer, and return their number, as any raw stream does."""
+        """Read bytes into the buffer and return their number."""
         while not self._ready and not self._has_ended:
             self._ready = memoryview(self._next())
         count = min(len(buffer), len(self._ready))
@@ -169,8 +168,8 @@ class WholeLines(io.RawIOBase):
             return b""
         if self._line_bytes > self._most:
             reason = f"the line has more than {self._most:,} bytes (max_line_bytes=)"
-            shown = b"".join(self._line[:2])
-            self.long.append(BadLine(self._offset, shown, reason, self._line_bytes))
+            beginning = b"".join(self._line[:2])
+            self.long_lines.append(BadLine(self._offset, beginning, reason, self._line_bytes))
         is_whole = self._line_bytes <= self._most and (end or not self.cut)
         last = chunk.rfind(b"\n") + 1
         whole = b"".join([*(self._line if is_whole else ()), chunk[end:last]])
@@ -188,7 +187,7 @@ class WholeLines(io.RawIOBase):
                 raise
             self.cut = f"{err}: it is cut off, and only the whole lines before are there"
             pieces, left = [], self._read_bytes
-            with contextlib.suppress(UnreadableInputError), self._again() as stream:
+            with contextlib.suppress(UnreadableInputError), self._reopen() as stream:
                 while left:
                     left -= len(stream.read(min(left, CHUNK_BYTES)))
                 while piece := stream.read(1):
@@ -204,12 +203,11 @@ def parse(
     is_projected: bool = False,
     replaces: bool = False,
 ) -> pa.Table:
-    """Parse lines that are all good into a table.
+    """Parse lines into a table; raise one of `BROKEN_LINES` if any line is bad.
 
-    Raises one of `BROKEN_LINES` if some are not. Without a schema, its columns are those that are
-    found. Fields that it lacks are refused, or left out if it is a projection. Of columns of JSON
-    it has the text; halves of surrogate pairs are U+FFFD in what it leaves out, and with `replaces`
-    everywhere.
+    Without a schema, the columns are inferred. Fields that the schema lacks are left out if
+    `is_projected`, and refused otherwise. Columns of JSON get the text of their values. With
+    `replaces`, U+FFFD replaces halves of surrogate pairs; without, only in fields left out.
     """
     rows = sum(map(_check_line, lines))
     if not rows:
@@ -219,10 +217,12 @@ def parse(
         try:
             return _parse(lines, rows, schema, is_projected)
         except BROKEN_LINES:
-            if not ((is_projected or replaces) and _HALF.search(b"".join(lines))):
+            if not ((is_projected or replaces) and _HALF_PAIR.search(b"".join(lines))):
                 raise
     kept = schema.names if schema and not replaces else ()
-    lines = [_edited(line, texts, kept) if texts or _HALF.search(line) else line for line in lines]
+    lines = [
+        _edit(line, texts, kept) if texts or _HALF_PAIR.search(line) else line for line in lines
+    ]
     if not texts:
         return _parse(lines, rows, schema, is_projected)
     return cast(_parse(lines, rows, changed_schema(schema, plain_type), is_projected), schema)
@@ -236,11 +236,11 @@ def _parse(
     content = b"".join(lines)
     table = arrow_json.read_json(
         io.BytesIO(content),
-        # One block holds everything: a line may not cross blocks, and it may be long.
+        # Lines must not cross blocks, and may be long, so that all are one block.
         read_options=arrow_json.ReadOptions(block_size=len(content) + 1),
         parse_options=arrow_json.ParseOptions(
             explicit_schema=schema,
-            # With "infer", every row would have the fields of each line, known or not.
+            # "infer" would add the unknown fields of one line to every row.
             unexpected_field_behavior=(
                 "ignore" if is_projected else "error" if schema and rows > 1 else "infer"
             ),
@@ -257,12 +257,12 @@ def _parse(
             _check_nothing_is_lost(table.schema, schema)
         table = table.select(schema.names)
     _check_finite(table, content)
-    table.validate(full=True)  # finds text that is not UTF-8, which pyarrow's reader lets pass
+    table.validate(full=True)  # pyarrow's reader accepts text that is not UTF-8
     return table
 
 
 def _check_finite(table: pa.Table, content: bytes) -> None:
-    """Raise BadLineError if a number beyond float64 has become infinity."""
+    """Raise BadLineError if a number beyond float64 was read as infinity."""
     columns = [chunk for column in table.columns for chunk in column.chunks]
     while columns:
         column = columns.pop()
@@ -280,17 +280,17 @@ def _check_finite(table: pa.Table, content: bytes) -> None:
 def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool, replaces: bool = False
 ) -> tuple[pa.Table, list[BadLine]]:
-    """Parse the lines at `offset` of a file; return a table of the good ones, and the bad ones."""
+    """Parse the lines at `offset` of a file into a table of good lines, and a list of bad ones."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
     for begin, lines in _blocks(content):
-        for result in _isolated(lines, offset + begin, schema, is_projected, replaces):
+        for result in _parse_bisecting(lines, offset + begin, schema, is_projected, replaces):
             (bad if isinstance(result, BadLine) else tables).append(result)
     return pa.concat_tables(tables), bad
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield runs of lines, of which few are Python objects at a time, and where each run begins."""
+    """Yield the offset and the lines of each block; only one block is Python objects at a time."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -298,18 +298,18 @@ def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
         begin = end
 
 
-def line_places(content: bytes, offset: int) -> np.ndarray:
-    """Return where in the file lines begin that are not blank, int64 (rows,); see `parse_good`."""
-    places = [np.zeros(0, dtype=np.int64)]
+def line_offsets(content: bytes, offset: int) -> np.ndarray:
+    """Return the offsets in the file of lines that are not blank, int64 (rows,)."""
+    offsets = [np.zeros(0, dtype=np.int64)]
     for begin, lines in _blocks(content):
         ends = offset + begin + np.cumsum([*map(len, lines)])
         starts = np.array([0, *ends[:-1]])
         starts[0] = offset + begin
-        places.append(starts[[bool(line.strip(_BLANKS)) for line in lines]])
-    return np.concatenate(places)
+        offsets.append(starts[[bool(line.strip(_BLANKS)) for line in lines]])
+    return np.concatenate(offsets)
 
 
-def _isolated(
+def _parse_bisecting(
     lines: Sequence[bytes], offset: int, schema: pa.Schema, is_projected: bool, replaces: bool
 ) -> Iterator[pa.Table | BadLine]:
     def run(start: int, stop: int) -> pa.Table:
@@ -325,20 +325,20 @@ def _isolated(
 
 
 def json_columns(schema: Iterable[pa.Field]) -> list[str]:
-    """List the columns that hold the text of any JSON."""
+    """List the columns of JSON text."""
     return [field.name for field in schema if isinstance(field.type, pa.JsonType)]
 
 
-def _edited(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
-    """Return the line with the values of columns `texts` as texts of JSON; null stays null.
+def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
+    """Quote the values of columns `texts`, so that they are read as text; null stays null.
 
-    Beside these and columns that are `kept`, halves of surrogate pairs become U+FFFD.
+    Halves of surrogate pairs become U+FFFD in other columns, unless they are `kept`.
     """
     text, pieces, done = line.decode(), [], 0
-    place = _BETWEEN.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
-    while text[place : place + 1] == '"':
-        name, end = _DECODER.raw_decode(text, place)
-        begin = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+    start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
+    while text[start : start + 1] == '"':
+        name, end = _DECODER.raw_decode(text, start)
+        begin = _SEPARATOR.match(text, end).end()  # type: ignore[union-attr]
         end = _DECODER.raw_decode(text, begin)[1]
         value = text[begin:end]
         if name in texts:
@@ -347,37 +347,37 @@ def _edited(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes
             pieces += [text[done:begin], value if value == "null" else json.dumps(value)]
             done = end
         elif name not in kept:
-            whole = _ESCAPE.sub(
-                lambda escape: r"\ufffd" if len(escape[0]) == 6 else escape[0], text[place:end]
+            replaced = _ESCAPE.sub(
+                lambda escape: r"\ufffd" if len(escape[0]) == 6 else escape[0], text[start:end]
             )
-            pieces += [text[done:place], whole]
+            pieces += [text[done:start], replaced]
             done = end
-        place = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+        start = _SEPARATOR.match(text, end).end()  # type: ignore[union-attr]
     return "".join([*pieces, text[done:]]).encode()
 
 
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
-    """Count the lines by their columns, in smaller runs only if they do not fit together.
+    """Count the lines by their schema; lines that conflict are bisected into runs that do not.
 
-    Columns `texts` are those of JSON.
+    `texts` are columns of JSON.
     """
     lines = io.BytesIO(content).readlines()
-    for place, line in enumerate(lines if texts else ()):
+    for index, line in enumerate(lines if texts else ()):
         with contextlib.suppress(*BROKEN_LINES):
             _check_line(line)
-            lines[place] = _edited(line, texts, ())
+            lines[index] = _edit(line, texts, ())
 
     def run(start: int, stop: int) -> pa.Table:
-        some = lines[start:stop]
-        if sum(line.count(b":") for line in some) * len(some) > MOST_VALUES:
-            found = itertools.chain.from_iterable(map(_STRING.finditer, some))
-            if len({string[1] for string in found if string[2]}) * len(some) > MOST_VALUES:
+        part = lines[start:stop]
+        if sum(line.count(b":") for line in part) * len(part) > MOST_VALUES:
+            found = itertools.chain.from_iterable(map(_STRING.finditer, part))
+            if len({string[1] for string in found if string[2]}) * len(part) > MOST_VALUES:
                 raise BadLineError("a table of these lines would hold little but nulls")
-        return parse(some, None, replaces=True)
+        return parse(part, None, replaces=True)
 
     counts: Counter[pa.Schema] = Counter()
     results = isolate_bad_rows(run, 0, len(lines), BROKEN_LINES)
-    for _, result in itertools.islice(results, MOST_LINES_COUNTED):
+    for _, result in itertools.islice(results, MOST_RUNS):
         if not isinstance(result, Exception):
             counts[result.schema] += len(result)
     return counts
@@ -386,9 +386,9 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
 def frequent_columns(
     schema: pa.Schema, samples: Sequence[bytes], kept: Collection[str]
 ) -> pa.Schema:
-    """Return the schema without columns that few lines have, if there are very many columns.
+    """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
 
-    Every row would have all of them. Lines that have others are refused by their number.
+    Each row would have all of them. Lines with other fields are refused when they are read.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema
@@ -403,10 +403,10 @@ def frequent_columns(
 
 
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
-    """Return the schema with integer types for columns of nothing but integers.
+    """Return the schema with integer types for columns that hold integers alone.
 
-    pyarrow takes a column for floating point as soon as one integer exceeds int64, and then all of
-    them lose digits: identifiers that are 64-bit hashes. Those that do so all the same are logged.
+    pyarrow infers floating point if one integer exceeds int64, and then all of them lose digits,
+    such as identifiers that are 64-bit hashes. Columns that lose digits anyway are logged.
     """
     if "double" not in str(schema.types):
         return schema
@@ -420,18 +420,18 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
-    """Return the type with integers for floating point where all of the values are integers."""
+    """Return the type with integers in place of floating point if all values are integers."""
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner, name))
     if pa.types.is_struct(kind):
-        held: dict[str, list[Any]] = {}
+        by_field: dict[str, list[Any]] = {}
         for value in values:
             for key, item in value.items() if isinstance(value, dict) else ():
-                held.setdefault(key, []).append(item)
+                by_field.setdefault(key, []).append(item)
         return pa.struct(
-            field.with_type(_exact(field.type, held.get(field.name, []), f"{name} {field.name!r}"))
-            for field in kind.fields
+            f.with_type(_exact(f.type, by_field.get(f.name, []), f"{name} {f.name!r}"))
+            for f in kind.fields
         )
     if not pa.types.is_floating(kind):
         return kind
@@ -453,7 +453,7 @@ def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
 
 
 def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
-    """Return why a single line cannot be read, and the cure as far as there is one."""
+    """Explain why a line cannot be read, with a cure if there is one."""
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
@@ -465,21 +465,22 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
         return ONE_A_LINE
     with contextlib.suppress(*BROKEN_LINES):
         _check_line(line)
-        if _HALF.search(_edited(line, json_columns(schema), schema.names)):
+        if _HALF_PAIR.search(_edit(line, json_columns(schema), schema.names)):
             return HALF_OF_A_PAIR
     text = str(err).removesuffix(" in row 0")
     if not any(words in text for words in _OTHER_TYPE):
         return text
 
     def read(start: int, stop: int) -> None:
-        parse([line], pa.schema([schema.field(place) for place in range(start, stop)]), True)
+        parse([line], pa.schema([schema.field(index) for index in range(start, stop)]), True)
 
     tried = isolate_bad_rows(read, 0, len(schema), BROKEN_LINES) if schema.names else ()
-    bad = (schema.field(place) for place, err in tried if err is not None)
+    bad = (schema.field(index) for index, err in tried if err is not None)
     columns = {
         f.name: f"{f.name} ({f.type} in the samples)" for f in itertools.islice(bad, MOST_NAMED)
     }
-    if not columns and (named := _COLUMN.search(text)):  # whose values differ in the line itself
+    # If all columns of the schema are good, an unknown field has values of several types.
+    if not columns and (named := _COLUMN.search(text)):
         columns = {named[1]: named[1]}
     return (
         f"a value does not fit its column {', '.join(columns.values())}: {text}; name the columns "
@@ -490,7 +491,7 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
 
 
 def _check_line(line: bytes) -> bool:
-    """Tell whether a line holds something; raise for what would crash pyarrow's parser."""
+    """Return False for a blank line; raise BadLineError for one that pyarrow must not parse."""
     text = line.strip(_BLANKS)
     if text and text[:1] != b"{":
         raise BadLineError(ONE_A_LINE)
@@ -501,7 +502,7 @@ def _check_line(line: bytes) -> bool:
 
 
 def _check_structure(text: bytes) -> None:
-    """Raise BadLineError for a line of JSON that is nested too deep, or holds too many values."""
+    """Raise BadLineError if a line is nested too deep, or holds too many values."""
     # Without escapes, every other quote begins a string.
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     level = values = quotes = 0
@@ -520,7 +521,7 @@ def _check_structure(text: bytes) -> None:
 
 
 def _check_depth(schema: pa.Schema) -> None:
-    """Raise BadLineError if a column is nested deeper than what follows can hold."""
+    """Raise BadLineError if a column is nested deeper than `DEEPEST_COLUMN`."""
     inner = [(field.type, 1, field.name) for field in schema]
     while inner:
         kind, level, name = inner.pop()
@@ -531,11 +532,11 @@ def _check_depth(schema: pa.Schema) -> None:
                 "the columns to keep (fields=) without it"
             )
         below = level + 1 + pa.types.is_list(kind)
-        inner += [(kind.field(place).type, below, name) for place in range(kind.num_fields)]
+        inner += [(kind.field(index).type, below, name) for index in range(kind.num_fields)]
 
 
 def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None:
-    """Raise BadLineError for fields of objects that are to be read and have none in the samples."""
+    """Raise BadLineError if an object that is empty in all samples has fields in these lines."""
     names = [field.name for field in schema if holds_no_fields(field.type)]
     if names:
         records = [json.loads(text) for line in lines if (text := line.strip(_BLANKS))]
@@ -547,17 +548,18 @@ def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None
 
 
 def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
-    """Raise BadLineError if there are fields, other than nulls, that the schema lacks."""
+    """Raise BadLineError if lines have fields with values that the schema lacks."""
     known = {field.name: field.type for field in schema}
-    late = [
+    unknown = [
         field.name
         for field in parsed
         if not pa.types.is_null(field.type) and known.get(field.name) != field.type
     ]
-    if late:
-        more = f" and {len(late) - MOST_NAMED:,} more" if len(late) > MOST_NAMED else ""
+    if unknown:
+        names = ", ".join(unknown[:MOST_NAMED])
+        more = f" and {len(unknown) - MOST_NAMED:,} more" if len(unknown) > MOST_NAMED else ""
         raise BadLineError(
-            f"{', '.join(late[:MOST_NAMED])}{more} has fields that are not in the samples of the "
+            f"{names}{more} has fields that are not in the samples of the "
             f"files, from which columns are read, or of more than {MOST_COLUMNS} columns in fewer "
             f"than one line of {FEW_LINES}: name the columns to keep (fields=), which leaves out "
             "others; if names of fields are data, keep them in one column of JSON "

@@ -1,7 +1,7 @@
-"""Parquet and JSONL files as the input of a job, or as a lazy Dask frame.
+"""Parquet and JSON lines files as the input of a job, or as a lazy Dask frame.
 
-A part is a run of row groups of one Parquet file or a byte range of one JSONL file, so that a large
-file is several tasks. All parts have the same dtypes, which are read from the files beforehand.
+A part is a run of row groups of a Parquet file or a byte range of a JSON lines file, so that a
+large file is several tasks. All parts have the same dtypes, which are inferred beforehand.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from gpuclassify.jobs.input.annotations import AnnotationSet, with_annotations
-from gpuclassify.jobs.input.files import BrokenInputError, InputFile, find_files, with_linked
+from gpuclassify.jobs.input.annotations import AnnotationSet, add_annotations
+from gpuclassify.jobs.input.files import (
+    BrokenInputError,
+    InputFile,
+    add_link_targets,
+    find_files,
+)
 from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, parse_good
+from gpuclassify.jobs.input.part_finder import PartFinder, sampled_schema
 from gpuclassify.jobs.input.parts import (
     InputParts,
     Limit,
     Part,
-    PartFinder,
     first_of_parquet,
     read_lines,
     read_part,
-    sampled_schema,
 )
 from gpuclassify.jobs.input.schema import fitted, named_type, project, to_pandas
 from gpuclassify.jobs.stores.hub import keep_tokens, share_tokens
@@ -62,16 +66,15 @@ def _types(types: Any) -> dict[str, str] | None:
 
 @declared
 class FileReader(Declared):
-    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`; their names tell the format.
+    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`, in the format of their names.
 
     Parameters
     ----------
     paths : str, path or iterable of them
         Files, directories, globs or fsspec URLs (``s3://``, ``gs://``, ``memory://``, and
-        ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit that the revision
-        stands for when the job begins). Columns that no file holds and names of folders give,
-        such as ``lang=de``, are read from there, as Dask does: text, or integers where all of them
-        are.
+        ``hf://datasets/OWNER/NAME[@REVISION]/...``, which is read at the commit of the revision
+        when the job begins). Folder names such as ``lang=de`` give columns that no file holds, as
+        in Dask: integers if all values are integers, else text.
     fields : str or sequence of str, optional
         Columns to read. Default: all but ``__null_dask_index__`` and ``__index_level_0__`` of
         Parquet files, which Dask and pandas call an index that has no name.
@@ -79,38 +82,38 @@ class FileReader(Declared):
         Bytes of a part. Default: a two-hundredth of all input, between 64 KiB (more for hundreds
         of columns) and 64 MiB.
     files_per_partition : int, optional
-        At most so many neighbouring small files are one part. Default: as many as `part_bytes`
-        hold; with this and without that, so many whatever they hold. Large files are cut.
+        Maximum number of neighbouring small files in a part. Default: no maximum. Without
+        `part_bytes`, files are joined up to this number whatever their size. Large files are cut.
     path_field : str, optional
         A column to add with the path or URL of each row's file.
     storage_options : dict, optional
-        For fsspec. Never part of a plan, a record or a message. A Hub token is kept in memory
-        alone, and not in the reader.
+        Options for fsspec, which are in no plan, record or message. A Hub token is kept in memory,
+        not in the reader.
     annotations : str or sequence of str, optional
-        Sets that `AnnotationWriter` wrote of these files, whose columns stand behind the input's
-        own, beside the very rows that they are of, without a shuffle. ``"notes/quality=q_"`` gives
-        the columns of a set the prefix ``q_``. They are read with the `storage_options`.
+        Annotation sets that `AnnotationWriter` wrote for these files. Their columns follow the
+        input's, and are matched to its rows by file and position, without a shuffle.
+        ``"notes/quality=q_"`` prefixes the columns of a set with ``q_``. Sets are read with the
+        `storage_options`.
     annotations_complete : bool
-        Refuse sets that are not finished, that lack files of the input, or that have files which
-        are gone. False takes what is there, with null for the rest.
+        Refuse sets that are unfinished, lack files of the input, or have files that are gone. With
+        False, missing annotations are null.
     input_digest : bool
-        Tell whether files are what they were by a SHA-256 of their content, instead of size and
-        time, which `touch` and ``rsync -t`` set as they like; see
-        `gpuclassify.jobs.input.files.with_digests` and `check_unchanged`. Whenever a job begins or
-        continues, and not for a plan, all files are read once for it, 16 at a time. While it runs,
-        a file of a file system is read again only if its inode or the system's time of its
-        last change is another, and one of a web server at the end of the job. Object stores and the
-        Hub have tags that no writer can set back: nothing is read there.
+        Detect changed files by a SHA-256 of their content instead of size and time, which `touch`
+        and ``rsync -t`` can set back; see `gpuclassify.jobs.input.files.with_digests` and
+        `check_unchanged`. All files are read once, 16 at a time, whenever a job begins or
+        continues, but not for a plan. While it runs, a local file is read again only if its inode,
+        ctime or mtime differs, and a file of a web server at the end of the job. Files of object
+        stores and the Hub are not read: their tags cannot be set back.
 
     Raises
     ------
     TypeError
-        A path is empty, or `input_digest` or `annotations_complete` no boolean.
+        A path is empty, or `input_digest` or `annotations_complete` is no boolean.
     """
 
     file_format: ClassVar[str | None] = None
-    # Number and size of the samples that columns of JSON lines are read from: few enough for
-    # stores that answer slowly, and a multiple of three, as the last is from a file's end.
+    # Number and size of samples of JSON lines, to infer columns: few, because stores may answer
+    # slowly, and a multiple of three, so that the last sample is from the end of a piece.
     samples: ClassVar[int] = 30
     sample_bytes: ClassVar[int] = 512 << 10
 
@@ -123,26 +126,26 @@ class FileReader(Declared):
     annotations: str | Sequence[str] = setting(default=(), is_tuple=True)
     annotations_complete: bool = True
     input_digest: bool = False
-    # Names of files among those of `paths`, and columns that these have in any case.
+    # Names of the files of `paths` to read, and columns that the schema has in any case.
     only: frozenset[str] | None = field(default=None, init=False)
     known: pa.Schema | None = field(default=None, init=False)
 
     def check_together(self) -> None:
-        """Keep tokens of the Hub in memory alone, out of the storage options."""
+        """Move tokens of the Hub from the storage options to this process's memory."""
         self._set("storage_options", keep_tokens(self.paths, self.storage_options or {}))
 
     def settings(self) -> dict[str, Any]:
         """Return the settings by name, without secrets in URLs."""
-        shown = {"paths": [*map(redacted, self.paths)]}
+        public = {"paths": [*map(redacted, self.paths)]}
         if self.annotations:
-            shown["annotations"] = [*map(redacted, self.annotations)]
-        return super().settings() | shown
+            public["annotations"] = [*map(redacted, self.annotations)]
+        return super().settings() | public
 
     def __repr__(self) -> str:
         return self.code()
 
-    def of_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return the reader of some of its files, which have the columns `known` in any case."""
+    def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
+        """Return a reader of some of the files; its schema has the columns `known` in any case."""
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
         narrowed._set("known", known)
@@ -154,39 +157,41 @@ class FileReader(Declared):
         Parameters
         ----------
         on_error : {"refuse", "raise", "quarantine", "whole"}
-            With "quarantine", files that cannot be read become parts that say so. The others raise,
-            and differ in the advice: "raise" is for jobs, which have ``on_error="quarantine"``,
-            and "whole" for an earlier corpus, of which no job leaves anything out.
+            With "quarantine", an unreadable file becomes a part with a problem. Other values raise,
+            with different advice: "raise" for jobs, which have ``on_error="quarantine"``, and
+            "whole" for an earlier corpus, which is never read in part.
         needed : collection of str
-            Columns that no Parquet file may lack which another one has. Others are null there.
+            Columns that all Parquet files must have if any does. Other columns may be null.
 
         Raises
         ------
         UnreadableInputError
-            Nothing matches, formats are mixed, a column is not there, nothing can be read, or,
-            unless `on_error` is "quarantine", a file is broken.
+            Nothing matches, formats are mixed, a column is missing, nothing can be read, or a file
+            is broken and `on_error` is not "quarantine".
         """
         if not self.annotations:
             files = find_files(self.paths, self.storage_options)
-            return self._parts_of(files, self.fields, on_error, needed)
+            return self._find_parts(files, self.fields, on_error, needed)
         options = self.storage_options
         sets = [AnnotationSet.open(name, options) for name in self.annotations]
-        for known in sets:
-            known.read_records()
-        written = {name for known in sets for name in known.names.values()}
-        fields = [name for name in self.fields or () if name not in written]
-        asked = [name for name in needed if name not in written]
+        for opened in sets:
+            opened.read_records()
+        annotated = {name for opened in sets for name in opened.names.values()}
+        fields = None
+        if self.fields is not None:
+            fields = [name for name in self.fields if name not in annotated]
+        needed = [name for name in needed if name not in annotated]
         files = find_files(self.paths, options)
-        plan = self._parts_of(files, None if self.fields is None else fields, on_error, asked)
+        plan = self._find_parts(files, fields, on_error, needed)
         listed = {redacted(file.real) for file in files}
         complete = self.annotations_complete
-        plan = with_annotations(plan, sets, listed, self.paths, options, complete)
+        plan = add_annotations(plan, sets, listed, self.paths, options, complete)
         if self.fields is None:
             return plan
-        beside = () if self.path_field is None else (self.path_field,)
-        return replace(plan, schema=plan.schema.projected([*self.fields, *beside]))
+        added = () if self.path_field is None else (self.path_field,)
+        return replace(plan, schema=plan.schema.projected([*self.fields, *added]))
 
-    def _parts_of(
+    def _find_parts(
         self,
         files: Sequence[InputFile],
         fields: Sequence[str] | None,
@@ -195,7 +200,7 @@ class FileReader(Declared):
     ) -> InputParts:
         if self.only is not None:
             files = [file for file in files if redacted(file.real) in self.only]
-        kind = file_format(files[0].path)  # all are of one
+        kind = file_format(files[0].path)  # `find_files` refuses mixed formats
         if self.file_format not in (None, kind):
             raise UnreadableInputError(
                 f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
@@ -204,42 +209,39 @@ class FileReader(Declared):
         finder = PartFinder(files, self, on_error, needed, fields)
         if kind == PARQUET:
             return finder.parquet()
-        return self._lines_of(finder)
+        return self._find_lines(finder)
 
-    def _lines_of(self, finder: PartFinder) -> InputParts:
-        """Return the parts of JSON lines."""
-        rules = False, MOST_LINE_BYTES
-        return finder.json_lines({}, self.samples, self.sample_bytes, *rules)
+    def _find_lines(self, finder: PartFinder) -> InputParts:
+        return finder.json_lines({}, self.samples, self.sample_bytes)
 
 
 @declared
 class JsonlReader(FileReader):
-    r"""JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4; such a file is read whole).
+    r"""JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
 
     Parameters
     ----------
     paths, fields, part_bytes, storage_options, input_digest, files_per_partition, path_field
-        As of `FileReader`.
+        See `FileReader`.
     annotations, annotations_complete
-        As of `FileReader`.
+        See `FileReader`.
     types : mapping of str to str, optional
-        Arrow types of columns that samples of the files may not show, such as
-        ``{"price": "double"}`` where the first 3.5 comes after many a 3. Default: what the samples
-        hold. ``"json"`` is for columns whose values are of several kinds, or objects with ever
-        other fields: frames and Parquet files have the text of each value, and JSON lines get
-        the value again.
+        Arrow types of columns, such as ``{"price": "double"}`` if samples may hold only integers.
+        Default: inferred from samples. ``"json"`` is for columns with values of several types, or
+        objects whose fields vary: frames and Parquet files have the JSON text of each value, and
+        JSON lines have the value itself again.
     surrogates : {"refuse", "replace"}
-        What becomes of escapes that stand for half of a surrogate pair, such as ``\ud83d``, which
-        no text can hold: a line with one cannot be read, or has U+FFFD in its place, as always in
-        columns that are not read.
+        Treatment of escapes for half of a surrogate pair, such as ``\ud83d``, which no text can
+        hold: "refuse" makes the line unreadable, "replace" puts U+FFFD there. Columns that are not
+        read always get U+FFFD.
     max_line_bytes : int
-        Bytes that a line may have: one with more cannot be read, and is never in memory as a
-        whole. Default: 256 MiB.
+        Maximum bytes of a line. A longer line is unreadable, and is never in memory as a whole.
+        Default: 256 MiB.
 
     Raises
     ------
     ValueError
-        Arrow has no such type, or a setting is none of those above.
+        Arrow has no such type, or a setting has no allowed value.
     """
 
     file_format = JSONL
@@ -248,7 +250,7 @@ class JsonlReader(FileReader):
     surrogates: Surrogates = "refuse"
     max_line_bytes: int = MOST_LINE_BYTES
 
-    def _lines_of(self, finder: PartFinder) -> InputParts:
+    def _find_lines(self, finder: PartFinder) -> InputParts:
         rules = self.surrogates == "replace", self.max_line_bytes
         return finder.json_lines(self.types or {}, self.samples, self.sample_bytes, *rules)
 
@@ -271,29 +273,29 @@ def read_files(
     annotations: str | Sequence[str] = (),
     annotations_complete: bool = True,
 ) -> dd.DataFrame:
-    """Return a lazy frame of all `inputs`, one partition a part.
+    """Return a lazy frame of files, with one partition for each part.
 
     Parameters
     ----------
     inputs, fields, part_bytes, files_per_partition, path_field
-        As of `FileReader`: `inputs` are its paths, all of one format.
+        See `FileReader`: `inputs` are its paths, all of one format.
     annotations, annotations_complete
-        As of `FileReader`. Partitions of annotations alone open no file of the input. With
-        ``fields=`` that name annotations alone, finding the parts does not open JSON lines either;
-        the footers of Parquet files are read.
+        See `FileReader`. If ``fields=`` names only annotations, no input file is opened, except
+        that the footers of Parquet files are read to find the parts.
     storage_options : dict, optional
-        For fsspec. A Hub token goes to the workers of the current Dask client, and not into the
-        frame; workers that start without one need HF_TOKEN.
+        Options for fsspec. A Hub token goes to the workers of the current Dask client, and not into
+        the frame; workers that start without one need HF_TOKEN.
 
     Returns
     -------
     dask.dataframe.DataFrame
-        On pandas; strings are ``str``, integers Int64, booleans boolean, nested values ArrowDtype.
+        Pandas frames: strings are ``str``, integers Int64, booleans boolean, nested values
+        ArrowDtype.
 
     Raises
     ------
     UnreadableInputError
-        Nothing matches, formats are mixed, a file is broken, or a column is not there.
+        Nothing matches, formats are mixed, a file is broken, or a column is missing.
     """
     reader = FileReader(
         inputs,
@@ -314,14 +316,14 @@ def frame_of(reader: FileReader) -> dd.DataFrame:
 
     plan = reader.find_parts()
     share_tokens(reader.paths)
-    schema = replace(plan.schema, paths=with_linked(reader.paths, plan.files))
+    schema = replace(plan.schema, paths=add_link_targets(reader.paths, plan.files))
     return dd.from_map(read_part, plan.parts, schema=schema, meta=schema.meta(), label="read")
 
 
 def first_rows(
     inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read the first `most` rows, or these columns of them, without a look at the rest."""
+    """Read all or some columns of the first `most` rows; nothing else of the input is read."""
     files, read, missing = [], [], most
     for file in find_files(inputs, {}):
         if missing <= 0:
@@ -335,16 +337,16 @@ def first_rows(
             else:
                 part = Part(file.path, file_bytes=file.size_bytes)
                 lines = read_lines(part, {}, Limit(missing))
-                if lines.cut or lines.long:
-                    raise BrokenContentError(lines.cut or lines.long[0].reason)
+                if lines.cut or lines.long_lines:
+                    raise BrokenContentError(lines.cut or lines.long_lines[0].reason)
                 read.append(lines.content)
                 missing -= sum(map(bool, map(bytes.strip, read[-1].split(b"\n"))))
         except BrokenContentError as err:
             raise BrokenInputError(f"{redacted(file.path)} cannot be read: {err}") from err
         files.append(file)
     if file_format(files[0].path) == PARQUET:
-        held = PartFinder(files, FileReader(inputs), "refuse", (), fields).parquet().schema
-        schema = project(held.arrow, held.file_fields)
+        found = PartFinder(files, FileReader(inputs), "refuse", (), fields).parquet().schema
+        schema = project(found.arrow, found.file_fields)
         return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
     schema = sampled_schema(read)
     names = [redacted(file.path) for file in files]
@@ -355,7 +357,7 @@ def first_rows(
 
 
 def first_rows_lazily(reader: FileReader, most: int) -> dd.DataFrame:
-    """Return the first rows of a reader as a Dask frame, whose key follows from their content."""
+    """Return the first rows of a reader as a Dask frame, whose key is a hash of their content."""
     import dask.dataframe as dd
 
     if reader.annotations:
@@ -373,7 +375,7 @@ def first_rows_lazily(reader: FileReader, most: int) -> dd.DataFrame:
 
 
 def table_of(lines: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
-    """Parse lines of JSON with all of their columns; the error for a bad one begins with `name`."""
+    """Parse all columns of JSON lines; the error for a bad line begins with `name`."""
     table, bad = parse_good(lines, 0, schema or sampled_schema([lines]), is_projected=False)
     for line in bad:
         number = lines[: line.offset].count(b"\n") + 1

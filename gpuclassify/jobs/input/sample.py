@@ -1,4 +1,4 @@
-"""Random rows from all over an input, by which a plan estimates the whole."""
+"""Random rows from all over an input, to estimate the cost of a job."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import dask
 import numpy as np
 
-from gpuclassify.jobs.input.parts import (
-    InputParts,
-    Limit,
-    Part,
-    read_footers,
-    read_table,
-)
+from gpuclassify.jobs.input.part_finder import read_footers
+from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_table
 from gpuclassify.jobs.input.schema import is_textless, to_pandas
 from gpuclassify.jobs.ledger.quarantine import FILE, counts_by_kind
 from gpuclassify.jobs.stores.names import compression, redacted
@@ -28,37 +23,39 @@ if TYPE_CHECKING:
 
     from gpuclassify.frames import Frame
 
-STRETCHES, STRETCH_BYTES = 64, 128 << 10  # of JSON lines; four times as many, compressed
-MOST_BYTES = 256 << 20  # stored, of row groups
-MOST_PARTITIONS = 8  # of a Dask frame: nobody knows what computing one takes
+# Number and size of the stretches read from JSON lines. A compressed file is read at its beginning,
+# up to four times that many stored bytes.
+STRETCHES, STRETCH_BYTES = 64, 128 << 10
+MOST_BYTES = 256 << 20  # stored bytes of row groups, which are read whole
+MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to compute
 
 
 class Piece(NamedTuple):
-    """Rows drawn from one piece of an input, how many it has, and its size in any unit."""
+    """Rows drawn from one piece of an input."""
 
     frame: Frame
-    rows: float
-    size: float
+    rows: float  # rows of the whole piece
+    size: float  # size of the whole piece: rows, bytes or 1
 
 
 @dataclass
 class Sample:
-    """Random rows from all over an input, each of which stands for equally many of its rows."""
+    """Uniform sample of an input's rows, and estimates for the whole input."""
 
     frame: Frame
-    rows: float  # of the input
-    is_exact: bool  # whether `rows` is known
-    places: int  # pieces of the input that were drawn
-    left_out: Counter[str]  # files and lines that cannot be read
+    rows: float  # rows of the input
+    is_exact: bool  # whether `rows` was counted, not estimated
+    pieces: int  # pieces of the input that were drawn
+    left_out: Counter[str]  # unreadable files and lines, by kind
     textless: Counter[str] = field(default_factory=Counter)  # rows of files without any text
 
     @classmethod
     def of(
         cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
     ) -> Sample:
-        """Join rows of pieces of an input of this size, of each in proportion to what it has.
+        """Join rows of the pieces, in proportion to their rows; `size` is the whole input's.
 
-        Raises UnreadableInputError if there are none.
+        Raises UnreadableInputError if the pieces have no rows.
         """
         from dask.dataframe.dispatch import concat
 
@@ -89,17 +86,17 @@ def sample_files(
     text_fields: Sequence[str] = (),
     stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[Sample, float]:
-    """Draw rows from all over the parts of files; return them, and the largest part's share.
+    """Draw rows from all over the parts of files; return them, and the largest part's fraction.
 
-    The same seed draws the same rows. Of a large compressed file only the beginning is read:
-    nothing else can be read alone.
+    The same seed draws the same rows. A large compressed file is read only at its beginning, as
+    nothing else can be read separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
     parts = list(_readable(source))
     readable = [pair for part in parts for pair in part]
     sizes, count = [sum(size for _, size in part) for part in parts], STRETCHES
-    if any(part.row_groups for part, _ in readable):  # which are read whole
+    if any(part.row_groups for part, _ in readable):
         stored = sum(file.size_bytes or 0 for file in source.files)
         count = min(count, max(4, MOST_BYTES * len(readable) // max(1, stored)))
     is_whole = len(readable) <= count
@@ -126,15 +123,16 @@ def sample_files(
 
 
 def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
-    """Yield what can be read alone of each part, by size: rows of row groups, bytes of lines.
+    """Yield the row groups or line ranges of each part, with sizes in rows or bytes.
 
-    Where the size of a file is unknown, all parts count alike.
+    If the size of any file is unknown, all sizes of line ranges are 1.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
     rows: dict[str, tuple[int, ...]] = {}
     if any(piece.row_groups for part in source.parts for piece in part.pieces):
         footers = read_footers(source.files, source.schema.storage_options)
-        rows = {f.path: end.group_rows for f, end in zip(source.files, footers, strict=True)}
+        pairs = zip(source.files, footers, strict=True)
+        rows = {file.path: footer.group_rows for file, footer in pairs}
     for part in source.parts:
         readable: list[tuple[Part, float]] = []
         for piece in part.pieces:
@@ -153,7 +151,7 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
 
 
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
-    """Draw rows from some partitions of a Dask frame, which are computed; see `sample_files`."""
+    """Compute some partitions of a Dask frame and draw rows from them; see `sample_files`."""
     rng, count = np.random.default_rng(seed), len(partitions)
     drawn = _draw(count, MOST_PARTITIONS, rng)
     pick, length = dask.delayed(_pick), dask.delayed(len)
@@ -165,7 +163,7 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Draw one piece of each of `most` equal runs of pieces, in order; all if there are fewer."""
+    """Draw one piece from each of up to `most` equal runs of pieces, in order."""
     runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
     return [int(rng.choice(run)) for run in runs]
 

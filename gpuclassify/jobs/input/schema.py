@@ -1,4 +1,4 @@
-"""The columns of an input, which files and names of folders give, and frames with these columns."""
+"""Columns of an input, from its files and the names of its folders, and frames with them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from gpuclassify.settings.checks import nearest
 
 logger = logging.getLogger(__name__)
 
-NO_VALUES = {b"values": b"none"}  # metadata of a field that is text for want of any value
-MOST_FIELDS = 500  # of objects whose form can be known
-_FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # that gives a column
+# Metadata of a field that is text because no value shows another type.
+NO_VALUES = {b"values": b"none"}
+MOST_FIELDS = 500  # an object with more is read as JSON
+_FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
 
 
 def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = None) -> pa.Schema:
-    """Merge several schemas into one, by how many files or lines have each; see `merged_schema`.
+    """Merge schemas into one as `merged_schema` does, and type columns without values as text.
 
-    `known` has columns that are there in any case, and types that count unless others contradict
-    them. A column that is null everywhere may hold text further on, and is taken for text.
+    `counts` has the files or lines with each schema. Columns of `known` are always in the result,
+    and their types have the least weight.
     """
     columns = []
     for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
@@ -47,7 +48,7 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 
 
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """Merge several schemas; where types contradict each other, the most frequent one wins."""
+    """Merge schemas into one; if types conflict, the most frequent type wins."""
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
         for field in schema:
@@ -63,12 +64,12 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return pyarrow's schema of JSON without dates: strings that look like some stay strings."""
+    """Return pyarrow's schema of JSON lines with text in place of dates that it inferred."""
     return changed_schema(schema, _without_dates)
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return the columns that cannot be read as `common` has them without loss, and why."""
+    """Return the reason for each column whose values `common` cannot hold without loss."""
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         with contextlib.suppress(pa.ArrowException):
@@ -78,21 +79,21 @@ def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
     return wrong
 
 
-def without_values(
+def nulls_untyped(
     schema: pa.Schema, metadata: pq.FileMetaData, names: Collection[str]
 ) -> pa.Schema:
-    """Return a Parquet file's schema, with the null type for columns `names` where all is null.
+    """Return a Parquet file's schema with the null type for columns `names` that are all null.
 
-    So the file's statistics tell; columns without them stay as they are.
+    Columns for which the file has no statistics keep their types.
     """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     leaves = iter(range(metadata.num_columns))
 
-    def seen(kind: pa.DataType) -> pa.DataType:
+    def untype(kind: pa.DataType) -> pa.DataType:
         if isinstance(kind, pa.BaseExtensionType):
-            return kind if seen(kind.storage_type) == kind.storage_type else pa.null()
+            return kind if untype(kind.storage_type) == kind.storage_type else pa.null()
         if pa.types.is_nested(kind):
-            return map_nested(kind, seen)
+            return map_nested(kind, untype)
         chunks = [group.column(leaf) for leaf in [next(leaves)] for group in groups]
         is_null = all(
             chunk.statistics is not None and chunk.statistics.null_count == chunk.num_values
@@ -100,47 +101,46 @@ def without_values(
         )
         return pa.null() if is_null else kind
 
-    pairs = zip(schema, changed_schema(schema, seen), strict=True)
+    pairs = zip(schema, changed_schema(schema, untype), strict=True)
     return pa.schema([new if field.name in names else field for field, new in pairs])
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`; those that it lacks are null."""
-    held = {*table.column_names}
+    """Return the table with the columns of `schema`, which are null if the table lacks them."""
+    names = {*table.column_names}
     columns = [
-        table[field.name] if field.name in held else pa.nulls(len(table), field.type)
+        table[field.name] if field.name in names else pa.nulls(len(table), field.type)
         for field in schema
     ]
     return cast(pa.table(columns, schema.names), schema)
 
 
-def without_maps(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with JSON for columns of objects with very many fields.
+def maps_as_json(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with JSON in place of objects with very many fields.
 
-    Lines show there that names of fields are data, not a form. Every row would have all of them,
-    and there are ever more.
+    Names of fields are data there: later lines have new ones, and each row would have all of them.
     """
-    for place, field in enumerate(schema):
+    for index, field in enumerate(schema):
         if _most_fields(field.type) > MOST_FIELDS:
             logger.warning(
                 "the objects in column %r have more than %d fields, and are read as texts of JSON",
                 field.name,
                 MOST_FIELDS,
             )
-            schema = schema.set(place, field.with_type(pa.json_()))
+            schema = schema.set(index, field.with_type(pa.json_()))
     return schema
 
 
 def _most_fields(kind: pa.DataType) -> int:
-    inner = (_most_fields(kind.field(place).type) for place in range(kind.num_fields))
+    inner = (_most_fields(kind.field(index).type) for index in range(kind.num_fields))
     return max([kind.num_fields, *inner])
 
 
 def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
-    """Return the schema of these columns alone; raise UnreadableInputError if one is missing."""
-    held = set(schema.names)
+    """Return the schema with only these columns; raise UnreadableInputError if one is missing."""
+    names = set(schema.names)
     for name in fields:
-        if name not in held:
+        if name not in names:
             raise UnreadableInputError(
                 f"the input has no column {name!r}.{nearest(name, schema.names)} "
                 f"Columns are {', '.join(schema.names)}."
@@ -149,7 +149,7 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """Return the Arrow type of this name, for a column; raise ValueError if there is none."""
+    """Return the Arrow type with this name; raise ValueError, with the column, if there is none."""
     if name == "json":
         return pa.json_()
     try:
@@ -161,8 +161,8 @@ def named_type(column: str, name: str) -> pa.DataType:
         ) from err
 
 
-def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
-    """Return the schema with these types for columns, which are added where it lacks them."""
+def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
+    """Return the schema with these types for columns; missing columns are added."""
     columns = {field.name: field for field in schema}
     for name in types:
         if name not in columns:
@@ -176,11 +176,11 @@ def with_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
     return pa.schema(columns.values())
 
 
-# Columns that names of folders give, as Hive, pandas and Dask write them: ``lang=de/a.jsonl``.
+# Columns from folder names, as Hive, pandas and Dask write them: ``lang=de/a.jsonl``.
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """Infer the columns that names of folders give: text, or integers as pyarrow takes them."""
+    """Infer columns from the names of folders: integers if all values are int32, else text."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -198,7 +198,7 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Read the types of columns that folders name, as the job that wrote these files noted them."""
+    """Read the types of folder columns from the manifests of the jobs that wrote the files."""
     roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
     for root in roots:
@@ -211,7 +211,7 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
 
 
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
-    """Return the values that a path's folders give for the columns of `schema`; None for null."""
+    """Parse the values of columns from a path's folder names; None means null."""
     from pyarrow import dataset
 
     try:
@@ -223,13 +223,12 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
     return dataset.get_partition_keys(keys)
 
 
-def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str | None:
-    """Return what is wrong with a file whose folders give a column that only other files hold.
+def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
+    """Explain the conflict if other files hold a column that this file's folders give; else None.
 
-    Returns None if nothing is. `held` are the file's columns, `common` those that some file
-    holds.
+    `own` are the columns that the file holds, `common` the columns that any file holds.
     """
-    by_folders = set(folder_schema([path]).names) - set(held)
+    by_folders = set(folder_schema([path]).names) - set(own)
     names = [name for name in common if name in by_folders]
     if not names:
         return None
@@ -239,15 +238,15 @@ def missing_column(path: str, held: Iterable[str], common: Iterable[str]) -> str
     )
 
 
-def with_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Fill nulls in the table's columns `fields` with the values that a path's folders give."""
+def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
+    """Fill nulls in the table's columns `fields` with values from a path's folder names."""
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():
             if value is not None:
-                place = table.column_names.index(name)
-                filled = table.column(place).fill_null(pa.scalar(value, schema.field(name).type))
-                table = table.set_column(place, table.field(place), filled)
+                index = table.column_names.index(name)
+                filled = table.column(index).fill_null(pa.scalar(value, schema.field(name).type))
+                table = table.set_column(index, table.field(index), filled)
     return table
 
 
@@ -255,18 +254,18 @@ def with_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.
 
 
 def is_textless(table: pa.Table, text_fields: Iterable[str]) -> bool:
-    """Tell whether there are rows, and all of them have null in one of these columns."""
-    there = {*text_fields} & {*table.column_names}
-    return len(table) > 0 and any(table[name].null_count == len(table) for name in there)
+    """Return True if the table has rows, and one of these columns is null in all of them."""
+    names = {*text_fields} & {*table.column_names}
+    return len(table) > 0 and any(table[name].null_count == len(table) for name in names)
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Convert to a pandas frame with dtypes that do not depend on which values are null."""
+    """Convert to a pandas frame. Its dtypes do not depend on the presence of nulls."""
     return table.to_pandas(types_mapper=_pandas_dtype)
 
 
 def meta_frame(schema: pa.Schema) -> pd.DataFrame:
-    """Return the empty frame of a schema, whose `attrs` name the columns without any value."""
+    """Return the empty frame of a schema; its `attrs` list the columns without any value."""
     frame = to_pandas(schema.empty_table())
     if names := [field.name for field in schema if field.metadata == NO_VALUES]:
         frame.attrs[WITHOUT_VALUES] = names
@@ -281,7 +280,7 @@ def to_frame(table: pa.Table, backend: str) -> Any:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column in frames; pandas has extension types, but not in others."""
+    """Return a column's type in frames; pandas supports extension types at the top level only."""
     if isinstance(kind, pa.JsonType):
         return pa.json_()
     return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)
@@ -296,7 +295,7 @@ def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:
-    """Return the dtype for a type, the same for a part with nulls and one without."""
+    """Return the pandas dtype for a type, which is the same with and without nulls."""
     if is_text(plain_type(kind)):
         return pd.StringDtype(na_value=np.nan)
     if pa.types.is_integer(kind):

@@ -1,4 +1,4 @@
-"""Sources of a job's parts, and how a task reads one: files, or partitions of a Dask frame."""
+"""Sources of a job's parts: files, or partitions of a Dask frame."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import dask
 import pyarrow as pa
 
-from gpuclassify.jobs.input.annotation_reader import ROW_PLACE, AnnotationReader
+from gpuclassify.jobs.input.annotation_reader import ROW_POSITION, AnnotationReader
 from gpuclassify.jobs.input.files import (
     InputFile,
+    add_link_targets,
     check_all_unchanged,
     check_unchanged,
     with_digests,
-    with_linked,
 )
 from gpuclassify.jobs.input.parts import (
     InputParts,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from gpuclassify.frames import Frame, LazyFrame
 
-PLACES = pa.schema([(FILE_FIELD, pa.string()), (PLACE, pa.int64())])
+POSITION_FIELDS = pa.schema([(FILE_FIELD, pa.string()), (PLACE, pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class FileSource:
 
     reader: FileReader
     input: InputParts
-    lent: tuple[pa.Field, ...] = ()  # `PLACES` of each row, which stages see and nobody writes
-    has_index = False  # a row's position within its part is no data
+    lent: tuple[pa.Field, ...] = ()  # `POSITION_FIELDS` that stages read and nobody writes
+    has_index = False  # the index is only the row's number in its part
     reads_any_backend = True
-    knows_input = True  # all files that are read
+    knows_input = True  # whether all input files are known
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Options for fsspec; `gpuclassify.workers.secrets` knows them as `options_name`."""
+        """Options for fsspec; `gpuclassify.workers.secrets` keeps them as `options_name`."""
         return self.reader.storage_options
 
     @property
     def options_name(self) -> str:
-        """Name of the storage options, itself no secret."""
+        """Name of the storage options, which is no secret."""
         return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property
@@ -79,7 +79,7 @@ class FileSource:
 
     @property
     def input_schema(self) -> InputSchema | None:
-        """Schema that tasks need to read parts, without storage options."""
+        """Schema for tasks that read parts, without storage options."""
         return replace(self.input.schema, storage_options={})
 
     @functools.cached_property
@@ -88,20 +88,20 @@ class FileSource:
         return meta_frame(pa.schema([*self.input.schema.arrow, *self.lent]))
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError if this job or its next run would read what it writes as `name`."""
+        """Raise ValueError if this job or its next run would read its output file `name`."""
         files = self.input.files
-        paths = with_linked(self.reader.paths, files)
+        paths = add_link_targets(self.reader.paths, files)
         real = (file.real for file in files)
         refuse_overlap(directory, name, real, paths, self.storage_options)
 
     @functools.cached_property
     def files(self) -> Sequence[InputFile]:
-        """Input files, with digests of their content if the reader wants them; a plan does not."""
+        """Input files, with digests if the reader asks for them; a plan never reads this."""
         files = self.input.files
         return with_digests(files, self.storage_options) if self.reader.input_digest else files
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the identity of the input; a job whose input differs is another job."""
+        """Return the identity of the input, which is part of the job's identity."""
         schema, part_bytes = self.input.schema, self.input.part_bytes
         name = operator.attrgetter("path" if schema.path_field else "real")
         most = self.reader.files_per_partition
@@ -139,17 +139,17 @@ class FileSource:
         )
 
     def share_tokens(self) -> None:
-        """Hand workers the Hub tokens that the files need."""
+        """Send workers the Hub tokens that the files need."""
         share_tokens(self.reader.paths)
 
     def inputs(self, numbers: Iterable[int]) -> Iterator[tuple[Part, list[InputFile]]]:
-        """Yield the parts with these numbers, each with the files of its pieces."""
+        """Yield each part with one of these numbers, and the files of its pieces."""
         files = {file.path: file for file in self.files}
         for part in (self.input.parts[number] for number in numbers):
             yield part, [files[piece.path] for piece in part.pieces]
 
     def check_unchanged(self) -> None:
-        """Raise ChangedInputError unless all files are what they were when the job began."""
+        """Raise ChangedInputError if any file has changed since the job began."""
         reader = self.reader
         check_all_unchanged(self.files, reader.paths, reader.storage_options)
 
@@ -157,8 +157,8 @@ class FileSource:
 class FrameSource:
     """Partitions of a Dask frame.
 
-    Optimised once, because optimising moves partitions; with an `identity`, where its key may be
-    another one the next time, it is not: its partitions stay as many as they are.
+    The frame is optimised once, because optimising may change its partitions. With an `identity`,
+    which replaces the frame's key, it is only simplified, which keeps them.
     """
 
     has_index = True
@@ -184,25 +184,25 @@ class FrameSource:
         return self._frame._meta
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError as of files, as far as the frame's tasks tell what they read."""
+        """Raise ValueError as `FileSource` does, for files that the frame is known to read."""
         refuse_overlap(directory, name, *self._names, directory.storage_options)
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the identity passed, or the frame's key, which Dask makes of all its content."""
+        """Return the identity passed, or else the frame's key, a hash of its content."""
         if self._identity is not None:
             return self._identity
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return the frame, whose partitions are the parts whatever the arguments are."""
+        """Return the frame; the arguments are for files."""
         return self._frame
 
     def partitions(self) -> list[Delayed]:
-        """Return the partitions, not computed yet."""
+        """Return the partitions as delayed objects."""
         return self._frame.to_delayed(optimize_graph=False)
 
     def check_unchanged(self) -> None:
-        """Do nothing: what a frame was made from is not known here."""
+        """Do nothing: a frame's input is not known."""
 
 
 Source = FileSource | FrameSource
@@ -215,7 +215,7 @@ def refuse_overlap(
     paths: Iterable[str],
     storage_options: dict[str, Any],
 ) -> None:
-    """Raise ValueError if files that are read lie in the output, or paths match a `name` there."""
+    """Raise ValueError if input files are in the output, or input paths match a `name` there."""
     for folder in sorted({posixpath.dirname(file) for file in files}):
         if directory.holds(open_store(f"{folder}/file")):
             raise ValueError(
@@ -224,7 +224,7 @@ def refuse_overlap(
                 "directory outside the input"
             )
     for path in paths:
-        with contextlib.suppress(ImportError):  # of a store that Arrow alone can open
+        with contextlib.suppress(ImportError):  # Dask may read stores that fsspec cannot open.
             if open_store(path, storage_options).would_match(directory, name):
                 raise ValueError(
                     f"the output directory {directory} lies in the input, which would grow by it: "
@@ -233,7 +233,7 @@ def refuse_overlap(
 
 
 def frame_names(frame: Any) -> tuple[list[str], list[str]]:
-    """Return the files that a Dask frame is read from, and its readers' paths, where they tell."""
+    """Return the input files of a Dask frame and its readers' paths, if its tasks record them."""
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
     files: list[str] = []
@@ -252,21 +252,21 @@ def as_source(
     on_error: str,
     needed: Collection[str] = (),
     *,
-    lends_places: bool = False,
+    lends_positions: bool = False,
     keeps_partitions: bool = False,
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    With `lends_places`, a job of annotations that reads `PLACES` gets them. With
+    With `lends_positions`, `POSITION_FIELDS` among the needed columns are added. With
     `keeps_partitions`, a frame has the same partitions each time it is read.
 
-    Raises TypeError for anything else, and UnreadableInputError as `FileReader.find_parts` does, or
-    if nothing is in the files.
+    Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
+    if the files are empty.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed)
-        asked = {*needed} - {*plan.schema.arrow.names}
-        lent = tuple(field for field in PLACES if lends_places and field.name in asked)
+        missing = {*needed} - {*plan.schema.arrow.names}
+        lent = tuple(f for f in POSITION_FIELDS if lends_positions and f.name in missing)
         source = FileSource(reader, plan, lent)
         if not len(source.input.schema.arrow):
             raise UnreadableInputError(
@@ -295,9 +295,9 @@ def read_frame(
     backend: str,
     columns: Sequence[str] | None = None,
 ) -> Frame:
-    """Read the good rows of one part, or some of their columns, as a plain frame."""
+    """Read all or some columns of a part's good rows as a plain frame."""
     schema = replace(schema, storage_options=recall(options_name, {}))
-    # What is wrong with a column leaves out its row, and moves those after it: all must be read.
+    # A bad value in any column drops the row, so that the row numbers depend on all columns.
     if columns is not None and on_error != "quarantine":
         schema = schema.projected(columns)
     table, _, _ = read_pieces(part, files, schema, on_error)
@@ -312,33 +312,33 @@ def read_pieces(
     text_fields: Sequence[str] = (),
     select: RowChoice | None = None,
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
-    """Read the good rows of a part, its problems, and the description of where all are from.
+    """Read the good rows of a part, its problems, and a description of the source for its record.
 
-    With `select` only those that it chooses, and as little of others as tells that. The description
-    names the files in which no row has a text in one of `text_fields`. Raises ChangedInputError if
-    one of the `files` is not what it was when the job began.
+    With `select`, only the rows that it chooses are read; see `read_chosen`. The description lists
+    files in which all values of a column of `text_fields` are null. Raises ChangedInputError if one
+    of the `files` has changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
 
     def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
-        known = file if piece.problem is None else None
-        with _noticing_changes(known, schema.storage_options):
+        checked = file if piece.problem is None else None
+        with _checking_changes(checked, schema.storage_options):
             if select is not None:
                 table, problems, share = read_chosen(piece, schema, on_error, annotations, select)
             else:
                 table, problems, share = read_table(
                     piece, schema, on_error, annotations=annotations
                 )
-        if schema.has_places and file is not None:
+        if schema.has_positions and file is not None:
             name = redacted(file.real)
-            table = table.rename_columns(
-                [PLACE if column == ROW_PLACE else column for column in table.column_names]
-            ).append_column(FILE_FIELD, pa.repeat(name, len(table)))
+            names = [PLACE if column == ROW_POSITION else column for column in table.column_names]
+            table = table.rename_columns(names)
+            table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
             problems = [replace(p, file=name) if p.place is not None else p for p in problems]
         return table, problems, share
 
     pieces = part.pieces
-    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # whose threads begin when they are needed
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # starts no thread until it is used
         map_pieces = pool.map if part.followers else map
         results = list(map_pieces(read, pieces, files or itertools.repeat(None)))
     tables = [table for table, _, _ in results]
@@ -357,8 +357,8 @@ def read_pieces(
 
 
 @contextlib.contextmanager
-def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
-    """Compare a file with what it was when the job began, once it is read or could not be."""
+def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
+    """Raise ChangedInputError after the block, also if it fails, if the file has changed."""
     try:
         yield
     except Exception:
@@ -371,7 +371,7 @@ def _noticing_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _describe(part: Part) -> dict[str, Any]:
-    """Return a part's source, for its record."""
+    """Return the description of a piece for the part's record."""
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)

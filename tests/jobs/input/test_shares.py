@@ -32,7 +32,7 @@ def parts_of(folder, **options):
 def test_a_small_input_of_one_file_is_many_parts_that_are_the_whole_in_order(
     tmp_path, monkeypatch, kind
 ):
-    monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 4_000)
+    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SMALLEST_PART_BYTES", 4_000)
     write(tmp_path / "in", kind)
     found = FileReader(tmp_path / "in").find_parts(needed=("text",))
     assert len(found.parts) > 5
@@ -51,10 +51,10 @@ def test_parts_of_a_size_that_was_asked_for_are_not_shared_out(tmp_path, kind, o
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
 def test_large_inputs_and_those_that_no_model_reads_are_not_shared_out(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 4_000)
+    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SMALLEST_PART_BYTES", 4_000)
     write(tmp_path / "in", kind)
     assert len(FileReader(tmp_path / "in").find_parts().parts) == 1
-    monkeypatch.setattr(parts, "SHARED_BYTES", 1_000)
+    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SHARED_BYTES", 1_000)
     assert len(parts_of(tmp_path / "in")) == 1
 
 
@@ -74,7 +74,7 @@ def test_shares_of_lines_add_up_to_all(share, content):
 
 
 def test_what_cannot_be_read_is_told_once_by_its_line_and_its_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 200)
+    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SMALLEST_PART_BYTES", 200)
     lines = [json.dumps({"id": row, "text": f"{row * 7**40} text"}) for row in range(300)]
     lines[7] = '{"id": 7, "text": "' + "x" * 5_000 + '"}'
     lines[250] = "{broken"
@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_told_once_by_its_line_and_its_share(tmp_path, mo
 def test_a_job_that_is_interrupted_goes_on_within_a_file(tmp_path, monkeypatch, checkpoint):
     from gpuclassify import QualityClassifier
 
-    monkeypatch.setattr(parts, "SMALLEST_PART_BYTES", 20_000)
+    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SMALLEST_PART_BYTES", 20_000)
     write(tmp_path / "in", "jsonl.gz")
     classifier = QualityClassifier(model=checkpoint("quality"), max_seq_length=16)
 

@@ -1,0 +1,433 @@
+"""Find the parts of input files, and the columns that all parts have in common."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile
+from gpuclassify.jobs.input.jsonl import (
+    MOST_LINE_BYTES,
+    exact_integers,
+    frequent_columns,
+    json_columns,
+    line_schemas,
+)
+from gpuclassify.jobs.input.parts import (
+    InputParts,
+    InputSchema,
+    Limit,
+    Lines,
+    Part,
+    read_lines,
+    unreadable,
+)
+from gpuclassify.jobs.input.schema import (
+    common_schema,
+    declared_types,
+    folder_schema,
+    json_schema,
+    maps_as_json,
+    merged_schema,
+    misfits,
+    missing_column,
+    named_type,
+    nulls_untyped,
+    project,
+    set_types,
+)
+from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored
+from gpuclassify.jobs.ledger.quarantine import FILE, LINE, Problem
+from gpuclassify.jobs.stores.names import compression
+from gpuclassify.jobs.stores.opening import open_store, store_type
+from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, BrokenContentError, UnreadableInputError
+
+# Some 200 parts show progress and balance workers. Smaller or larger parts lose speed.
+PARTS_AIMED_AT = 200
+SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 64 << 10, 64 << 20
+FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has one
+# A compressed file or a row group cannot be read in pieces. If the input has at most SHARED_BYTES,
+# several workers read it whole, and each keeps a share of the rows.
+MOST_SHARES, SHARED_BYTES = 16, 32 << 20
+COMPRESSION_RATIO = 4  # assumed for the number of shares
+COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column: each column costs time in each part
+FOOTER_BYTES = 64 << 10  # size of pyarrow's first read at the end of a file
+# Columns that pandas and Dask write to Parquet for an index without a name.
+_NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
+
+
+@dataclass(frozen=True)
+class Footer:
+    """Columns and row groups of a Parquet file, or its problem."""
+
+    schema: pa.Schema
+    group_bytes: tuple[int, ...] = ()  # uncompressed sizes
+    group_rows: tuple[int, ...] = ()
+    problem: str | None = None
+
+
+def read_footers(
+    files: Sequence[InputFile],
+    storage_options: dict[str, Any],
+    change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
+) -> list[Footer]:
+    """Read the footers of files, several at a time because stores answer slowly.
+
+    `change` returns a new schema from a file's schema and metadata.
+    """
+    schemas: dict[pa.Schema, pa.Schema] = {}  # interned, because there may be very many files
+
+    def read(file: InputFile) -> Footer:
+        if file.problem:
+            return Footer(pa.schema([]), problem=file.problem)
+        try:
+            store = open_store(file.path, storage_options)
+            with store.reading(file.size_bytes, FOOTER_BYTES) as opened:
+                metadata = pq.read_metadata(opened)
+                schema = metadata.schema.to_arrow_schema().remove_metadata()
+                schema = change(schema, metadata) if change else schema
+        except BrokenContentError as err:
+            return Footer(pa.schema([]), problem=str(err))
+        schema = changed_schema(schema, restored)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return Footer(
+            schemas.setdefault(schema, schema),
+            tuple(group.total_byte_size for group in groups),
+            tuple(group.num_rows for group in groups),
+        )
+
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+        return list(pool.map(read, files))
+
+
+@dataclass(frozen=True)
+class PartFinder:
+    """Finder of the parts and columns of files of one format.
+
+    `reader` is a `gpuclassify.jobs.input.readers.FileReader`, whose `find_parts` describes the
+    other settings.
+    """
+
+    files: Sequence[InputFile]
+    reader: Any
+    on_error: str
+    needed: Collection[str]
+    fields: Sequence[str] | None
+
+    def parquet(self) -> InputParts:
+        """Find parts that are runs of row groups, from the files' footers."""
+        footers = read_footers(self.files, self.reader.storage_options)
+        columns, schemas = self._merge_schemas(footers)
+        if wrong := {name for schema in schemas for name in misfits(schema, columns)}:
+            change = functools.partial(nulls_untyped, names=wrong)
+            footers = read_footers(self.files, self.reader.storage_options, change)
+            columns, _ = self._merge_schemas(footers)
+        pairs = list(zip(self.files, footers, strict=True))
+        if not columns.names:
+            broken = [Part(file.path, problem=footer.problem) for file, footer in pairs]
+            self._check(_problems(broken), is_all=True)
+        if self.fields is None:
+            kept = [field for field in columns if not _NAMELESS_INDEX.fullmatch(field.name)]
+            columns = pa.schema(kept or columns)
+        schema = self._input_schema(columns)
+        part_bytes = self._part_bytes(schema)
+        parts: list[Part] = []
+        for file, footer in pairs:
+            problem = footer.problem or _misfit(file, footer, schema, self.needed)
+            if problem is not None:
+                parts.append(Part(file.path, problem=problem))
+                continue
+            for run in _group_runs(footer, part_bytes):
+                rows = sum(footer.group_rows[: run[0]]) if run else 0
+                end = rows + sum(footer.group_rows[number] for number in run)
+                part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=(rows, end))
+                size = sum(footer.group_bytes[number] for number in run)
+                parts += self._split_rows(part, size, part_bytes)
+        self._check(_problems(parts))
+        sizes = {file.path: sum(footer.group_bytes) for file, footer in pairs}
+        return self._join_small(parts, sizes, schema, part_bytes)
+
+    def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
+        """Return the merged columns, and the schemas of files with rows.
+
+        A file without rows cannot contradict a type; it only adds columns that others lack.
+        """
+        counts = Counter(footer.schema for footer in footers if any(footer.group_rows))
+        columns = common_schema(counts, self.reader.known)
+        known = {*columns.names}
+        if counts:
+            known |= {*folder_schema(file.path for file in self.files).names}
+        empty = common_schema(Counter(f.schema for f in footers if not any(f.group_rows)))
+        return pa.schema([*columns, *(f for f in empty if f.name not in known)]), counts.keys()
+
+    def json_lines(
+        self,
+        types: Mapping[str, str],
+        most_samples: int,
+        sample_bytes: int,
+        replaces_surrogates: bool = False,
+        max_line_bytes: int = MOST_LINE_BYTES,
+    ) -> InputParts:
+        """Find parts that are byte ranges, and infer columns from samples of the lines."""
+        pieces = self._byte_ranges(max(sample_bytes, -(-self._total_bytes // most_samples)))
+        problems = _problems(pieces)
+        self._check(problems)
+        pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
+        samples: list[Lines] = []
+        reads_files = self.fields is None or bool(self.fields)  # False: only annotations are read
+        pieces = pieces if reads_files else []
+        for sample in self._samples(pieces, most_samples, sample_bytes, max_line_bytes):
+            if isinstance(sample, Lines):
+                samples.append(sample)
+            else:
+                problems.append(sample)
+                self._check(problems)
+        known = self.reader.known
+        texts = [name for name, kind in types.items() if kind == "json"]
+        texts += json_columns(known or ())
+        kept = types if self.fields is None else None
+        columns = sampled_schema([sample.content for sample in samples], texts, known, kept)
+        if reads_files and not columns.names:
+            bad = _bad_lines(samples, InputSchema(columns, {}, False))
+            self._check([*bad, *problems], is_all=True)
+        schema = replace(
+            self._input_schema(columns, types),
+            replaces_surrogates=replaces_surrogates,
+            max_line_bytes=max_line_bytes,
+        )
+        for sample in samples:
+            # Only if folders give a column that other files hold, the lines are parsed for it.
+            if missing_column(sample.part.path, (), schema.file_fields):
+                names = sampled_schema([sample.content]).names
+                reason = missing_column(sample.part.path, names, schema.file_fields)
+                if reason is not None:
+                    raise UnreadableInputError(f"{sample.part} does not fit other files: {reason}")
+        self._check(_bad_lines(samples, schema))
+        part_bytes = self._part_bytes(schema)
+        sizes = {file.path: file.size_bytes for file in self.files}
+        return self._join_small(self._byte_ranges(part_bytes, True), sizes, schema, part_bytes)
+
+    def _join_small(
+        self,
+        parts: Sequence[Part],
+        sizes: Mapping[str, int | None],
+        schema: InputSchema,
+        part_bytes: int,
+    ) -> InputParts:
+        """Join neighbouring whole files into parts, up to the reader's size and number of files."""
+        most, most_bytes = self.reader.files_per_partition, part_bytes
+        if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
+            most, most_bytes = most or 1, sys.maxsize
+        pieces = Counter(part.path for part in parts)
+        groups: list[list[Part]] = []
+        room = -1.0
+        for part in parts:
+            size = sizes[part.path] if pieces[part.path] == 1 else None
+            needed = math.inf if size is None else size
+            if needed > room or len(groups[-1]) == most:
+                groups.append([])
+                room = most_bytes
+            groups[-1].append(part)
+            room -= needed
+        joined = tuple(replace(first, followers=tuple(rest)) for first, *rest in groups)
+        return InputParts(joined, schema, tuple(self.files), part_bytes)
+
+    def _samples(
+        self, pieces: Sequence[Part], most: int, sample_bytes: int, max_line_bytes: int
+    ) -> Iterator[Lines | tuple[Part, Problem]]:
+        """Yield up to `most` samples that are not blank, and the problems of unreadable pieces.
+
+        Samples are from the beginning, middle and end of pieces in turn.
+        """
+        last, steps = len(pieces) - 1, max(1, most - 1)
+        spread = [round(step * last / steps) for step in range(most)] if pieces else []
+        count = total_bytes = 0
+        # The other pieces follow, in case the first ones are blank.
+        for number in dict.fromkeys([*spread, *range(len(pieces))]):
+            piece = pieces[number]
+            limit = Limit(line_bytes=sample_bytes) if piece.length is None else None
+            if piece.length is not None:
+                start = piece.start + max(0, piece.length - sample_bytes) * (count % 3) // 2
+                piece = replace(piece, start=start, length=sample_bytes)
+            try:
+                lines = read_lines(piece, self.reader.storage_options, limit, max_line_bytes)
+            except BrokenContentError as err:
+                yield pieces[number], Problem(FILE, str(pieces[number]), str(err))
+                continue
+            if lines.cut:
+                yield pieces[number], Problem(FILE, str(pieces[number]), lines.cut)
+            if lines.content.strip():
+                yield lines
+                count += 1
+                total_bytes += len(lines.content)
+            if count == most or total_bytes > MOST_LINE_BYTES:  # Lines may be very long.
+                return
+
+    @property
+    def _total_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.files)
+
+    def _part_bytes(self, schema: InputSchema) -> int:
+        """Return the bytes of a part: the reader's setting, or a size for some 200 parts."""
+        least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
+        aim = max(self._total_bytes // PARTS_AIMED_AT, least)
+        return self.reader.part_bytes or min(aim, LARGEST_PART_BYTES)
+
+    @functools.cached_property
+    def _indivisible(self) -> set[str]:
+        """Paths of files that cannot be read in pieces."""
+        options = self.reader.storage_options
+        return {
+            file.path
+            for file in self.files
+            if compression(file.path)
+            or not open_store(file.path, options).delivers_ranges(file.size_bytes)
+        }
+
+    def _split_rows(self, part: Part, size: int, part_bytes: int) -> list[Part]:
+        """Split a part into shares of its rows if the input is small and a model will read it."""
+        is_cut_otherwise = self.reader.part_bytes or self.reader.files_per_partition
+        is_small = self._total_bytes <= SHARED_BYTES and store_type(part.path).is_near
+        if is_cut_otherwise or not self.needed or not is_small:
+            return [part]
+        count = max(1, min(MOST_SHARES, size // part_bytes))
+        return [replace(part, share=(n, count) if count > 1 else None) for n in range(count)]
+
+    def _byte_ranges(self, part_bytes: int, splits_rows: bool = False) -> list[Part]:
+        parts: list[Part] = []
+        for file in self.files:
+            path, end = file.path, file.size_bytes
+            if file.problem:
+                parts.append(Part(path, problem=file.problem, file_bytes=end))
+            elif end is None or path in self._indivisible:
+                part = Part(path, file_bytes=end)
+                is_split = splits_rows and compression(path)
+                size = COMPRESSION_RATIO * end if end and is_split else 0
+                parts += self._split_rows(part, size, part_bytes)
+            else:
+                parts += [
+                    Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
+                    for at in range(0, max(1, end), part_bytes)
+                ]
+        return parts
+
+    def _input_schema(
+        self, columns: pa.Schema, types: Mapping[str, str] | None = None
+    ) -> InputSchema:
+        """Return the schema of the files' columns and their folders', projected to `fields`."""
+        paths = [file.path for file in self.files]
+        declared = declared_types(paths, self.reader.storage_options)
+        by_folders = [
+            field.with_type(named_type(field.name, declared.get(field.name, str(field.type))))
+            for field in folder_schema(paths)
+            if field.name not in columns.names
+        ]
+        schema = set_types(pa.schema([*columns, *by_folders]), types or {})
+        if self.reader.path_field in schema.names:
+            raise UnreadableInputError(
+                f"path_field={self.reader.path_field!r} is a column of the input: name another one"
+            )
+        if self.fields is not None:
+            schema = project(schema, self.fields)
+        folder_fields = tuple(field.name for field in by_folders if field.name in schema.names)
+        if self.reader.path_field is not None:
+            schema = schema.append(pa.field(self.reader.path_field, pa.string()))
+        return InputSchema(
+            schema,
+            self.reader.storage_options,
+            self.fields is not None,
+            folder_fields,
+            path_field=self.reader.path_field,
+        )
+
+    def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
+        """Raise UnreadableInputError for the first problem, unless problems are quarantined.
+
+        With `is_all`, nothing of the input can be read, which is an error in any case.
+        """
+        if self.on_error == "quarantine" and not is_all:
+            return
+        for part, problem in problems:
+            if self.on_error != "quarantine":
+                raise unreadable(part, problem, self.on_error)
+            raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
+
+
+def sampled_schema(
+    samples: Sequence[bytes],
+    texts: Collection[str] = (),
+    known: pa.Schema | None = None,
+    kept: Collection[str] | None = None,
+) -> pa.Schema:
+    """Infer the columns of JSON lines from samples; columns `texts` hold any JSON.
+
+    Columns of `known` are always in the result; see `common_schema`. With `kept`, rare columns are
+    left out unless they are in `kept`; see `frequent_columns`.
+    """
+    counts: Counter[pa.Schema] = Counter()
+    for sample in samples:
+        for schema, count in line_schemas(sample, texts).items():
+            counts[json_schema(schema)] += count
+    columns = exact_integers(merged_schema(counts), samples)
+    if kept is not None:
+        columns = frequent_columns(columns, samples, kept)
+    return maps_as_json(common_schema({columns: 1}, known))
+
+
+def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[Part, Problem]]:
+    for sample in samples:
+        for line in sample.parse(schema)[1]:
+            yield sample.part, Problem(LINE, str(sample.part), line.reason, line.offset)
+
+
+def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
+    return [(p, Problem(FILE, str(p), p.problem)) for p in parts if p.problem is not None]
+
+
+def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
+    """Group neighbouring row groups into runs of at least `part_bytes`; return their numbers."""
+    runs: list[tuple[int, ...]] = []
+    run: list[int] = []
+    size = 0
+    for number, group_bytes in enumerate(footer.group_bytes):
+        run.append(number)
+        size += group_bytes
+        if size >= part_bytes:
+            runs.append(tuple(run))
+            run, size = [], 0
+    return [*runs, tuple(run)] if run or not runs else runs
+
+
+def _misfit(
+    file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
+) -> str | None:
+    """Return the reason why a Parquet file cannot be read with these columns, or None."""
+    schema = common.arrow
+    known = set(schema.names)
+    names = [name for name in footer.schema.names if name in known]
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        return (
+            f"several columns are called {', '.join(map(repr, duplicates))}: rename them, or read "
+            "others alone (fields=)"
+        )
+    if not any(footer.group_rows):
+        return None
+    reason = missing_column(file.path, names, common.file_fields)
+    if reason is not None:
+        return reason
+    absent = [name for name in needed if name in common.file_fields and name not in names]
+    if absent:
+        return f"it has no column {absent[0]!r}, which is read and which other files have"
+    wrong = "; ".join(misfits(footer.schema, schema).values())
+    return f"the inputs' columns do not fit together: {wrong}" if wrong else None
