@@ -90,7 +90,7 @@ def with_options(message: str, command: click.Command) -> str:
         name = OTHER_NAMES.get(argument[1], argument[1])
         return "" if name in settings and name not in options else argument[0]
 
-    # What the command lacks, such as " (redo_changed=True)" of another one.
+    # An option that the command lacks, such as " (redo_changed=True)".
     return ARGUMENT.sub(replace, LACKED.sub(drop, message))
 
 

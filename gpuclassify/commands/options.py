@@ -89,7 +89,7 @@ class JobCommand(click.Command):
         """Write the options by group; those without a group come last."""
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
-        first = [group for group in own if group not in GROUPS]  # of a recipe that is not ours
+        first = [group for group in own if group not in GROUPS]  # groups of other recipes
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*first, *GROUPS)}
         for parameter in parameters:
             record = parameter.get_help_record(context)

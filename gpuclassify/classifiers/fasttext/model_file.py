@@ -22,10 +22,12 @@ PATTERNS = ("*.bin", "*.ftz")
 MAGIC = 793712314
 VERSIONS = (11, 12)
 WORD_VECTORS, SUPERVISED = (1, 2), 3  # cbow and skip-gram; the other kind of model
-CENTROIDS = 256  # of a product quantizer
+CENTROIDS = 256  # centroids of a product quantizer
 _ENTRY_TAIL = 9  # bytes behind a word's zero byte: a count of 8, and its type
 _READ_BYTES = 2**20
-TOKENIZER = "local_tokenizer/tokenizer.json"  # of Ultra-FineWeb's repository, beside its models
+TOKENIZER = (
+    "local_tokenizer/tokenizer.json"  # file in Ultra-FineWeb's repository, beside its models
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class FastTextFile:
 
     identity: Identity
     filename: str
-    labels: tuple[str, ...]  # in the library's order, with their prefix
+    labels: tuple[str, ...]  # labels in the library's order, with their prefix
     size_bytes: int
-    tokenizer: Identity | None = None  # with TOKENIZER, where texts become its tokens
+    tokenizer: Identity | None = None  # the folder has TOKENIZER, which makes the tokens
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
@@ -216,7 +218,7 @@ class FastTextModel(PinnedModel):
         """Accept any checkpoint: no setting contradicts a file; its labels are the head's."""
 
     def check_directories(self) -> None:
-        """Raise if a local file is not the one that was described."""
+        """Raise if a local file differs from the described one."""
         if self.checkpoint.identity.is_directory:
             self.fetch()
 

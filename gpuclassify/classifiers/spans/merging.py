@@ -86,7 +86,7 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Raise unless what replaces spans fits the column of redacted texts, which it names."""
+        """Raise unless the replacement and the column of redacted texts are passed together."""
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
 
