@@ -149,12 +149,12 @@ class LanguageIdentifier(FastTextClassifier):
 
     The default is the latest GlotLID, a file of about 1.7 GB; with
     ``file="model_v3.bin"`` it is always version 3, whose labels are listed here.
-    Languages are the model's labels without ``__label__``, and so are those of
-    `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
-    and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
-    ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
-    two letters, ``de``: download one, and pass its path. Texts in capitals get
-    other languages unless ``preprocess="lower"`` makes them small.
+    Languages are the model's labels without ``__label__``, also in `filter_by`.
+    GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``, and ``und_...``
+    and ``zxx_...`` for text in no language. ``lid.176.bin`` and ``lid.176.ftz``
+    are much smaller, with two letters, ``de``; they are not on the Hub: download
+    one, and pass its path. Texts in capitals get wrong languages without
+    ``preprocess="lower"``.
 
     Examples
     --------
