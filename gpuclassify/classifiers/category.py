@@ -1,4 +1,4 @@
-"""The published category classifiers: encoders with one linear layer, a label a text."""
+"""Published category classifiers: encoders with one linear layer, and one label per text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WEB_PAGE = "{url}\n\n{text}"  # the model cards' input format
 
 
 class CategoryClassifier(TextMapper[ClassifierOptions]):
-    """Base of the published category classifiers."""
+    """Base class of the published category classifiers."""
 
     Options = ClassifierOptions
     head_type = CategoryHead
@@ -116,9 +116,9 @@ class ContentTypeClassifier(CategoryClassifier):
 class TopicClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 topics, such as ``Games`` or ``Health``.
 
-    Reads the columns ``url`` and ``text``. For texts without an address there is
-    ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Labels are spelt as
-    on the model's card; its ``config.json`` decides.
+    Reads the columns ``url`` and ``text``. For texts without an address pass
+    ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Labels are listed
+    as on the model's card; those in its ``config.json`` are used.
 
     Examples
     --------
@@ -138,9 +138,9 @@ class TopicClassifier(CategoryClassifier):
 class FormatClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 formats, such as ``Tutorial`` or ``Spam / Ads``.
 
-    Reads the columns ``url`` and ``text``. For texts without an address there is
-    ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Labels are spelt as
-    on the model's card; its ``config.json`` decides.
+    Reads the columns ``url`` and ``text``. For texts without an address pass
+    ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Labels are listed
+    as on the model's card; those in its ``config.json`` are used.
     """
 
     purpose = "format of English web pages, 24 labels"

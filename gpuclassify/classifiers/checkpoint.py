@@ -1,4 +1,4 @@
-"""Any text classification checkpoint by its name, and a torch module or columns of your own."""
+"""Run any text classification checkpoint by name, or your own torch module and columns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpuclassify.settings.signatures import takes
 
 
 class DistributedDataClassifier(TextMapper[ClassifierOptions]):
-    """Any text classification checkpoint of the Hub or of a directory.
+    """Classifier that runs any text classification checkpoint of the Hub or of a directory.
 
     Reads the layouts of the published classifiers, and the architectures of
-    transformers' ``AutoModelForSequenceClassification``, GTE as it was
-    published (``model_type`` "new") among them; no code of a repository is run.
-    What outputs mean comes from the checkpoint, or from `problem_type`:
+    transformers' ``AutoModelForSequenceClassification``, including GTE as it was
+    published (``model_type`` "new"). No code of a repository is run. The meaning
+    of outputs comes from the checkpoint, or from `problem_type`:
 
     ===========================  =================  =======================
     problem_type                 ``label_field``    ``score_field``
@@ -28,15 +28,15 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     regression, more outputs     none               outputs, list<float32>
     ===========================  =================  =======================
 
-    By itself one output is a regression, and of a pair CrossEncoder's score.
+    By default, a single output is a regression, and for pairs CrossEncoder's score.
 
     Parameters
     ----------
     score_field : str
-        Of scores. Default: none for labels, "score" for regression.
+        Output column of scores. Default: none for labels, "score" for regression.
     labels : list of str
-        In id order, for a client without the checkpoint, or in place of LABEL_0, LABEL_1 and so on:
-        one a text, or as `problem_type` says.
+        Labels in id order, for a client without the checkpoint, or instead of LABEL_0, LABEL_1 and
+        so on: one per text, unless `problem_type` is set.
 
     Examples
     --------
@@ -65,10 +65,10 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
 
 
 class ModelMapper(TextMapper[PairOptions]):
-    """Mapper that runs a torch module of your own, or reads a model's outputs in your own way.
+    """Base class for your own torch module, or your own columns from a model's outputs.
 
-    A subclass declares three things, of which the first may be left out for a
-    network that transformers knows:
+    A subclass declares three things; the first is optional for a network that
+    transformers knows:
 
     ``build_module(self, config)``
         Makes the torch module, with random weights, from the parsed
@@ -78,11 +78,11 @@ class ModelMapper(TextMapper[PairOptions]):
         tensors, the mask with 1 for a token and 0 for padding, and returns
         (rows, outputs).
     ``new_columns``
-        Names of the new columns and their kinds: "str", "float32", "int64",
+        Names of the new columns and their types: "str", "float32", "int64",
         "bool", "list<float32>" or "list<float16>".
     ``columns(self, outputs)``
-        The columns' values, one a text, from the outputs, float32 (texts,
-        outputs): a dict of arrays or lists.
+        Converts the outputs, float32 (texts, outputs), to a dict of arrays or
+        lists, one value per text.
 
     `DistributedDataClassifier` takes the same declarations. There,
     ``new_columns`` and ``columns`` may be left out if the outputs are logits of
@@ -108,7 +108,7 @@ class ModelMapper(TextMapper[PairOptions]):
     Options = PairOptions
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Raise TypeError: there is no head but that of the declared columns."""
+        """Raise TypeError, because `new_columns` is not declared."""
         raise TypeError(
             f"{type(self).__qualname__} declares no new_columns: declare them and write "
             "columns(outputs), or use DistributedDataClassifier, which makes labels of its outputs"

@@ -1,4 +1,4 @@
-"""The FineWeb family: educational value as a score from 0 to 5."""
+"""Classifiers of the FineWeb family: educational value as a score from 0 to 5."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class EducationOptions(ScoreOptions):
     Attributes
     ----------
     int_score_field : str
-        Output column (Int64) of the score rounded half to even.
+        Output column (Int64) of the score, rounded half to even.
     """
 
     int_score_field: str | None = None
 
 
 class EducationHead(LabelHead):
-    """Educational value from 0 to 5, of a regression model.
+    """Head for educational value from 0 to 5, by a regression model.
 
-    The score is the model's output clamped to 0..5; the integer score is that, rounded half to
-    even; the label is ``high_quality`` from 2.5 on, else ``low_quality``.
+    The score is the model's output, clipped to 0 to 5, and the integer score is rounded half to
+    even. The label is ``high_quality`` from 2.5 on, else ``low_quality``.
     """
 
     @property
@@ -46,7 +46,7 @@ class EducationHead(LabelHead):
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return score, integer score and label, as far as they have names."""
+        """Return the fields of score, integer score and label that have names."""
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -63,7 +63,7 @@ class EducationHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label and score enough."""
+        """Apply the filters of label and score; see `Head.passes`."""
         scores, ids = _scores_and_ids(values)
         labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         return self.passes_label(labels) | self.passes_score(scores)
@@ -88,7 +88,7 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit a score from 0 to 5 and the two labels."""
+        """Raise ValueError unless the filters match a score from 0 to 5 and the two labels."""
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score
@@ -111,7 +111,7 @@ def _columns(stem: str) -> dict[str, str]:
 
 
 class EducationClassifier(TextMapper[EducationOptions]):
-    """Base of the classifiers of the FineWeb family."""
+    """Base class of the classifiers of the FineWeb family."""
 
     Options = EducationOptions
     head_type = EducationHead
@@ -125,7 +125,7 @@ class EducationClassifier(TextMapper[EducationOptions]):
 
 
 class FineWebEduClassifier(EducationClassifier):
-    """Educational value of web pages, trained on annotations by Llama 3 70B.
+    """Classifier of the educational value of web pages, trained on annotations by Llama 3 70B.
 
     Examples
     --------
@@ -143,7 +143,7 @@ class FineWebEduClassifier(EducationClassifier):
 
 
 class FineWebMixtralEduClassifier(EducationClassifier):
-    """Educational value of web pages, trained on annotations by Mixtral 8x22B-Instruct."""
+    """Classifier of educational value, trained on annotations by Mixtral 8x22B-Instruct."""
 
     purpose = "educational value from 0 to 5 (Mixtral annotations)"
     licence = "NVIDIA Open Model License"
@@ -155,7 +155,7 @@ class FineWebMixtralEduClassifier(EducationClassifier):
 
 
 class FineWebNemotronEduClassifier(EducationClassifier):
-    """Educational value of web pages, trained on annotations by Nemotron-4-340B-Instruct."""
+    """Classifier of educational value, trained on annotations by Nemotron-4-340B-Instruct."""
 
     purpose = "educational value from 0 to 5 (Nemotron annotations)"
     licence = "NVIDIA Open Model License"

@@ -19,7 +19,7 @@ from gpuclassify.settings.signatures import takes
 
 EmbeddingDtype = Literal["float32", "float16"]
 Pooling = Literal["mean", "cls", "last"]
-_LEAST_LENGTH = 1e-12  # a vector shorter than this is divided by it instead, as torch does
+_LEAST_LENGTH = 1e-12  # minimum divisor of a vector, as in torch
 
 
 @declared
@@ -36,13 +36,13 @@ class EmbeddingOptions(ModelOptions):
     truncate_dim : int
         Leading dimensions to keep. Default: from the files.
     prompt : str
-        Prefix of every text, or "" for none. Default: the model's.
+        Prefix of every text, or "" for none. Default: the model's prompt.
     prompt_name : str
         One of the model's prompts, such as "query", instead of `prompt`.
     embedding_field : str
         Output column of the embedding. Default: none.
     embedding_dtype : {"float32", "float16"}
-        Type of the column; float16 halves it, on pandas only.
+        Type of the column; float16 halves its size, on pandas only.
     """
 
     pooling: Pooling | None = None
@@ -96,11 +96,11 @@ class EmbeddingModel(PinnedModel):
 
     @property
     def prompt(self) -> str:
-        """Text that is put before every text."""
+        """Text to put before every text."""
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Read the model's configuration files; no weights."""
+        """Read the model's configuration files, without weights."""
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
@@ -123,7 +123,7 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """One column of embeddings."""
+    """Head for one column of embeddings."""
 
     def fields(self) -> list[pa.Field]:
         """Return the column."""
@@ -132,15 +132,15 @@ class EmbeddingHead(Head):
 
     @property
     def list_size(self) -> int:
-        """Numbers of an embedding."""
+        """Number of dimensions of an embedding."""
         return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return vectors of length 1 if the model normalises, else as they are, float32."""
+        """Scale vectors to length 1 if the model normalizes; float32."""
         return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
 
     def cut(self, vectors: np.ndarray) -> np.ndarray:
-        """Cut activated embeddings to the numbers that are kept, as ``encode`` does."""
+        """Truncate activated embeddings to `truncate_dim`, as ``encode`` does."""
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:
             return vectors
@@ -151,7 +151,7 @@ class EmbeddingHead(Head):
         """Return the column for embeddings, float32 (texts, numbers)."""
         vectors = self.cut(
             self.activate(values)
-        )  # again, because a mean of windows is shorter than they
+        )  # again, because the mean of several windows is shorter
         kind = np.dtype(self.options.embedding_dtype)
         largest = np.abs(vectors).max()
         if largest > np.finfo(kind).max:
@@ -173,19 +173,18 @@ def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
 
 
 class Embedder(TextMapper[EmbedderOptions]):
-    """Mapper that adds the embedding of every text, as sentence-transformers' ``encode`` gives it.
+    """Mapper that adds embeddings of texts, equal to sentence-transformers' ``encode``.
 
-    Reads models of sentence-transformers that consist of a transformer and a
-    pooling, or of static embeddings, and possibly dense layers and a
-    normalisation; static models of model2vec; and any encoder or decoder that
-    transformers saved. What else a model may contain (other poolings, chat
-    templates) is refused rather than left out.
+    Reads models of sentence-transformers with a transformer and a pooling, or
+    with static embeddings, and possibly dense layers and a normalization; static
+    models of model2vec; and any encoder or decoder that transformers saved.
+    Models with other components (other poolings, chat templates) are refused.
 
-    A text is cut to `max_chars` first, then the prompt is put before it, then
-    both are cut to `max_seq_length` tokens, by default what the model was made
-    for. With ``long_text="windows"``, the windows' embeddings are aggregated
-    and, if the model normalises, normalised again; the prompt stands before the
-    whole text, so that only the first window has it.
+    A text is first cut to `max_chars`, then the prompt is put before it, then
+    both are cut to `max_seq_length` tokens, by default the model's maximum. With
+    ``long_text="windows"``, the windows' embeddings are aggregated and, if the
+    model normalizes, normalized again. The prompt precedes the whole text, so
+    that only the first window has it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""HeadClassifier: several trained heads on one embedding; their settings, models and runner."""
+"""HeadClassifier: run several trained heads on one embedding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gpuclassify.settings.paths import is_file
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
 
-HEAD = "{head}"  # stands for a head's name in the names of columns
+HEAD = "{head}"  # placeholder of a head's name in names of columns
 _COLUMN_NAMES = ("label_field", "labels_field", "score_field", "confidence_field")
 
 
@@ -72,7 +72,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     score_field : str
         Output columns of scores. Default: {head}_score or none.
     score_format : {"list", "struct"}
-        Probabilities in id order, or a field by label.
+        Probabilities as a list in id order, or a struct by label.
     confidence_field : str
         Output columns (float32) of the labels' probabilities.
     filter_by : dict of str to labels
@@ -80,7 +80,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     min_score : dict of str to float or dict
         Minimum score of rows to keep by head, or by head and label.
     min_confidence : dict of str to float
-        Least probability of the label to keep a row, by head.
+        Minimum probability of the label to keep a row, by head.
     keep_field : str
         Write the filters' decision to this column, and drop nothing.
     labels : dict of str to list of str
@@ -126,7 +126,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     thresholds: Mapping[str, float | Mapping[str, float]] | None = None
     labels: Mapping[str, Sequence[str]] | None = None
     problem_type: Mapping[str, ProblemType] | None = None
-    # The settings of each head, by its name.
+    # Settings of the heads, by name.
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
     def check_together(self) -> None:
@@ -134,8 +134,8 @@ class HeadClassifierOptions(EmbeddingOptions):
         super().check_together()
         check_decision(self)
         heads = _named_heads(self.heads)
-        by_setting = {key: self._of_heads(key, heads) for key in self.names_by_head}
-        by_head = {name: self._of_head(name, path, by_setting) for name, path in heads.items()}
+        by_setting = {key: self._values_by_head(key, heads) for key in self.names_by_head}
+        by_head = {name: self._head_options(name, path, by_setting) for name, path in heads.items()}
         object.__setattr__(self, "heads", tuple(heads.items()))
         object.__setattr__(self, "by_head", tuple(by_head.items()))
         for key, of in by_setting.items():  # normalized by the options of each head
@@ -144,11 +144,11 @@ class HeadClassifierOptions(EmbeddingOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the labels of all heads are passed, so that no model need be in reach."""
+        """Whether labels of all heads are passed, so that the client can plan without models."""
         return all(options.plans_without_model for _, options in self.by_head)
 
-    def _of_heads(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return a setting's values by the names of heads."""
+    def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of a setting, by head."""
         value = getattr(self, key)
         try:
             by_name = {} if value is None else dict(value)
@@ -158,7 +158,7 @@ class HeadClassifierOptions(EmbeddingOptions):
         check_names(f"{key} is by head, and there is", "head", by_name, heads)
         return {name: setting for name, setting in by_name.items() if setting is not None}
 
-    def _of_head(
+    def _head_options(
         self, name: str, path: str, by_setting: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
         """Return the settings of one head."""
@@ -181,7 +181,7 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Return paths of heads by their names."""
+    """Check and return the paths of heads, by name."""
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -196,19 +196,19 @@ def _named_heads(heads: Any) -> dict[str, str]:
 
 
 class HeadModel(PinnedModel):
-    """One head, of a directory or the Hub."""
+    """Head in a directory or on the Hub."""
 
     checkpoint: HeadCheckpoint
 
     def read(self) -> HeadCheckpoint:
-        """Read the head's configuration; no weights."""
+        """Read the head's configuration, without weights."""
         name = self.options.model
         if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
         return read_head(self.identity, cache_dir=self.options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if the head is of another kind than `problem_type` says."""
+        """Raise CheckpointError if the head's problem type differs from `problem_type`."""
         expected, kind = self.options.problem_type, checkpoint.problem_type
         if expected not in (None, kind):
             raise CheckpointError(
@@ -218,7 +218,7 @@ class HeadModel(PinnedModel):
 
 
 class HeadsModel(PinnedModel):
-    """A model that embeds, and the heads on its embeddings."""
+    """Embedding model with the heads on its embeddings."""
 
     def __init__(self, options: HeadClassifierOptions, **parts: Any) -> None:
         super().__init__(options, **parts)
@@ -226,13 +226,13 @@ class HeadsModel(PinnedModel):
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """The model that embeds, with the settings passed or that the heads agree on."""
+        """Embedding model, with passed settings or common settings of the heads."""
         heads = {name: head.checkpoint for name, head in self.heads.items()}
         return EmbeddingModel(backbone_options(self.options, heads))
 
     @property
     def repositories(self) -> list[str]:
-        """The backbone and the heads, as far as they are named."""
+        """Backbone and heads, if they are named."""
         is_known = "backbone" in vars(self)
         backbone = self.backbone.options.model if is_known else self.options.backbone
         heads = [name for head in self.heads.values() for name in head.repositories]
@@ -240,7 +240,7 @@ class HeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """Arguments to pass so that the settings alone tell every revision; empty if they do."""
+        """Arguments that would pin all revisions in the settings; empty if they are pinned."""
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
             return f"backbone= and {PIN}"
@@ -259,24 +259,24 @@ class HeadsModel(PinnedModel):
 
     @property
     def prompt(self) -> str:
-        """Text that is put before every text that the backbone reads."""
+        """Text to put before every text."""
         return self.backbone.prompt
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """The weights of the backbone and of the heads."""
+        """Weights of the backbone and of the heads."""
         heads = {head.identity: WEIGHTS for head in self.heads.values()}
         return super().weights_files | heads
 
     def read(self) -> Checkpoint:
-        """Read the backbone's configuration; no weights."""
+        """Read the backbone's configuration, without weights."""
         return self.backbone.checkpoint
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError unless all heads read embeddings of the backbone's width."""
         backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
-            if width is not None:  # else the first embedding tells
+            if width is not None:  # otherwise checked with the first embedding
                 check_width(name, head.checkpoint, width, backbone.name)
             trained_on = head.checkpoint.backbone
             if trained_on is None or trained_on.model == backbone.name:
@@ -301,7 +301,7 @@ class HeadsModel(PinnedModel):
         }
 
     def key(self) -> Any:
-        """Return a key that tells backbone and heads from all others, as far as they are known."""
+        """Return a key that identifies backbone and heads, as far as they are known."""
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
 
@@ -309,17 +309,17 @@ class HeadsModel(PinnedModel):
 def backbone_options(
     options: HeadClassifierOptions, heads: Mapping[str, HeadCheckpoint]
 ) -> EmbeddingOptions:
-    """Return the backbone's settings: those passed, else those that the heads were trained with."""
+    """Return the settings of the backbone: passed ones, else common settings of the heads."""
     settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
     settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
     models = {backbone.model for backbone in known.values()}
-    for held in fields(Backbone):
-        name = held.name
+    for own in fields(Backbone):
+        name = own.name
         if settings[name] is not None or (name == "prompt" and options.prompt_name is not None):
             continue
         if name == "revision" and models != {settings["model"]}:
-            continue  # it is not that of another place
+            continue  # revisions of another repository do not apply
         settings[name] = _agreed(name, known)
     if settings["model"] is None:
         raise CheckpointError(
@@ -329,9 +329,9 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """Return the value that all heads have for a setting of their backbone; None if unknown."""
+    """Return the common value of the heads for a setting of the backbone; None if unknown."""
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
-    if setting == "revision":  # the revision need not be known
+    if setting == "revision":  # heads may lack a revision
         values = {name: value for name, value in values.items() if value is not None}
     if not values:
         return None
@@ -362,16 +362,16 @@ def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNe
 
 
 class HeadsRunner(EncoderRunner):
-    """Runner that embeds every text once and runs the heads on it.
+    """Runner that embeds every text once and runs the heads on the embedding.
 
-    Outputs are the heads', then the embedding.
+    Outputs are those of the heads, followed by the embedding.
     """
 
     model: HeadsModel
 
     @functools.cached_property
     def backbone(self) -> EncoderRunner:
-        """Runner of the backbone, with the settings passed or that the heads agree on."""
+        """Runner of the backbone."""
         model = self.model.backbone
         return EncoderRunner(model.options, model, self.own_module)
 
@@ -387,7 +387,7 @@ class HeadsRunner(EncoderRunner):
         """
         outputs = self.backbone.run(texts, stats, name_text)
         head = EmbeddingHead("HeadClassifier", self.options, self.model)
-        # Again, because a mean of windows is shorter than they are.
+        # Again, because the mean of several windows is shorter.
         whole = head.activate(outputs.by_text(head.activate))
         values, embeddings = [], head.cut(whole)
         for name, head_model in self.model.heads.items():
@@ -408,15 +408,15 @@ class HeadsRunner(EncoderRunner):
 
 
 class HeadClassifier(TextMapper[HeadClassifierOptions]):
-    """Classifier with several heads on the embedding of every text, which is computed once.
+    """Classifier with several heads on one embedding of every text.
 
-    A head is a directory or a Hub repository as `gpuclassify convert` writes
-    it; its ``config.json`` says what its outputs mean. A head called "a" gives
-    the most probable label, ``a_pred``, and all labels' probabilities if there
-    is a `score_field`; or, of a regression, ``a_score``. What heads say of how
-    they were trained is the default of `backbone`, `revision`, `pooling`,
-    `normalize`, `prompt` and `max_seq_length`; heads that differ are refused.
-    With ``long_text="windows"`` they read the aggregated embedding.
+    A head is a directory or a Hub repository in the format of `gpuclassify
+    convert`; its ``config.json`` defines its outputs. A head "a" writes the most
+    probable label to ``a_pred``, and the probabilities of all labels with
+    `score_field`; a regression writes ``a_score``. Defaults of `backbone`,
+    `revision`, `pooling`, `normalize`, `prompt` and `max_seq_length` are the
+    heads' training settings; heads that differ are refused. With
+    ``long_text="windows"`` heads read the aggregated embedding.
 
     Examples
     --------
@@ -438,7 +438,7 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads in their order, and the embedding's column if it is to be kept."""
+        """Return the heads in order, and a head for the embedding if it has a column."""
         made: list[Head] = []
         start = 0
         for name, options in self.options.by_head:

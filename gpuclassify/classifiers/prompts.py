@@ -1,4 +1,4 @@
-"""Type of task of a prompt, and its difficulty: one backbone pass, eight heads."""
+"""Classifier of prompts by task type and complexity: one backbone with eight heads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIMENSIONS = (
     "no_label_reason",
     "constraint_ct",
 )
-# The published ensemble, on dimensions that are rounded before.
+# Published weights of the score, applied to rounded dimensions.
 COMPLEXITY_WEIGHTS = {
     "creativity_scope": 0.35,
     "reasoning": 0.25,
@@ -42,13 +42,13 @@ FEW_SHOTS_FROM = 0.05
 
 
 class PromptHead(Head):
-    """Two task types and seven dimensions, of a model with eight heads."""
+    """Head for two task types and seven dimensions, by a model with eight output heads."""
 
     label_field = FIRST_TASK
 
     @property
     def labels(self) -> list[str]:
-        """The task types in id order."""
+        """Task types, in id order."""
         return list(self.model.checkpoint.labels)
 
     def fields(self) -> list[pa.Field]:
@@ -59,14 +59,11 @@ class PromptHead(Head):
         return [pa.field(name, kind) for name, kind in columns]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return probabilities of each head, float32 (texts, outputs), for logits side by side."""
+        """Convert concatenated logits to probabilities per head, float32 (texts, outputs)."""
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for the probabilities of all heads side by side.
-
-        They are float32 (texts, outputs).
-        """
+        """Return columns for concatenated probabilities of all heads, float32 (texts, outputs)."""
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -148,10 +145,7 @@ class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
-    """Compute a dimension, float64 (texts,): probabilities weighted, divided and rounded.
-
-    It has 4 decimals.
-    """
+    """Compute a dimension, float64 (texts,): the weighted sum, divided, rounded to 4 decimals."""
     scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
 

@@ -1,4 +1,4 @@
-"""The catalogue: published checkpoints that people use, each by a name and a few lines."""
+"""Catalogue of published checkpoints, each declared by a name and a few lines."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
 
 @dataclass(frozen=True)
 class Published:
-    """A published checkpoint and the class that runs it, or several that differ by one word.
+    """Published checkpoint with the class that runs it, or a family of them.
 
-    Of several, `variant` says what that word is, and stands for it in `model` and, as ``{}``, in
-    `settings`; `variants` are the words, and how the names of models have them.
+    Names in a family differ by one word. `variant` describes it, and is its placeholder in `model`;
+    ``{}`` is its placeholder in `settings`. `variants` maps the words to their forms in models.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Published:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, **settings: object) -> TextMapper:
-        """Build the classifier; `settings` replace those declared."""
+        """Build the classifier; `settings` override the declared ones."""
         if self.variants:
             first, *_ = words = [*self.variants]
             raise ValueError(
@@ -50,7 +50,7 @@ class Published:
                 f"'{self.name}-{first}'. There are {', '.join(words)}"
             )
         declared = {"model": HubName(self.model), **self.settings}
-        if "long_text" in settings:  # windows of a text may have no meaning
+        if "long_text" in settings:  # declared windows may not apply
             declared.pop("window_overlap", None)
         return self.kind(**{**declared, **settings})
 
@@ -61,11 +61,11 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Settings, including the class's defaults. Columns of a family name its `variant`."""
+        """Settings, including the class's defaults; columns of a family contain `variant`."""
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the checkpoint of a family that has `variant` in its name."""
+        """Return the checkpoint of a family for a variant."""
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -92,20 +92,20 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return the settings of FineWeb's columns: the score, 0 to 5, and it rounded half to even."""
+    """Return settings for FineWeb's columns: the score, 0 to 5, also rounded half to even."""
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for raw outputs: one number, or a struct with a field for each of several."""
+    """Return settings for raw outputs: a number, or a struct with a field per label."""
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for the label, and the probabilities of all by their names."""
+    """Return settings for the label, and a struct of all probabilities."""
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -115,7 +115,7 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of spans, and the labels where all of them were seen."""
+    """Return settings for a column of spans, and its labels if all are known."""
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 
@@ -139,8 +139,7 @@ _LANGUAGES = """
 """
 _CODE = "c cpp csharp go java javascript markdown php python ruby rust shell sql swift typescript"
 
-# Licences, lengths and names of labels are those of the models' cards, or of the code that trained
-# them or uses them.
+# Licences, lengths and labels are from the models' cards, or from the code of their authors.
 CATALOGUE = (
     Published("finepdfs-edu", _EDU, f"{_FINEPDFS}edu_classifier_LANGUAGE",
               "educational value of documents in one language, 0 to 5", APACHE, _FINEPDFS_CITE,
@@ -258,20 +257,20 @@ CATALOGUE = (
 
 
 def published(name: str, **settings: object) -> TextMapper:
-    """Build the published classifier of this name, as ``gpuclassify models`` lists them.
+    """Build a published classifier by its name in ``gpuclassify models``.
 
     Parameters
     ----------
     name : str
-        Of the catalogue, such as "finemath", "finepdfs-edu-deu_Latn" or "stack-edu-python", or the
-        short name of a class, such as "domain".
+        Name in the catalogue, such as "finemath", "finepdfs-edu-deu_Latn" or "stack-edu-python", or
+        the short name of a class, such as "domain".
     **settings
-        Of the class that runs it, over those declared: `model` takes a directory.
+        Settings of its class, which override the declared ones; `model` may be a directory.
 
     Raises
     ------
     ValueError
-        No classifier is called so.
+        The name is unknown.
 
     Examples
     --------
@@ -282,9 +281,9 @@ def published(name: str, **settings: object) -> TextMapper:
 
 
 def find_published(name: str, classes: Mapping[str, Any]) -> Any:
-    """Return the declaration, or the class among `classes`, of this name.
+    """Return the declaration or class (of `classes`) with this name, in any spelling.
 
-    A name that `full_name` knows is one of these, too. Raises ValueError if there is none.
+    Raises ValueError for unknown names.
     """
     known = {**classes, **{entry.name: entry for entry in CATALOGUE}}
     if (full := full_name(name, classes)) in known:
@@ -297,9 +296,9 @@ def find_published(name: str, classes: Mapping[str, Any]) -> Any:
 
 
 def full_name(name: str, classes: Mapping[str, Any]) -> str:
-    """Return the key of `classes` that a name means: itself, or the class's in any spelling.
+    """Return the key of `classes` for any spelling of a class's name.
 
-    "DomainClassifier", "domain-classifier" and "Domain" are "domain"; other names stay.
+    "DomainClassifier", "domain-classifier" and "Domain" become "domain"; others are unchanged.
     """
     spellings = {_letters(of.__name__): key for key, of in classes.items()}
     spellings |= {_letters(key): key for key in classes}

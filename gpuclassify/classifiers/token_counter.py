@@ -1,4 +1,4 @@
-"""TokenCounter: how many tokens of some model each text has."""
+"""TokenCounter: count the tokens of texts for a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpuclassify.workers.run_context import RunStats, advance
 if TYPE_CHECKING:
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-_NO_LIMIT = 2**31 - 1  # tokens
+_NO_LIMIT = 2**31 - 1  # maximum tokens
 _BLOCK_CHARS = 4_000_000
 
 
@@ -62,7 +62,7 @@ class TokenOptions(TextOptions):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Files of a tokenizer, pinned; equal for equal ones."""
+    """Pinned files of a tokenizer; equal for equal files."""
 
     identity: Identity
     base: None = None
@@ -70,17 +70,17 @@ class TokenizerFiles:
 
 
 class PinnedTokenizer(PinnedModel):
-    """Tokenizer of a directory or repository. Other files there are ignored."""
+    """Tokenizer in a directory or repository; other files there are ignored."""
 
     checkpoint: TokenizerFiles  # type: ignore[assignment]
 
     @property
     def repositories(self) -> list[str]:
-        """Name of the model alone."""
+        """Name of the model."""
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Look the files up; CheckpointError if no tokenizer is among them."""
+        """Find the files. Raises CheckpointError if there is no tokenizer."""
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -93,12 +93,12 @@ class PinnedTokenizer(PinnedModel):
         """Accept any tokenizer."""
 
     def fetch(self) -> None:
-        """Download the tokenizer, once for the machine."""
+        """Download the tokenizer, once per machine."""
         cache_dir = self.options.cache_dir
         hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return nothing: there are no weights."""
+        """Return an empty dict, because there are no weights."""
         return {}
 
     def new_tokenizer(self) -> Any:
@@ -142,7 +142,7 @@ class CountRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> contextlib.AbstractContextManager[TextTokenizer]:
-        """Hold the tokenizer in memory; see `Runner.lease`."""
+        """Keep the tokenizer in memory; see `Runner.lease`."""
         from gpuclassify.inference.residency import MODELS
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
@@ -154,12 +154,12 @@ class CountRunner(Runner):
         return "cpu", np.dtype(np.int64)
 
     def batch_bytes(self) -> int:
-        """Return 0: a block of texts is small beside everything else."""
+        """Return 0, because a block of texts is small."""
         return 0
 
 
 class CountHead(Head):
-    """Column of counts."""
+    """Head for the column of counts."""
 
     def fields(self) -> list[pa.Field]:
         """Return the column of counts."""
@@ -171,12 +171,11 @@ class CountHead(Head):
 
 
 class TokenCounter(TextMapper):
-    """Counter of the tokens that texts have for some model.
+    """Mapper that counts the tokens of texts for a model.
 
-    Of whole texts, exactly: none is cut, and special tokens around a text are
-    left out unless asked for, so that counts add up to a corpus's budget. Any
-    model's name or directory will do, or a tokenizer's; weights are not read,
-    and no GPU is taken.
+    Counts are exact and of whole texts, without special tokens by default, so
+    that they add up to a corpus's budget. `model` may be any model or tokenizer;
+    weights are not read, and no GPU is used.
 
     Examples
     --------

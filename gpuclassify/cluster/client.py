@@ -1,4 +1,4 @@
-"""`get_client`: a Dask client of a machine, an address or a file; `prepare`, for any client."""
+"""Make Dask clients with `get_client`, and configure any running cluster with `prepare`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLUSTER_TYPES = ("auto", "gpu", "cpu", "slurm", "coiled")
-# How long a scheduler may take to write its file, once the file is there.
+# Maximum time for a scheduler to write its file, once the file exists.
 WRITING_SECONDS = 2.0
 
 
 class NoSchedulerError(OSError):
-    """Error raised when nothing that speaks Dask's protocol answers at the `address` kept in it."""
+    """Error raised if no Dask scheduler answers at its `address`."""
 
     def __init__(
         self, address: str, instead: str = "start a cluster here with get_client('auto')"
@@ -69,62 +69,60 @@ def get_client(
     enable_cudf_spill: bool = False,
     **options: Any,
 ) -> Client:
-    """Return a Dask client: of a new cluster, or of one that is running.
+    """Return a Dask client of a new or a running cluster.
 
-    Nothing is printed; the dashboard is at ``client.dashboard_link``, if bokeh is installed, and
-    listens where the scheduler does, or with TLS, which it has not, on this machine alone. A
-    cluster that was started here closes with the client; an interrupt as it starts or closes kills
-    its workers. One that was only connected to stays, and nothing is changed on its workers:
-    `prepare` does that, for a client of any cluster.
+    Nothing is printed. The dashboard is at ``client.dashboard_link``, if bokeh is installed. It
+    listens on the scheduler's interface or, because it has no TLS, only on this machine if the
+    cluster uses TLS. A cluster that was started here closes with the client; an interrupt during
+    start or close kills its workers. A running cluster stays open, and its workers are not changed;
+    see `prepare`.
 
     Parameters
     ----------
     cluster_type : {"auto", "gpu", "cpu", "slurm", "coiled"}
         ``"gpu"`` starts one worker per visible GPU with dask-cuda. ``"cpu"`` starts few worker
-        processes with many torch threads each; on both, Dask waits longer for a lost worker to
-        come back (``deploy.lost-worker-timeout``, in this process). ``"auto"`` takes ``"gpu"``
-        if a GPU is visible and all it needs is installed. A GPU without that is logged as a
-        warning, and one CPU worker is started by default, on which torch may still use the first
-        GPU. ``"slurm"`` submits
-        jobs with workers (`gpuclassify.cluster.slurm.plan_slurm` has its options). ``"coiled"``
-        starts machines in the user's cloud account, with the arguments of ``coiled.Cluster`` and
-        `private_environ`, environment variables that Coiled shall not see; ``HF_TOKEN``, where it
-        is set here, is one of them.
+        processes with many torch threads each. On both, Dask waits longer for a lost worker to
+        come back (``deploy.lost-worker-timeout``, in this process). ``"auto"`` is ``"gpu"`` if a
+        GPU is visible and its requirements are installed. If they are not, a warning is logged,
+        and by default one CPU worker is started, on which torch may still use the first GPU.
+        ``"slurm"`` submits jobs with workers (`gpuclassify.cluster.slurm.plan_slurm` has its
+        options). ``"coiled"`` starts machines in the user's cloud account, with the arguments of
+        ``coiled.Cluster`` and `private_environ`, environment variables that are hidden from
+        Coiled, such as ``HF_TOKEN`` if it is set here.
     address : str, optional
         Address of a running scheduler, for example ``"tcp://10.0.0.1:8786"``.
     scheduler_file : str or Path, optional
-        File that a running scheduler wrote; waited for as long as Dask waits for a connection, or
-        for 2 seconds if it is there and no scheduler file.
+        File of a running scheduler. If it is missing, it is waited for as long as for a Dask
+        connection; if it is incomplete, for 2 seconds.
     n_workers : int, optional
-        Workers to start: one per GPU, or one for every 8 CPU cores and at least two where there is
-        memory for them. With Coiled also ``[fewest, most]``.
+        Workers to start. Default: one per GPU, or one per 8 CPU cores, and at least two if there is
+        memory for them. With Coiled also ``[minimum, maximum]``.
     threads_per_worker : int, optional
-        Tasks that a worker runs at a time. By default two on a GPU with pandas frames, so that one
-        part is read and tokenized while the other one's batches run; else one.
+        Tasks that a worker runs at a time. Default: two on a GPU with pandas frames, so that one
+        part is read and tokenized while another one runs; else one.
     security : bool, path, dict or distributed.Security, optional
-        TLS for every connection. True makes a certificate that only this cluster's processes
-        have; a directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
-        ``distributed.Security``; False is none. By default as True for Slurm clusters, whose
-        nodes reach the scheduler, and for local ones that listen on this machine alone, as its
-        other users reach that; with ``host=`` and its kind none, and a warning is logged.
+        TLS for every connection. True makes a certificate for this cluster's processes only; a
+        directory has ``ca.pem``, ``cert.pem`` and ``key.pem``; a dict has the fields of
+        ``distributed.Security``; False is no TLS. Default: True for Slurm clusters, whose nodes
+        reach the scheduler, and for local clusters that listen only on this machine, because its
+        other users could connect. With ``host=`` and the like, the default is no TLS and a warning.
     backend : {"pandas", "cudf"}
-        GPU workers: whose frames they will have. cuDF's share the device with torch; with pandas
-        frames torch has it for itself.
+        GPU workers: library of the frames. cuDF frames share the device with torch.
     rmm_pool_size : "auto", int, float, str or None
-        GPU workers: where RMM's growing pool starts, in bytes, as text (``"8GB"``) or as a share
-        of the device. None leaves RMM without a pool. ``"auto"`` is 0.3 for cuDF frames, else None.
+        GPU workers: initial size of RMM's growing pool, in bytes, as text (``"8GB"``) or as a share
+        of the device. None is no pool. ``"auto"`` is 0.3 for cuDF frames, else None.
     rmm_maximum_pool_size : "auto", int, float, str or None
-        GPU workers: bound of that pool; ``"auto"`` is 0.5. Dask moves stored frames to the host at
-        0.8 of it.
+        GPU workers: maximum size of the pool; ``"auto"`` is 0.5. Dask moves stored frames to the
+        host at 0.8 of it.
     rmm_async : bool
-        GPU workers: the driver's asynchronous allocator in place of the pool, bounded by
+        GPU workers: use the driver's asynchronous allocator instead of the pool, up to
         `rmm_maximum_pool_size`.
     torch_memory_fraction : "auto", float or None
-        GPU workers: share of the device that torch's allocator may take. None sets no bound.
-        ``"auto"`` is 0.45 beside a pool of RMM or its asynchronous allocator, and 0.9 without.
-        With ``rmm_allocator_external_lib_list="torch"`` torch takes its memory from RMM instead.
+        GPU workers: maximum share of the device for torch's allocator; None for no limit.
+        ``"auto"`` is 0.45 with RMM's pool or asynchronous allocator, and 0.9 without. With
+        ``rmm_allocator_external_lib_list="torch"`` torch takes its memory from RMM instead.
     enable_cudf_spill : bool
-        GPU workers: let cuDF move frames to the host.
+        GPU workers: allow cuDF to move frames to the host.
     **options
         Passed to ``dask_cuda.LocalCUDACluster``, ``distributed.LocalCluster``,
         ``dask_jobqueue.SLURMCluster``, ``coiled.Cluster`` or, with an address or a scheduler
@@ -133,18 +131,18 @@ def get_client(
     Returns
     -------
     distributed.Client
-        Also a context manager.
+        Client, also a context manager.
 
     Raises
     ------
     TypeError
-        An option that does not exist; the error names the nearest one.
+        An option does not exist; the error suggests the nearest one.
     ValueError
-        Settings that exclude each other, shares of a GPU that sum above 0.95, or a secret among
-        the arguments of Coiled.
+        Settings contradict each other, shares of a GPU sum to more than 0.95, or an argument of
+        Coiled is a secret.
     RuntimeError
-        ``"gpu"``, ``backend="cudf"`` or a number of workers on a machine that lacks something for
-        it (`ImpossibleClusterError`, before anything is started), or a cluster that does not start.
+        The machine lacks requirements for ``"gpu"``, ``backend="cudf"`` or the number of workers
+        (`ImpossibleClusterError`, before anything is started), or the cluster does not start.
     OSError
         No scheduler answers (`NoSchedulerError`), or the scheduler file or a certificate does
         not appear.
@@ -185,7 +183,7 @@ def get_client(
         return _start_elsewhere(cluster_type, workers, memory, options)
     check_count("n_workers", n_workers, may_be_none=True)
     check_count("threads_per_worker", threads_per_worker, may_be_none=True)
-    gpu_cluster_options(options, **memory)  # mistakes show on a machine without a GPU too
+    gpu_cluster_options(options, **memory)  # so that mistakes fail on machines without a GPU, too
     if security is None and listens_here_alone(options):
         options["security"] = make_security(True)
     if cluster_type == "cpu":
@@ -241,7 +239,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if this machine's workers cannot have frames of this backend."""
+    """Raise ImpossibleClusterError if this machine's workers do not support the backend."""
     if backend != "cudf":
         return
     lacks = "cudf is not installed"
@@ -313,7 +311,7 @@ def _start_gpu(
     plugins: list[WorkerPlugin] = [ProcessSettings(max(1, usable_cores() // len(gpus)))]
     if torch_fraction is not None:
         plugins.append(TorchMemoryFraction(torch_fraction))
-    # NVML, and so the survey, counts GPUs by bus; CUDA by speed, unless configured otherwise.
+    # NVML, and so the survey, numbers GPUs by bus; CUDA by speed, unless configured otherwise.
     with config.set({"distributed.nanny.environ.CUDA_DEVICE_ORDER": "PCI_BUS_ID"}):
         return start(LocalCUDACluster, arguments, plugins)
 
@@ -324,7 +322,7 @@ def _connect(
     security: object,
     options: dict[str, Any],
 ) -> Client:
-    """Connect a client to the scheduler at an address or of a file."""
+    """Connect a client to a scheduler, by address or scheduler file."""
     from dask import config
     from dask.utils import parse_timedelta
     from distributed import Client
@@ -350,7 +348,7 @@ def _connect(
     if scheduler_file is not None:
         address = _read_scheduler_file(Path(scheduler_file), timeout_seconds)
     assert address is not None
-    get_backend(parse_address(address)[0])  # ValueError: no scheduler speaks that
+    get_backend(parse_address(address)[0])  # raises ValueError for unknown protocols
     security = make_security(security)
     _shake_hands(address, security, timeout_seconds)
     try:
@@ -366,7 +364,7 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise unless Dask's protocol is spoken there; a Client waits for an answer forever."""
+    """Raise unless a Dask scheduler answers; a client would wait for an answer forever."""
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -382,12 +380,12 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
         LoopRunner().run_sync(shake_hands)
     except TypeError:  # TLS without certificates
         raise
-    except Exception as err:  # other protocols' answers are read as anything, such as exabytes
+    except Exception as err:  # answers of other protocols may cause any error
         raise NoSchedulerError(address) from err
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Return the scheduler's address once the file is there and whole."""
+    """Wait until the file is complete, and return the scheduler's address."""
     deadline = time.monotonic() + timeout_seconds
     is_there = False
     while True:
@@ -409,34 +407,33 @@ def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
 
 
 def prepare(client: Client, *, threads: int | None = None) -> Client:
-    """Set a running cluster up for classifying: its scheduler, its workers, and those to come.
+    """Configure a running cluster for classifying: its scheduler, and present and future workers.
 
-    It changes this, and nothing else. A setting that is already more patient stays. Timeouts are
-    those of whole processes: a scheduler that runs in this one shares them with it.
+    It changes only the settings below, and keeps larger timeouts and limits. Timeouts apply to the
+    whole process, so that a scheduler in this process shares them with it.
 
     - scheduler: a worker is removed after 15 minutes without a heartbeat (``worker-ttl``; Dask's
-      default is 5), since a task that holds Python's lock holds up the heartbeat too;
+      default is 5), because a task that holds Python's GIL delays the heartbeat;
     - scheduler: a task may lose 10 workers before it fails (``allowed-failures``; Dask's default is
-      3), since spot machines are taken away under innocent tasks;
-    - scheduler and workers: a silent connection is dead after 120 seconds
-      (``comm.timeouts.tcp``; Dask's default is 30). Connections that are open already keep their
-      timeout. Connecting keeps Dask's, since the last results of a worker that is gone are asked
-      for as long as that takes;
+      3), because preemption of spot machines is not the task's fault;
+    - scheduler and workers: a silent connection is closed after 120 seconds
+      (``comm.timeouts.tcp``; Dask's default is 30). Open connections keep their timeout. The
+      timeout of connecting is not changed, because it also delays the loss of a worker's results;
     - workers: threads of torch and of tokenizing;
     - workers with a nanny: glibc keeps freed memory instead of returning it at once.
 
-    Left alone: ``distributed.worker.memory``, whose limits only the one who knows the machine can
-    set. A model's memory is unmanaged memory to Dask: workers pause at 80% of their memory limit
-    and are killed at 95%, so that a limit must leave room for the model.
+    ``distributed.worker.memory`` is not changed, because its limits depend on the machine. Dask
+    counts a model as unmanaged memory: workers pause at 80% of their memory limit and are killed at
+    95%, so that a limit must leave room for the model.
 
     Parameters
     ----------
     client : distributed.Client
-        Of any cluster. The package must be installed on the workers; the scheduler needs only
-        Dask.
+        Client of any cluster. The package must be installed on the workers; the scheduler needs
+        only Dask.
     threads : int, optional
-        Threads of torch and of tokenizing in each worker. By default the cores that a worker may
-        use, shared among the workers that are there now and may use the same ones.
+        Threads of torch and of tokenizing in each worker. Default: the cores that a worker may
+        use, divided by the number of present workers with the same cores.
 
     Returns
     -------
@@ -446,8 +443,8 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
     Raises
     ------
     ValueError
-        No worker is there, so that their share of the cores is unknown; give `threads`. Or
-        `threads` is below 1.
+        There is no worker, so that the share of cores is unknown: pass `threads`. Or `threads` is
+        below 1.
     RuntimeError
         The client is asynchronous.
 
@@ -469,7 +466,7 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the most workers that may use one and the same set of cores."""
+    """Return the maximum number of workers with the same set of cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os
@@ -478,10 +475,10 @@ def _workers_sharing_cores(client: Client) -> int:
         affinity = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))
         return socket.gethostname(), tuple(sorted(affinity(0)))
 
-    places = client.run(cores)
-    if not places:
+    cores_by_worker = client.run(cores)
+    if not cores_by_worker:
         raise ValueError(
             "no worker is there yet, so that their share of the cores is unknown; wait for them "
             "with client.wait_for_workers(1), or give threads="
         )
-    return max(Counter(places.values()).values())
+    return max(Counter(cores_by_worker.values()).values())

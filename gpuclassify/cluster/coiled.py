@@ -18,21 +18,22 @@ IDLE_TIMEOUT = "20 minutes"
 SECRET_WORDS = {
     "APIKEY", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWD", "PASSWORD", "PWD", "SECRET", "TOKEN",
 }  # fmt: skip
-# Tokens of Hugging Face, GitHub, OpenAI and AWS; a password in a URL.
+# Matches tokens of Hugging Face, GitHub, OpenAI and AWS, and passwords in URLs.
 SECRET_VALUES = re.compile(
     r"hf_\w{16}|gh[pousr]_\w{16}|sk-[\w-]{16}|AKIA\w{12}|://[^/@:\s]+:[^/@]+@"
 )
 
-LEAST_SECRET = 8  # characters
+LEAST_SECRET = 8  # minimum characters of a secret to search for
 
 
 def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
     """Start a cluster with Coiled, and return its client, which owns it.
 
-    One worker a machine, which runs one task at a time with all cores for torch; no GPU for the
-    scheduler; an end after 20 idle minutes. The client's ``HF_TOKEN`` goes from here to the
-    cluster (``send_private_envs``), past Coiled, onto no disk, and so do the variables of
-    ``private_environ`` among the options, which are else the arguments of ``coiled.Cluster``.
+    Each machine has one worker, which runs one task at a time with all cores for torch. The
+    scheduler has no GPU, and the cluster ends after 20 idle minutes. The client's ``HF_TOKEN``, and
+    the variables in the option ``private_environ``, are sent directly to the cluster
+    (``send_private_envs``), hidden from Coiled and without a copy on disk. Other options are
+    arguments of ``coiled.Cluster``.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
@@ -42,7 +43,7 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
     def send_and_set_up(client: Client) -> None:
         if private:
             cluster.send_private_envs(private, raise_on_error=True)
-        set_up(client, threads=None)  # a machine each: all its cores
+        set_up(client, threads=None)  # all cores, because each worker has a machine
 
     cluster = cluster_class(**arguments)
     return owning_client(cluster, send_and_set_up)
@@ -51,9 +52,9 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 def coiled_arguments(
     options: Mapping[str, Any], *, threads_per_worker: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments of ``coiled.Cluster``, and variables that are sent past Coiled.
+    """Return the arguments of ``coiled.Cluster``, and private variables.
 
-    TypeError: it has no such option; ValueError: one is a secret, which Coiled would keep.
+    Raises TypeError for unknown options, and ValueError for a secret, which Coiled would store.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
@@ -74,7 +75,7 @@ def coiled_arguments(
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
     """Find the first argument that looks like, or holds, a secret, such as ``"environ.HF_TOKEN"``.
 
-    Of `secrets`, those under 8 characters are not looked for, since they may occur anywhere.
+    `secrets` with fewer than 8 characters are ignored, because they may occur anywhere.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):

@@ -1,4 +1,4 @@
-"""Starting a cluster on this machine, owned by its client."""
+"""Start a cluster on this machine, owned by its client."""
 
 import atexit
 import contextlib
@@ -29,25 +29,25 @@ from gpuclassify.settings.paths import exists
 Result = TypeVar("Result")
 
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8787
-# A worker that was killed is started again by its nanny, which a local cluster closes for good
-# after this time; Dask's 15 seconds are over before a busy machine has imported torch.
+# Timeout for a nanny to restart a killed worker, after which a local cluster closes the nanny.
+# Dask's 15 seconds are too short for a busy machine to import torch.
 RESTARTS = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
-# With gilknocker installed (Coiled installs it), Dask polls the GIL every millisecond from a Rust
-# thread, which aborts a process that exits at such a moment.
+# If gilknocker is installed (by Coiled), Dask polls the GIL every millisecond in a Rust thread,
+# which may abort a process at its exit.
 NO_GIL_MONITOR = {"distributed.admin.system-monitor.gil.enabled": False}
 GUARD = 'if __name__ == "__main__":'
 _safe_blocks = 0  # nesting depth of `safe_path` blocks
-END_SECONDS = 5  # how long what hangs may hold up the end of its cluster
+END_SECONDS = 5  # maximum seconds to wait for hanging work when a cluster ends
 
 
 class OwningClient(Client):
-    """Client that closes its cluster when it is closed itself."""
+    """Client that also closes its cluster."""
 
     cluster: Any
 
     @property
     def dashboard_link(self) -> str:
-        """Address of the dashboard, which need not listen where the scheduler does."""
+        """Address of the dashboard, which may differ from the scheduler's."""
         spec = getattr(self.cluster, "scheduler_spec", None)
         if spec and str(spec["options"].get("dashboard_address")).startswith(f"{LOOPBACK}:"):
             port = self.cluster.scheduler_info["services"]["dashboard"]
@@ -55,9 +55,9 @@ class OwningClient(Client):
         return str(super().dashboard_link)
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client as ``distributed.Client.close`` does, then its cluster.
+        """Close the client, like ``distributed.Client.close``, and then its cluster.
 
-        An interrupt meanwhile kills the workers.
+        An interrupt during the close kills the workers.
         """
         cluster = self.cluster
         if cluster is None or self.asynchronous or sys.is_finalizing():
@@ -67,15 +67,15 @@ class OwningClient(Client):
         try:
             return unbroken(partial(self._close_all, cluster, *args, **kwargs), cluster)
         except KeyboardInterrupt:
-            self.cluster = None  # its remains end with this process
+            self.cluster = None  # the rest ends with this process
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
         """Close client and cluster without logging interrupted heartbeats and tasks.
 
-        A heartbeat or a task may be running when a worker closes, and a process may take seconds to
-        end. Dask logs these as errors and warnings, which mean nothing while a cluster closes, so
-        the loggers of workers and nannies are silenced.
+        While a cluster closes, Dask logs errors and warnings about running heartbeats and tasks,
+        and processes that end slowly. They are harmless, so that the loggers of workers and nannies
+        are silenced.
         """
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # includes timeouts
@@ -91,10 +91,10 @@ class OwningClient(Client):
 
 
 class PatientNanny(Nanny):
-    """Nanny that waits for the end of a process that it has killed, and shields it from Ctrl-C.
+    """Nanny that waits longer for a killed process to end, and shields it from Ctrl-C.
 
-    Dask's default is one second, which is too little on a busy machine; closing the cluster
-    then raises, and leaves the rest of it open.
+    Dask's one second is too short on a busy machine: closing the cluster would raise, and leave the
+    rest of it open.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,11 +119,11 @@ class PatientNanny(Nanny):
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep processes that start in the block from importing Python's modules from where they are.
+    """Prevent processes that start in the block from importing modules from the working directory.
 
-    The working directory may be a downloaded data set with a struct.py, and comes first in a
-    process that is started by ``python -c``, as multiprocessing does. What it imports later are
-    the modules of this process: it gets its path.
+    That directory may be a downloaded data set with a struct.py, and comes first in the path of a
+    process started by ``python -c``, as by multiprocessing. Later imports use this process's path,
+    which multiprocessing sends.
     """
     global _safe_blocks
     if _safe_blocks == 0 and SAFE_PATH not in os.environ:
@@ -138,10 +138,10 @@ def safe_path() -> Iterator[None]:
 
 
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
-    """Start or close a cluster in a thread, where no KeyboardInterrupt breaks that off.
+    """Start or close a cluster in a thread, where KeyboardInterrupt cannot stop it halfway.
 
-    Dask waits for ever for the end of a cluster whose closing was broken off. An interrupt of the
-    waiting here kills the workers, which ends the work; it is raised then, or after some seconds.
+    Dask would wait forever for a cluster whose close was interrupted. An interrupt here kills the
+    workers, which ends the work, and is raised afterwards, at the latest after some seconds.
     """
     done: Future[Result] = Future()
 
@@ -153,15 +153,15 @@ def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
 
     try:
         threading.Thread(target=run, name="gpuclassify-cluster", daemon=True).start()
-    except RuntimeError:  # Python is ending, and starts no threads any more
+    except RuntimeError:  # Python is exiting, and starts no threads
         run()
     try:
         return done.result()
     except KeyboardInterrupt:
         if isinstance(cluster, SpecCluster):
-            cluster.shutdown_on_close = False  # Dask's hook at exit leaves it alone
+            cluster.shutdown_on_close = False  # skipped by Dask's exit hook
         for _ in range(10 * END_SECONDS):
-            with contextlib.suppress(RuntimeError):  # another one was begun at this moment
+            with contextlib.suppress(RuntimeError):  # the list has changed meanwhile
                 end_workers(cluster)
             if wait([done], 0.1).done:
                 break
@@ -169,8 +169,8 @@ def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
 
 
 def end_workers(cluster: Cluster) -> None:
-    """Kill the processes of a cluster's workers, which no others are to follow."""
-    for nanny in list(getattr(cluster, "_created", ())):  # those that are being started, too
+    """Kill the processes of a cluster's workers, without restarts."""
+    for nanny in list(getattr(cluster, "_created", ())):  # includes starting workers
         if isinstance(nanny, Nanny):
             if nanny.status not in (Status.closing, Status.closed):
                 nanny.close_gracefully()
@@ -180,10 +180,10 @@ def end_workers(cluster: Cluster) -> None:
 
 
 def shield_children() -> None:
-    """Block SIGINT in this thread, and so in threads and processes that are started from it.
+    """Block SIGINT in this thread, and in threads and processes started from it.
 
-    A terminal sends Ctrl-C to all processes of a command, but it is for the client, which ends its
-    workers itself. The main thread, in which Python runs handlers of signals, is left alone.
+    A terminal sends Ctrl-C to all processes of a command, but the client ends its workers itself.
+    The main thread, in which Python runs signal handlers, is not changed.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main or not hasattr(signal, "pthread_sigmask"):
@@ -193,7 +193,7 @@ def shield_children() -> None:
 
 
 def silence_worker(dask_worker: Worker) -> None:
-    """Keep the end of a worker out of its log; one without a nanny shares the user's loggers."""
+    """Silence the log of a closing worker, unless it has no nanny and so the user's loggers."""
     if dask_worker.nanny:
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
@@ -201,18 +201,18 @@ def silence_worker(dask_worker: Worker) -> None:
 def start(
     cluster_class: type[SpecCluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
 ) -> OwningClient:
-    """Start a ``LocalCluster``, or one of a subclass, with plugins on all workers; connect to it.
+    """Start a ``LocalCluster``, or a subclass, with plugins on all workers, and connect to it.
 
-    The dashboard listens where the scheduler does, or with TLS, which it has not, on this machine
-    alone; on port 8787, or any free one where that is taken. RuntimeError: the cluster does not
-    start, or this is a script that a worker imports again.
+    The dashboard listens on the scheduler's interface or, because it has no TLS, only on this
+    machine if the cluster uses TLS; on port 8787 or any free one. Raises RuntimeError if the
+    cluster does not start, or a worker is importing the user's script.
     """
     refuse_reimported_script()
     if options.get("processes") is not False:
         refuse_workerless_program()
     raise_by_value()(RESTARTS)
-    options = {"dashboard_address": _beside_scheduler(options)} | options
-    cluster: SpecCluster = object.__new__(cluster_class)  # known before it has started
+    options = {"dashboard_address": _dashboard_of(options)} | options
+    cluster: SpecCluster = object.__new__(cluster_class)  # exists before it has started
     try:
         with config.set(NO_GIL_MONITOR):
             unbroken(partial(cluster_class.__init__, cluster, **options), cluster)
@@ -231,7 +231,7 @@ def start(
 
     def set_up(client: Client) -> None:
         scheduler = cluster.scheduler
-        if scheduler.worker_ttl:  # without one, no worker is removed
+        if scheduler.worker_ttl:  # if None, no worker is removed
             scheduler.worker_ttl = max(scheduler.worker_ttl, WORKER_TTL_SECONDS)
         for plugin in plugins:
             client.register_plugin(plugin)
@@ -240,7 +240,7 @@ def start(
 
 
 def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Return a client that closes its cluster when it closes, fails, or the process ends."""
+    """Return a client that closes its cluster when it closes or fails, or the process ends."""
     try:
         client = OwningClient(cluster)
     except BaseException:
@@ -253,7 +253,7 @@ def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningC
         raise
     reference = weakref.ref(client)
 
-    @atexit.register  # before Dask's hooks, which close the cluster under a client with results
+    @atexit.register  # runs before Dask's hooks, which close the cluster first
     def close_if_alive() -> None:
         if (client := reference()) is not None:
             client.close()
@@ -275,9 +275,9 @@ def refuse_reimported_script() -> None:
 
 
 def refuse_workerless_program() -> None:
-    """Raise RuntimeError where no process can be started that could be a worker, with the reason.
+    """Raise RuntimeError, with the reason, if this program cannot start worker processes.
 
-    Dask's nannies would wait for ever for such a process, or say that it failed and not why.
+    Dask's nannies would wait forever for such a process, or fail without a reason.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     is_module = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
@@ -298,7 +298,7 @@ def refuse_workerless_program() -> None:
         ) from err
 
 
-def _beside_scheduler(options: dict[str, Any]) -> str:
+def _dashboard_of(options: dict[str, Any]) -> str:
     """Return the address of the dashboard of a cluster with these arguments."""
     security = options.get("security")
     if security is not None and security.require_encryption:
@@ -306,11 +306,11 @@ def _beside_scheduler(options: dict[str, Any]) -> str:
     if interface := options.get("interface"):
         return dashboard_address(get_ip_interface(interface))
     host, _, port = str(options.get("host") or LOOPBACK).rpartition("://")[2].partition(":")
-    return dashboard_address(LOOPBACK if ":" in port else host)  # Dask reads no IPv6 there
+    return dashboard_address(LOOPBACK if ":" in port else host)  # Dask does not support IPv6 there
 
 
 def dashboard_address(host: str = LOOPBACK) -> str:
-    """Return Dask's usual dashboard port on a host of this machine, or any free one there."""
+    """Return a dashboard address on a host of this machine, with Dask's port or a free one."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

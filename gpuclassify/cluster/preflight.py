@@ -1,4 +1,4 @@
-"""Checks of a cluster's workers before work starts, so that mistakes show at once and together."""
+"""Check a cluster's workers before work starts, and report all problems together."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Off: dask.config.set({"gpuclassify.preflight": False}).
+# To turn it off: dask.config.set({"gpuclassify.preflight": False}).
 SETTING = "gpuclassify.preflight"
-# Versions that affect results or messages between processes. The other `COMPARED` ones rarely do.
+# Versions that affect results or messages between processes; other `COMPARED` ones rarely do.
 DECISIVE = ("gpuclassify", "python", "torch", "transformers", "tokenizers", "cudf")
 COMPARED = (*DECISIVE, "dask", "distributed", "pandas", "pyarrow")
 CUDF_WHEELS = ("cudf", "cudf-cu13", "cudf-cu12")  # wheel names carry CUDA's major version
-# Timeout per step, long enough to download a model of many GB over a slow line. Dask gives up a
-# worker that hangs earlier, when its heartbeats are missing for the scheduler's worker-ttl.
+# Timeout per step, long enough to download a model of many GB over a slow line. Dask removes a
+# hanging worker earlier, after the scheduler's worker-ttl without heartbeats.
 STEP_SECONDS = 1800.0
 LOOK_SECONDS = 2.0  # interval between checks for lost workers
-PRIORITY = 1_000  # before what other clients' tasks wait for
-TABLE_WIDTH = 10_000  # no cell is broken into lines
+PRIORITY = 1_000  # before other clients' waiting tasks
+TABLE_WIDTH = 10_000  # wide enough that no cell is wrapped
 
 
 class PreflightError(RuntimeError):
-    """Error raised when workers cannot do their work. Its message is a table of the problems."""
+    """Error raised if workers cannot do their work; its message is a table of problems."""
 
 
 class MisfitError(RuntimeError):
-    """Error raised by a probe for something that a row of the table can say."""
+    """Error raised by a probe, with the cells of a row in the table."""
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -50,7 +50,7 @@ class MisfitError(RuntimeError):
 
 
 class Probe(Protocol):
-    """Protocol of a check that is tried on workers."""
+    """Protocol of a trial of the work on workers."""
 
     def fetch(self) -> None:
         """Download missing files to this machine; called on one worker of each machine."""
@@ -70,7 +70,7 @@ class Machine(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Problem of one worker, as the table shows it."""
+    """Row of the table: a problem of one worker."""
 
     worker: str
     host: str
@@ -89,17 +89,17 @@ def check_workers(
 ) -> list[str]:
     """Check the workers that a client has now; on an idle cluster, wait for the first.
 
-    Their versions are compared with the client's, no two may use one GPU, and `probe` is tried:
-    one worker of each machine fetches what it needs, then all of them run it. A worker that leaves
-    meanwhile or does not answer is left to Dask, which replaces it, as long as another one passes.
-    Workers that join later are not looked at. Where all leave before they answer, as those of a
-    cluster that scales by its tasks may, nothing is checked, and a warning says so.
+    Their versions are compared with the client's, no two may use one GPU, and `probe` is tried: one
+    worker of each machine fetches files, then all workers run it. A worker that leaves meanwhile or
+    does not answer is ignored, because Dask replaces it, if another one passes. Workers that join
+    later are not checked. If all leave before they answer, which may happen on an adaptive cluster,
+    nothing is checked, and a warning is logged.
 
-    A worker may take `step_seconds` to tell its versions and where it runs, to fetch, and to run.
-    `uses_gpu` says whether work would use a GPU where there is one. The addresses of the workers
-    that passed are returned; PreflightError: one cannot work, or none of those that stay answers.
+    Each step of a worker (versions and machine, fetch, run) may take `step_seconds`. `uses_gpu` is
+    whether the work uses GPUs. Returns the addresses of the workers that passed. Raises
+    PreflightError if one cannot work, or no remaining worker answers.
     """
-    if not client.nthreads():  # a cluster that scales by its tasks starts one for a task
+    if not client.nthreads():  # an adaptive cluster starts a worker for a task
         logger.warning("the cluster has no workers yet: waiting for the first, as Dask does")
         client.submit(os.getpid, pure=False).result()
         logger.warning("the first worker is there; those that join later are not checked")
@@ -114,7 +114,7 @@ def check_workers(
 
 
 class _Check:
-    """State of a check of the workers that were there when it began."""
+    """State of a check of the workers that were present at its start."""
 
     def __init__(self, client: Client, step_seconds: float) -> None:
         self.client = client
@@ -122,11 +122,11 @@ class _Check:
         self.workers = sorted(client.nthreads())
         self.machines: dict[str, Machine] = {}  # workers without a problem so far, by address
         self.rows: list[Row] = []
-        self.given_up: dict[str, str] = {}  # why, by address
+        self.given_up: dict[str, str] = {}  # reason, by address
 
     def compare_versions(self) -> None:
-        """Raise a row for each version that may change results, and log others."""
-        names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # comes anyway
+        """Raise rows for different versions that may change results, and log others."""
+        names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
         try:
             answer = self.client.sync(self.client.get_versions, **asked)
@@ -160,9 +160,9 @@ class _Check:
             logger.warning("%d workers have %s; results should not differ", count, text)
 
     def look(self, uses_gpu: bool) -> None:
-        """Ask where workers run, and raise a row for each that uses the GPU of another one.
+        """Ask workers for their machine, and raise rows for workers that share a GPU.
 
-        Those with a row already may be unable to read the question.
+        Workers with a row already are not asked, because they may not be able to answer.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -177,12 +177,12 @@ class _Check:
         if not self.machines and not self.rows:
             if not self.given_up.keys().isdisjoint(self.client.nthreads()):
                 self._fail_given_up("an answer", "look at its log, restart it")
-            else:  # an adaptive cluster takes idle workers away
+            else:  # an adaptive cluster removes idle workers
                 logger.warning("all workers have left during the check; new ones are not checked")
         self._raise_if_failed()
 
     def try_out(self, probe: Probe) -> None:
-        """Let one worker of each machine fetch, then all of them run."""
+        """Let one worker of each machine fetch, and then all workers run."""
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
         first = {machine.host: address for address, machine in reversed(self.machines.items())}
@@ -209,7 +209,7 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for tasks, by the address of their worker: results; errors become rows."""
+        """Wait for tasks; return results by address of the worker, and turn errors into rows."""
         try:
             self._wait_while_there(futures)
             for address, future in futures.items():
@@ -284,7 +284,7 @@ def look_here() -> Machine:
 
 
 def device_here() -> str:
-    """Return the UUID of the GPU that torch would take first; empty without one."""
+    """Return the UUID of torch's first GPU; empty without a GPU."""
     from gpuclassify.workers.nvml import survey_gpus
 
     gpus = survey_gpus().gpus
@@ -296,19 +296,19 @@ def device_here() -> str:
 
 
 def fetch_here(packed: bytes) -> None:
-    """Fetch as the probe does; the task of one worker of each machine."""
+    """Call the probe's `fetch`; a task for one worker of each machine."""
     cloudpickle.loads(packed).fetch()
 
 
 def run_here(packed: bytes, workers_here: int) -> None:
-    """Run the probe with the worker's share of the memory that its machine has left."""
+    """Run the probe with the worker's share of the free memory of its machine."""
     cloudpickle.loads(packed).run(free_host_bytes() // workers_here)
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions to compare from one process's part of ``Client.get_versions``.
 
-    What follows a "+" is the build, which may differ: "2.13.0+cpu" and "2.13.0+cu130" are one.
+    The build after a "+" is ignored: "2.13.0+cpu" and "2.13.0+cu130" are equal.
     """
     packages = dict(answer["packages"])
     packages["python"] = ".".join(packages["python"].split(".")[:2])

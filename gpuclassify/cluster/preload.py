@@ -1,9 +1,9 @@
 """Settings of workers and schedulers; ``dask worker --preload gpuclassify.cluster.preload``.
 
-As a preload it does what `prepare` does, before any task; the same goes for ``dask scheduler``,
-``dask cuda worker`` and Dask's configuration (``distributed.worker.preload``). A worker's threads
-of torch are the CPUs that Slurm gives its task, or else the cores that its process may use. Where
-workers share those, set ``OMP_NUM_THREADS`` (above 1) to the share of each.
+As a preload, this module does the same as `prepare`, before any task, also for ``dask scheduler``,
+``dask cuda worker`` and in Dask's configuration (``distributed.worker.preload``). A worker gets as
+torch threads the CPUs of its Slurm task, or else the cores of its process. If workers share cores,
+set ``OMP_NUM_THREADS`` (above 1) to the share of each.
 """
 
 import os
@@ -14,10 +14,10 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from gpuclassify.workers.machine import keep_freed_memory, usable_cores
 
-# A task that holds the GIL (compiling, loading, pandas) holds up heartbeats. A host that is gone
-# is noticed by its connections, after the TCP timeout below, so that this is for hung workers.
+# A task that holds the GIL (compiling, loading, pandas) delays heartbeats. Lost hosts are detected
+# by the TCP timeout below, so that this timeout only matters for hanging workers.
 WORKER_TTL_SECONDS = 900.0
-# A task is blamed for each worker that is lost under it, be it by preemption.
+# Every worker lost during a task counts against the task, also by preemption.
 ALLOWED_FAILURES = 10
 COMMUNICATION = {"distributed.comm.timeouts.tcp": "120s"}
 # Any value of this variable keeps Python from adding the working directory to `sys.path`.
@@ -25,12 +25,12 @@ SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 
 
 class ProcessSettings(WorkerPlugin):
-    """Plugin that gives a worker's process its share of the cores, kept memory, and patience.
+    """Plugin that sets threads, memory allocation and timeouts of a worker's process.
 
-    Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, which leaves torch a single thread, and
-    knows nothing of the tokenizers, whose pool would take every core of the machine in each worker.
-    Without `threads`, the cores that the worker may use are divided by the workers `sharing` them.
-    Without a nanny the process may be the user's, whose memory and tokenizers stay unchanged.
+    Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, a single thread for torch, and does not
+    limit tokenizers, whose pool would use all cores of the machine in each worker. Without
+    `threads`, the worker's cores are divided by the number of workers `sharing` them. A worker
+    without a nanny may run in the user's process, whose memory and tokenizers do not change.
     """
 
     name = "gpuclassify-process"
@@ -46,7 +46,9 @@ class ProcessSettings(WorkerPlugin):
         threads = self.threads or max(1, usable_cores() // self.sharing)
         torch.set_num_threads(threads)
         if worker.nanny:
-            if os.environ.get(SAFE_PATH) == BY_US:  # programs that tasks start keep their folders
+            if (
+                os.environ.get(SAFE_PATH) == BY_US
+            ):  # so that programs started by tasks have their usual path
                 del os.environ[SAFE_PATH]
             os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
             keep_freed_memory()
@@ -63,7 +65,7 @@ class TorchMemoryFraction(WorkerPlugin):
         self.fraction = fraction
 
     def setup(self, worker: Worker) -> None:
-        """Set the bound on the one device that the worker sees."""
+        """Limit the only visible device of the worker."""
         import torch
 
         if not torch.cuda.is_available():
@@ -75,7 +77,7 @@ class TorchMemoryFraction(WorkerPlugin):
 
 
 def raise_by_value() -> Any:
-    """Return a function that travels whole, to schedulers without this package."""
+    """Return a function that is pickled by value, for schedulers without this package."""
 
     def raise_settings(
         communication: Mapping[str, str],
@@ -91,7 +93,7 @@ def raise_by_value() -> Any:
                 config.set({name: time})
         if dask_scheduler is None:
             return
-        if dask_scheduler.worker_ttl:  # without one, no worker is removed
+        if dask_scheduler.worker_ttl:  # if None, no worker is removed
             dask_scheduler.worker_ttl = max(dask_scheduler.worker_ttl, ttl_seconds)
         dask_scheduler.allowed_failures = max(dask_scheduler.allowed_failures, allowed_failures)
 
@@ -106,7 +108,7 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
 
 
 def dask_setup(service: Scheduler | Worker) -> None:
-    """Set up the scheduler or worker that this module is preloaded in; called by Dask."""
+    """Configure the scheduler or worker that preloads this module; called by Dask."""
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return

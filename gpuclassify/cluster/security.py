@@ -1,4 +1,4 @@
-"""TLS between client, scheduler and workers, and a warning where it is missing.
+"""TLS between client, scheduler and workers, and a warning without it.
 
 ``python -m gpuclassify.cluster.security FOLDER`` makes a folder with a new certificate, for
 processes that share a file system.
@@ -21,28 +21,28 @@ from gpuclassify.settings.paths import is_file
 
 logger = logging.getLogger(__name__)
 
-# Certificate authority, certificate and key in a directory: our names, and a Kubernetes secret's.
+# Files of authority, certificate and key: our names, and those in a Kubernetes secret.
 FILES = (("ca.pem", "cert.pem", "key.pem"), ("ca.crt", "tls.crt", "tls.key"))
 ROLES = ("client", "scheduler", "worker")
-# Any of these options makes dask-cuda's clusters use UCX.
+# Options that make dask-cuda's clusters use UCX.
 UCX_TRANSPORTS = ("tcp_over_ucx", "infiniband", "nvlink", "rdmacm")
 PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 
 
 class QuietSecurity(Security):
-    """TLS whose connections may end without a message, as Dask's do.
+    """TLS that allows connections to end without a closing message, as Dask's do.
 
-    From Python 3.13 on, reading from one that ended so may leave an error in OpenSSL's queue, which
-    the next read of any other connection in the thread takes as its and closes it: workers
-    are lost while a cluster grows. Dask's messages have lengths, so none is cut unnoticed.
+    From Python 3.13 on, such an end may leave an error in OpenSSL's queue, which closes the next
+    connection that the thread reads, so that workers are lost while a cluster grows. Truncation is
+    still detected, because Dask's messages have lengths.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return `distributed.Security`'s arguments of a connection."""
+        """Return the arguments of a connection; see `distributed.Security`."""
         return _quiet(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return `distributed.Security`'s arguments of a listener."""
+        """Return the arguments of a listener; see `distributed.Security`."""
         return _quiet(super().get_listen_args(role))
 
 
@@ -55,10 +55,10 @@ def _quiet(arguments: dict[str, Any]) -> dict[str, Any]:
 def make_security(settings: object) -> Security | None:
     """Convert the `security` of `get_client` to Dask's, which refuses connections without TLS.
 
-    None and False are none. True makes a certificate that only this cluster's processes know, in
-    memory. A path names a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
-    ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
-    the text of certificates.
+    None and False are no TLS. True makes a certificate in memory for this cluster's processes only.
+    A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt``
+    and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or the text of
+    certificates.
     """
     if settings is None or settings is False:
         return None
@@ -85,17 +85,16 @@ def make_security(settings: object) -> Security | None:
     pairs = [f"tls_{role}_{part}" for role in ROLES for part in ("cert", "key")]
     for name in ["tls_ca_file", *pairs]:
         value = getattr(security, name)
-        # Dask takes the text of a certificate in the place of a file's name.
+        # Dask also accepts the text of a certificate instead of a file.
         if value is not None and "\n" not in str(value) and not is_file(value):
             raise FileNotFoundError(f"security: {name} names {str(value)!r}, which is no file")
     return security
 
 
 def listens_here_alone(options: Mapping[str, Any]) -> bool:
-    """Return whether a local cluster with these arguments talks over this machine's loopback.
+    """Return whether a local cluster with these arguments uses this machine's loopback.
 
-    It does not where the user says what it listens on or speaks (UCX has no TLS), or where it is
-    one process.
+    False if the user sets its interface or protocol (UCX has no TLS), or if it is one process.
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -116,7 +115,7 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a folder that `make_security` takes, which only its owner may read."""
+    """Make a folder with a certificate for `make_security`, which only its owner may read."""
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -129,7 +128,7 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning if others than this machine reach a scheduler that takes any client."""
+    """Log a warning if other machines can reach a scheduler without TLS."""
     if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "
@@ -148,7 +147,7 @@ def is_open(address: str) -> bool:
     try:
         host = get_address_host(resolve_address(address)).partition("%")[0]
         return not ipaddress.ip_address(host).is_loopback
-    except (OSError, ValueError):  # a name that only the cluster resolves
+    except (OSError, ValueError):  # only the cluster resolves the name
         return True
 
 

@@ -1,4 +1,4 @@
-"""Meaning of options: names, sizes, shares of cores for workers and of a GPU for RMM and torch."""
+"""Interpret cluster options: names, sizes, cores per worker, shares of a GPU."""
 
 import importlib
 import inspect
@@ -12,23 +12,23 @@ from gpuclassify.workers.nvml import Gpu, GpuSurvey
 
 Size = int | float | str
 
-# A worker runs a batch on each of its cores. Models of a BERT's size and of MiniLM's are about as
-# fast in one worker as in two; with smaller ones Python has its share of the work, which a second
-# process doubles. Each holds its own models: see `benchmarks.workers`.
+# Models of the size of BERT and MiniLM are about as fast in one worker as in two. For smaller
+# models, Python's share of the work matters, and a second process helps, but each process loads its
+# own models; see `benchmarks.workers`.
 CORES_PER_WORKER = 8
 FEWEST_WORKERS = 2
 BYTES_PER_WORKER = 8e9
-# A worker process that has imported torch and transformers, and loaded nothing.
+# Memory of a worker process with torch and transformers imported, but no model.
 WORKER_BYTES = 400_000_000
 MAXIMUM_SHARE = 0.95  # the rest is for CUDA's context, kernels and libraries
 SPILL_SHARE = 0.8  # Dask moves stored frames to the host before RMM's pool is full
-AUTO = "auto"  # the shares of a device below
+AUTO = "auto"  # default shares of a device, below
 POOL_SHARE, MAXIMUM_POOL_SHARE = 0.3, 0.5  # initial and maximum size of RMM's pool
 TORCH_SHARE, TORCH_ALONE_SHARE = 0.45, 0.9  # torch's share with RMM's pool, and without one
-# Set by get_client itself, or without a meaning for a client that is not asynchronous.
+# Options that get_client sets itself, or that only asynchronous clients have.
 MANAGED_OPTIONS = {"self", "asynchronous", "loop", "start", "ip", "nthreads", "services"}
 
-# sbatch(1), --time: what numbers count after days and a dash, and without, by how many they are.
+# Units of the numbers in sbatch(1)'s --time, after days and a dash, or by count without days.
 AFTER_DAYS = (3_600, 60, 1)
 WITHOUT_DAYS = {1: (60,), 2: (60, 1), 3: (3_600, 60, 1)}
 
@@ -40,9 +40,9 @@ class ImpossibleClusterError(RuntimeError):
 def check_options(
     options: Iterable[str], targets: Sequence[Any], also_near: Iterable[str] = ()
 ) -> None:
-    """Raise TypeError for names that none of the targets' signatures has, outermost target first.
+    """Raise TypeError for options that are in no target's signature, outermost target first.
 
-    The nearest one that it names may be of `also_near`, which `options` do not hold.
+    The suggested nearest name may also be in `also_near`.
     """
     accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
     owner = targets[0].__name__
@@ -57,7 +57,7 @@ def names_of(target: Any) -> list[str]:
 
 
 def parse_walltime(walltime: str) -> int | None:
-    """Return the seconds of a time limit as Slurm writes it; None is no limit."""
+    """Parse a time limit in Slurm's format to seconds; None for no limit."""
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
         return None
@@ -77,7 +77,7 @@ def parse_walltime(walltime: str) -> int | None:
 
 
 def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
-    """Raise ValueError if Slurm's jobs or nodes with GPUs are to have another number of workers."""
+    """Raise ValueError for a number of workers other than that of GPUs, per Slurm job or node."""
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
             raise ValueError(
@@ -88,7 +88,7 @@ def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
 def memory_shares(n_workers: int) -> dict[str, int]:
     """Return each worker's memory limit as an option of Dask; empty if Dask's default is right.
 
-    Dask reads the machine's memory and the limit of the topmost control group only.
+    Dask only considers the machine's memory, and the limit of the topmost control group.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -97,7 +97,7 @@ def memory_shares(n_workers: int) -> dict[str, int]:
 
 
 def refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError for more workers than this machine has memory for."""
+    """Raise ImpossibleClusterError if this machine's memory is too small for the workers."""
     memory_bytes = usable_memory()
     most = max(1, int(memory_bytes // WORKER_BYTES))
     if n_workers > most:
@@ -119,8 +119,8 @@ def cpu_cluster_options(
     """Return the arguments of ``LocalCluster``, and the torch threads of each worker.
 
     Workers times threads never exceeds `cores`, unless there are more workers than cores. By
-    default a worker has 8 cores, but there are two at least where each gets 8 GB, and one where
-    `options` ask for threads of this process. `cores` and `memory_bytes` are this machine's.
+    default a worker has 8 cores, but there are at least two workers if each gets 8 GB, and only one
+    with ``processes=False``. `cores` and `memory_bytes` are this machine's.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
@@ -137,8 +137,8 @@ def cpu_cluster_options(
 def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
     """Return the tasks that a worker runs at a time: `requested`, or two on a dedicated GPU.
 
-    One is read and tokenized while the other one's batches run; with a single one the GPU waits at
-    both ends of each part. Frames of cudf take the GPU's memory, so that they are one at a time.
+    One is read and tokenized while another one runs; with a single task the GPU would wait at both
+    ends of each part. cudf frames take GPU memory, so that there is one task at a time.
     """
     check_count("threads_per_worker", requested, may_be_none=True)
     return requested or (2 if is_gpu and backend == "pandas" else 1)
@@ -147,12 +147,11 @@ def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
 def parse_size(
     value: Size | None, name: str, device_bytes: int | None = None
 ) -> int | float | None:
-    """Parse a size: bytes as an int, or a share as a float.
+    """Parse a size to bytes (int) or a share (float).
 
-    Bytes are passed as ``8_000_000_000`` or ``"8GB"``, a share as ``0.3`` or ``"0.3"``.
-
-    A share of a device whose size is known is in bytes, too. TypeError or ValueError names the
-    argument that is none, not above zero, or a share above 1.
+    Bytes are passed as ``8_000_000_000`` or ``"8GB"``, a share as ``0.3`` or ``"0.3"``. With
+    `device_bytes`, a share is converted to bytes. Raises TypeError or ValueError if the argument
+    `name` is invalid, not above zero, or a share above 1.
     """
     from dask.utils import parse_bytes
 
@@ -185,10 +184,10 @@ def gpu_cluster_options(
 ) -> tuple[dict[str, Any], float | None]:
     """Return arguments of ``LocalCUDACluster``, with `options`, and torch's memory fraction.
 
-    The others are as of `get_client`; a fraction of None leaves torch as it is. With
-    `device_bytes`, the memory of the smallest GPU in use, shares are handed on as bytes: dask-cuda
-    itself would take them of GPU 0, and of the whole GPU for a MIG slice. Settings that exclude
-    each other or promise more than 0.95 of the device raise ValueError.
+    Other arguments are those of `get_client`; a fraction of None does not limit torch. With
+    `device_bytes`, the memory of the smallest GPU in use, shares are converted to bytes, because
+    dask-cuda would apply them to GPU 0, and to the whole GPU for a MIG slice. Raises ValueError if
+    settings contradict each other, or shares exceed 0.95 of the device.
     """
     options = dict(options or {})
     check_choice("backend", backend, BACKENDS)
@@ -203,7 +202,7 @@ def gpu_cluster_options(
     is_shared = rmm_async or is_sized or (rmm_pool_size == AUTO and backend == "cudf")
     torch_fraction = _torch_fraction(torch_memory_fraction, options, is_shared)
     settings: dict[str, Any] = {"rmm_async": rmm_async, "enable_cudf_spill": enable_cudf_spill}
-    if _is_torch_on_rmm(options):  # else the pool's free memory is unknown
+    if _is_torch_on_rmm(options):  # otherwise the pool's free memory is unknown
         settings["rmm_track_allocations"] = True
     if not is_shared:
         if is_bounded:
@@ -245,15 +244,15 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
             f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "
             "lower n_workers or widen CUDA_VISIBLE_DEVICES"
         )
-    chosen = tuple(gpus[:n_workers])
-    slices = [gpu for gpu in chosen if gpu.is_slice]
-    if 0 < len(slices) < len(chosen):  # dask-cuda sorts their names, numbers and UUIDs
+    selected = tuple(gpus[:n_workers])
+    slices = [gpu for gpu in selected if gpu.is_slice]
+    if 0 < len(slices) < len(selected):  # dask-cuda sorts their names, numbers and UUIDs
         raise ValueError(
-            f"of {len(chosen)} visible devices {len(slices)} are MIG slices, and a cluster has "
+            f"of {len(selected)} visible devices {len(slices)} are MIG slices, and a cluster has "
             "either slices or whole GPUs: name one kind in CUDA_VISIBLE_DEVICES, for example "
             f"CUDA_VISIBLE_DEVICES={','.join(gpu.visible_name for gpu in slices)}"
         )
-    return chosen
+    return selected
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:
@@ -304,14 +303,14 @@ def _is_torch_on_rmm(options: Mapping[str, Any]) -> bool:
 def _check_shares(
     maximum: int | float | None, torch_fraction: float | None, device_bytes: int | None
 ) -> None:
-    """Refuse to promise more of the device than it has; a pool without a maximum takes it all."""
+    """Refuse shares that exceed the device; a pool without a maximum takes all of it."""
     if maximum is None:
         rmm_share = 1.0
     elif isinstance(maximum, float):
         rmm_share = maximum
     elif device_bytes:
         rmm_share = maximum / device_bytes
-    else:  # bytes of a device whose size is unknown
+    else:  # bytes, if the device's size is unknown
         return
     total = rmm_share + (torch_fraction or 0.0)
     if total > MAXIMUM_SHARE + 1e-9:

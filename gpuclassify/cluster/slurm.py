@@ -1,4 +1,4 @@
-"""Workers in Slurm jobs by dask-jobqueue, tried before they are submitted, replaced as they end."""
+"""Run workers in Slurm jobs with dask-jobqueue, after a dry run, and resubmit ended jobs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ MEMORY_OPTIONS = (
     "backend", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_async", "torch_memory_fraction",
     "enable_cudf_spill",
 )  # fmt: skip
-# Options of `dask cuda worker`, by the names that LocalCUDACluster gives them. dask-cuda need not
-# be installed where jobs are submitted, so that the names are here and a test compares them.
+# Options of `dask cuda worker` by their names in LocalCUDACluster. They are listed here, and
+# compared in a test, because dask-cuda need not be installed on the submitting machine.
 CUDA_FLAGS = {
     name: "--" + name.replace("_", "-")
     for name in (
@@ -60,17 +60,17 @@ CUDA_FLAGS = {
 # Share of the walltime, and the maximum seconds, reserved for handing over a worker's data.
 LEAVE_BEFORE_SHARE, LEAVE_BEFORE_MOST_SECONDS = 0.2, 300.0
 STAGGER_SHARE = 0.2  # random share of that time, so that workers do not leave all at once
-LOOK_EVERY_SECONDS = 30.0  # squeue is a load on a controller that everybody shares
-# Rounds in which all jobs end without a worker: a path or a package is wrong on the nodes.
+LOOK_EVERY_SECONDS = 30.0  # interval of squeue, to limit the load of the shared controller
+# Maximum rounds in which all jobs end without a worker, because nodes lack a path or a package.
 MOST_FAILED_ROUNDS = 3
 LOG_LINES = 15
 
 
 class SlurmPlan(NamedTuple):
-    """Plan of a submission: arguments of ``dask_jobqueue.SLURMCluster``, and how many jobs.
+    """Plan of a submission: arguments of ``dask_jobqueue.SLURMCluster``, and number of jobs.
 
-    Each has the same workers, whose torch and tokenizing have so many cores, and whose torch may
-    take that share of its GPU, or all.
+    All jobs have the same workers, each with these threads for torch and tokenizing, and this share
+    of its GPU for torch, or None.
     """
 
     arguments: dict[str, Any]
@@ -82,9 +82,9 @@ class SlurmPlan(NamedTuple):
 def start_slurm(options: Mapping[str, Any]) -> Client:
     """Submit Slurm jobs with workers, and return a client of the scheduler, which runs here.
 
-    The options are those of `plan_slurm`, and ``look_every_seconds``, the time between two looks at
-    squeue. The client, which closes the cluster with its jobs, is returned as soon as they are
-    submitted: they may wait in the queue. RuntimeError: sbatch is missing, or Slurm refuses a job.
+    Options are those of `plan_slurm`, and ``look_every_seconds``, the interval of squeue. The
+    client is returned as soon as the jobs are submitted; they may still be queued. It closes the
+    cluster with its jobs. Raises RuntimeError if sbatch is missing, or Slurm refuses a job.
     """
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
@@ -129,11 +129,11 @@ def plan_slurm(
     Parameters
     ----------
     n_workers : int, optional
-        Workers of all jobs together: one for each GPU with `gpus_per_job`. Default: one job's.
+        Total number of workers; one per GPU with `gpus_per_job`. Default: the workers of one job.
     gpus_per_job : int, optional
-        GPUs of a job, each with a worker of dask-cuda. None or 0: plain workers, without GPUs.
+        GPUs of a job, each with a worker of dask-cuda. None or 0: CPU workers.
     threads_per_worker : int, optional
-        Tasks that a worker runs at a time; by default as `get_client` has them.
+        Tasks that a worker runs at a time. Default: as for `get_client`.
     cores : int, optional
         CPUs of a job. Default: 8 for each of its workers.
     processes : int, optional
@@ -146,20 +146,19 @@ def plan_slurm(
         Time limit in Slurm's forms: ``"30"`` minutes, ``"04:00:00"``, ``"1-12"`` days and hours.
         Default: dask-jobqueue's, half an hour.
     leave_before : str or float, optional
-        Time before the walltime's end at which workers leave and hand over their results, in
-        seconds or such as ``"2m"``; each at another moment, up to a fifth of it earlier or later.
-        Default: a fifth of the walltime, at most 5 minutes.
+        Time before the end of the walltime at which workers leave and hand over their results, in
+        seconds or such as ``"2m"``; randomly up to a fifth of it earlier or later. Default: a fifth
+        of the walltime, at most 5 minutes.
     job_extra : iterable of str
         More options of ``sbatch``: ``["--constraint=a100", "--exclusive"]``.
     prologue : iterable of str
         Lines of shell before the worker: ``["module load cuda", "source env/bin/activate"]``.
     **options
         Options of ``dask_jobqueue.SLURMCluster`` (`python`, `interface`, `log_directory`, ...), of
-        `get_client` for memory of GPUs, and of ``dask cuda worker`` by LocalCUDACluster's names.
-        Without `security` (False for none) and `protocol`, connections have TLS with a certificate
-        of their own, which workers read from files in `shared_temp_directory`, by default the
-        current one, that only the user may read. Dashboards listen on this machine and the nodes
-        alone.
+        `get_client` for memory of GPUs, and of ``dask cuda worker`` with LocalCUDACluster's names.
+        By default, connections use TLS with a new certificate, which workers read from private
+        files in `shared_temp_directory` (default: the current directory); `security` (False for no
+        TLS) and `protocol` change this. Dashboards listen only on this machine and the nodes.
 
     Raises
     ------
@@ -184,7 +183,7 @@ def plan_slurm(
     cuda_options = {name: options.pop(name) for name in CUDA_FLAGS if name in options}
     flags, numbering, torch_fraction = ["--dashboard-address", f"{LOOPBACK}:0"], [], None
     if gpus:
-        # Slurm and dask-cuda count GPUs by bus; CUDA by speed, unless configured otherwise.
+        # Slurm and dask-cuda number GPUs by bus; CUDA by speed, unless configured otherwise.
         numbering = ["export CUDA_DEVICE_ORDER=PCI_BUS_ID"]
         settings, torch_fraction = gpu_cluster_options(cuda_options, **memory_options)
         flags += cuda_arguments(settings)
@@ -222,7 +221,7 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Count jobs, and workers of each."""
+    """Return the number of jobs, and of workers per job."""
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
     check_count("n_workers", n_workers, may_be_none=True)
@@ -238,9 +237,9 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command line of ``dask cuda worker`` for settings by LocalCUDACluster's names.
+    """Return arguments of ``dask cuda worker`` for settings with LocalCUDACluster's names.
 
-    Values that are None or False are left out; lists are joined by commas.
+    None and False are left out; lists are joined by commas.
     """
     arguments = []
     for name, value in settings.items():
@@ -254,7 +253,7 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Return shell lines that make workers leave in time; they hold for dask-cuda's workers too."""
+    """Return shell lines that make workers leave in time, including dask-cuda's workers."""
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
         return []
@@ -273,7 +272,7 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
 
 class ClosingJob(SLURMJob):
-    """Job whose status says when it is closed, as Dask expects of every job in the end."""
+    """Job whose status becomes closed, as Dask expects."""
 
     async def close(self) -> None:
         """Cancel the job."""
@@ -284,9 +283,9 @@ class ClosingJob(SLURMJob):
 class KeptCluster(SLURMCluster):
     """Cluster of dask-jobqueue that resubmits jobs that have ended.
 
-    dask-jobqueue itself looks at no job after it was submitted. Here squeue is asked which jobs
-    still wait or run, because that tells of every end: a worker that left before its walltime,
-    preemption, a failed node, scancel, and a job that died before its worker came up.
+    dask-jobqueue does not watch submitted jobs. This class asks squeue for queued and running jobs,
+    which detects every end: a worker that left before its walltime, preemption, a failed node,
+    scancel, and a job that failed before its worker started.
     """
 
     job_cls = ClosingJob
@@ -314,7 +313,7 @@ class KeptCluster(SLURMCluster):
         if self.status != Status.running:
             self.watch.stop()
             return
-        known = dict(self.workers)  # before squeue answers: jobs submitted since have not
+        known = dict(self.workers)  # before squeue, whose answer lacks later jobs
         try:
             queue = await _output("squeue", "-h", f"--user={os.getuid()}", "--format=%A")
         except (OSError, RuntimeError) as err:
@@ -322,7 +321,7 @@ class KeptCluster(SLURMCluster):
             return
         if self.status != Status.running:
             return
-        live = set(queue.split())  # this user's waiting and running jobs
+        live = set(queue.split())  # this user's queued and running jobs
         ended = {
             name: job.job_id
             for name, job in known.items()
@@ -344,7 +343,7 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request a job under a new name: the scheduler may know a job that ended by an old one."""
+        """Request a job with a new name, because the scheduler may still know the old one."""
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 

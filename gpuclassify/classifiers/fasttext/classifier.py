@@ -1,4 +1,4 @@
-"""fastText models: any classifier, and language identification."""
+"""Classifiers that run fastText models, and language identification."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FastTextOptions(LabelOptions):
     Attributes
     ----------
     model : str
-        A ``.bin`` or ``.ftz`` file, a directory that holds it, or a Hub name.
+        A ``.bin`` or ``.ftz`` file, a directory with one, or a Hub name.
     file : str
         File name, if a directory or repository has several.
     confidence_field : str
@@ -86,35 +86,35 @@ class FastTextOptions(LabelOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the labels are passed, so that the file need not be in reach."""
+        """Whether labels are passed, so that the client can plan without the file."""
         return self.labels is not None
 
     @property
     def needs_score(self) -> bool:
-        """Whether the probability of a label is asked for by its name."""
+        """Whether the probability of `score_label` is needed."""
         return self.score_field is not None or self.min_score is not None
 
 
 class FastTextClassifier(TextMapper[FastTextOptions]):
-    """Classifier that runs any model that fastText has trained, quantized ones too.
+    """Classifier that runs any model trained by fastText, including quantized ones.
 
-    Labels are the library's, with their prefix. The probability of a label is
-    asked for by its name: ``score_label="__label__hq"`` fills `score_field`,
-    also where another label is more probable. Numbers are the library's, which
-    adds 1e-5 to each probability, so that they may exceed 1 by as much.
+    Labels are the library's, with their prefix. With ``score_label="__label__hq"``,
+    `score_field` has the probability of this label, even if another one is more
+    probable. The library adds 1e-5 to each probability, so that numbers may
+    exceed 1 by 1e-5.
 
-    Newlines are read as spaces, as the library asks for, unless `preprocess`
-    says how the model's authors prepare texts. An empty text gets what the
-    library gives one. If it knows no word of a text, label and numbers are
-    null, and no filter is passed.
+    Newlines become spaces, as the library requires, unless `preprocess` selects
+    another preparation of texts. An empty text gets the library's result. If the
+    model knows no word of a text, label and numbers are null, and the text passes
+    no filter.
 
-    Models run on the CPU, in a process that all workers of a machine share and
-    that forks one for each of their threads: the file is in memory once.
+    Models run on the CPU, in a process that all workers of a machine share, and
+    that forks a process per thread, so that the file is in memory once.
 
     Parameters
     ----------
     top_k : int
-        Also write the so many most probable labels to ``top_labels``, list<str>, and their
+        Also write the `top_k` most probable labels to ``top_labels``, list<str>, and their
         probabilities to ``top_scores``, list<float32>.
 
     Examples
@@ -145,16 +145,16 @@ class FastTextClassifier(TextMapper[FastTextOptions]):
 
 
 class LanguageIdentifier(FastTextClassifier):
-    """Classifier of the language of text, with its probability, by a model of fastText.
+    """Classifier of the language of text, with its probability, by a fastText model.
 
     The default is the latest GlotLID, a file of about 1.7 GB; with
-    ``file="model_v3.bin"`` it is always version 3, whose labels stand here.
-    Languages are the model's labels without ``__label__``, and so are those of
-    `filter_by`: GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``,
-    and ``und_...`` and ``zxx_...`` for what is no language. ``lid.176.bin`` and
-    ``lid.176.ftz``, which are no models of the Hub, are much smaller and have
-    two letters, ``de``: download one, and pass its path. Texts in capitals get
-    other languages unless ``preprocess="lower"`` makes them small.
+    ``file="model_v3.bin"`` it is always version 3, whose labels are listed here.
+    Languages are the model's labels without ``__label__``, also in `filter_by`.
+    GlotLID's are codes of ISO 639-3 with a script, ``deu_Latn``, and ``und_...``
+    and ``zxx_...`` for text in no language. ``lid.176.bin`` and ``lid.176.ftz``
+    are much smaller, with two letters, ``de``; they are not on the Hub: download
+    one, and pass its path. Texts in capitals get wrong languages without
+    ``preprocess="lower"``.
 
     Examples
     --------

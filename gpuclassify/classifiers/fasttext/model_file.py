@@ -1,7 +1,7 @@
-"""Contents of a fastText file, pinned: read without its matrices, and checked to be whole.
+"""Read a fastText file without its matrices, and check that it is complete.
 
-The library believes whatever a file says: a truncated one crashes the process that loads it. The
-format is that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
+The library does not check files: a truncated one crashes the process that loads it. The format is
+that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
 ``dictionary.cc``, ``densematrix.cc``, ``quantmatrix.cc``, ``productquantizer.cc``).
 """
 
@@ -21,36 +21,34 @@ from gpuclassify.models.checkpoint import Checkpoint, CheckpointError
 PATTERNS = ("*.bin", "*.ftz")
 MAGIC = 793712314
 VERSIONS = (11, 12)
-WORD_VECTORS, SUPERVISED = (1, 2), 3  # cbow and skip-gram; the other kind of model
+WORD_VECTORS, SUPERVISED = (1, 2), 3  # model types: cbow, skip-gram; classifier
 CENTROIDS = 256  # centroids of a product quantizer
-_ENTRY_TAIL = 9  # bytes behind a word's zero byte: a count of 8, and its type
+_ENTRY_TAIL = 9  # bytes after a word's zero byte: a count of 8, and a type
 _READ_BYTES = 2**20
-TOKENIZER = (
-    "local_tokenizer/tokenizer.json"  # file in Ultra-FineWeb's repository, beside its models
-)
+TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's repository
 
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """A fastText classifier pinned and described; equal for equal files."""
+    """Description of a pinned fastText classifier; equal for equal files."""
 
     identity: Identity
     filename: str
-    labels: tuple[str, ...]  # labels in the library's order, with their prefix
+    labels: tuple[str, ...]  # labels with prefix, in the library's order
     size_bytes: int
-    tokenizer: Identity | None = None  # the folder has TOKENIZER, which makes the tokens
+    tokenizer: Identity | None = None  # repository with TOKENIZER, if texts are tokenized
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
     """Read header, dictionary and sizes of matrices, and compare the file's length with them.
 
-    Raises CheckpointError if it is no fastText classifier, of another version, or not whole.
+    Raises CheckpointError if it is not a fastText classifier, has another version, or is truncated.
     """
     return _Reader(file, model).read()
 
 
 class _Reader:
-    """Reader of the blocks of a file one after another."""
+    """Sequential reader of a file's blocks."""
 
     def __init__(self, file: BinaryIO, model: ModelFile) -> None:
         self.file, self.model = file, model
@@ -92,7 +90,7 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Read the labels, which stand behind the words, each with its count and its type."""
+        """Read the labels, which follow the words, each with a count and a type."""
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -132,7 +130,7 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip codes and the product quantizer that made them; return the codes of a row."""
+        """Skip codes and their product quantizer; return the number of codes per row."""
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
@@ -170,27 +168,27 @@ class _Reader:
 
 
 class FastTextModel(PinnedModel):
-    """A fastText file: a path, or one of a directory or of a repository of the Hub."""
+    """fastText file: a path, or a file in a directory or in a repository of the Hub."""
 
     checkpoint: FastTextFile  # type: ignore[assignment]
 
     @property
     def repositories(self) -> list[str]:
-        """Name of the model alone."""
+        """Name of the model."""
         return [self.options.model]
 
     @property
     def identity(self) -> Identity:
-        """Commit of the file on the Hub; or its directory and its digest."""
+        """Commit of the file on the Hub, or its directory and digest."""
         return self.checkpoint.identity
 
     @property
     def file(self) -> ModelFile:
-        """File, by its name in a repository or directory."""
+        """Description of the file by its name in a repository or directory."""
         return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
 
     def read(self) -> FastTextFile:  # type: ignore[override]
-        """Read the file's declarations; no matrix."""
+        """Read the file's header and labels, without matrices."""
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
             options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
@@ -215,20 +213,20 @@ class FastTextModel(PinnedModel):
         return replace(described, tokenizer=home)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Accept any checkpoint: no setting contradicts a file; its labels are the head's."""
+        """Accept any checkpoint, because the head checks labels."""
 
     def check_directories(self) -> None:
-        """Raise if a local file differs from the described one."""
+        """Raise if a local file has changed since it was described."""
         if self.checkpoint.identity.is_directory:
             self.fetch()
 
     def fetch(self) -> None:
-        """Download the file, and the tokenizer if there is one, once for the machine."""
+        """Download the file, and the tokenizer if there is one, once per machine."""
         hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
         self.fetch_tokenizer()
 
     def fetch_tokenizer(self) -> Path | None:
-        """Download the tokenizer's file; None where texts do not become its tokens."""
+        """Download the tokenizer's file; None if texts are not tokenized."""
         home = self.checkpoint.tokenizer
         if home is None:
             return None
@@ -240,7 +238,7 @@ class FastTextModel(PinnedModel):
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return the bytes of the file, which a node holds once; empty if it is out of reach."""
+        """Return the bytes of the file, once per node; empty if it cannot be reached."""
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file
             return {f"{identity}/{filename}": self.checkpoint.size_bytes}

@@ -1,4 +1,4 @@
-"""Texts to labels and probabilities by a process that a node shares, and those as columns."""
+"""Runner and heads of fastText models, which run in a host process per node."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
 from gpuclassify.workers.machine import usable_cores
 from gpuclassify.workers.run_context import RunStats, advance
 
-# Texts, and characters of them, that are sent at once: the copies of more would take memory.
+# Maximum texts, and characters, per request, to limit the memory of copies.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
-_TEXTS_AT_A_TIME = 256  # texts whose encodings exist at once
+_TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 PREFIX = "__label__"
-# The word that ends a line for the library, between what separates words for it.
+# The word that ends a line for the library, between the library's separators.
 _LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
-# Languages of which the web has much, by ISO 639-1, with their codes of ISO 639-3: also those of
-# the one language of a group, such as Mandarin of Chinese, that models have labels for.
+# Codes of frequent languages in ISO 639-1 and ISO 639-3, including codes of single languages that
+# models use for a group, such as Mandarin for Chinese.
 _TWO_AND_THREE_LETTERS = """
 af=afr am=amh ar=ara,arb as=asm az=aze,azj be=bel bg=bul bn=ben bs=bos ca=cat cs=ces cy=cym da=dan
 de=deu el=ell en=eng eo=epo es=spa et=est,ekk eu=eus fa=fas,pes fi=fin fr=fra ga=gle gl=glg gu=guj
@@ -51,11 +51,11 @@ _THREE_LETTERS = {pair[:2]: pair[3:].split(",") for pair in _TWO_AND_THREE_LETTE
 
 
 class FastTextRunner(Runner):
-    """Runner that asks the library, in a process that all processes of a node share.
+    """Runner that calls the library in the host process of the node.
 
-    Outputs are records, one for each text, of two fields: ``label``, int32 (k,), ids of the most
-    probable labels, -1 where the library gives fewer; and ``probability``, float32 (k,), as the
-    library has them, which adds 1e-5 to each.
+    Outputs are a record per text: ``label``, int32 (k,), has the ids of the most probable labels,
+    -1 if the library returns fewer, and ``probability``, float32 (k,), the library's
+    probabilities, which are 1e-5 too large.
     """
 
     model: FastTextModel
@@ -83,10 +83,10 @@ class FastTextRunner(Runner):
         stats.model_seconds += time.perf_counter() - started
         stats.windows += len(texts)
         failed = (values["label"] >= 0) & ~np.isfinite(values["probability"])
-        for place in np.flatnonzero(failed.any(axis=1)):
+        for row in np.flatnonzero(failed.any(axis=1)):
             raise NonFiniteOutputError(
-                f"{options.model} gives {values['probability'][place].tolist()} for "
-                f"{name_text(int(place))}: take another model, or remove the row"
+                f"{options.model} gives {values['probability'][row].tolist()} for "
+                f"{name_text(int(row))}: take another model, or remove the row"
             )
         ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
         return Outputs(values, ones, all_read)
@@ -101,7 +101,7 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Lease the process that holds the model, and its word splitter; see `Runner.lease`."""
+        """Lease the client of the host, and the tokenizer if any; see `Runner.lease`."""
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:
@@ -118,7 +118,7 @@ class FastTextRunner(Runner):
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:
-        """Return 0: a block of texts is small beside everything else."""
+        """Return 0, because a block of texts is small."""
         return 0
 
     def check_weights(self) -> None:
@@ -126,7 +126,7 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """Convert each text to the library's input: one line, because it reads no further."""
+        """Convert each text to one line, because the library reads only one."""
         if words is not None:
             texts = words(texts)
         elif self.options.preprocess == "dclm":
@@ -142,10 +142,10 @@ class FastTextRunner(Runner):
 
 
 class TokenWords:
-    """Converter of texts to the tokens of a tokenizer, with a space between any two.
+    """Converter of texts to a tokenizer's tokens, separated by spaces.
 
-    To the character what `fasttext_preprocess_func` makes, which Ultra-FineWeb's classifiers were
-    trained and are published with: lower case, no marks, and breaks as a backslash and a letter.
+    Equals `fasttext_preprocess_func` of Ultra-FineWeb's classifiers: lower case, no marks, and line
+    breaks as a backslash and a letter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +159,7 @@ class TokenWords:
 
     @panics_as_errors()
     def __call__(self, texts: list[str]) -> list[str]:
-        """Return the line of each text."""
+        """Return a line of tokens for each text."""
         plain = [self._plain(text) for text in texts]
         lines = []
         for start in range(0, len(plain), _TEXTS_AT_A_TIME):
@@ -181,7 +181,7 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the cores that one partition may take: those that torch, if it is here, would have."""
+    """Return the cores for one partition: torch's number of threads."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
@@ -189,7 +189,7 @@ def compute_threads() -> int:
 
 
 def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield bounds of runs of texts within `BLOCK_TEXTS` and, except single ones, `BLOCK_CHARS`."""
+    """Yield bounds of blocks within `BLOCK_TEXTS` and, unless a single text, `BLOCK_CHARS`."""
     ends = np.cumsum(char_counts)
     start = 0
     while start < len(ends):
@@ -201,9 +201,9 @@ def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class FastTextHead(LabelHead):
-    """Columns of the most probable label, of chosen labels' probabilities, and of the top k labels.
+    """Head for the most probable label, the probability of `score_label`, and the top k labels.
 
-    Reads the records of `FastTextRunner`. The library gives no label to a text of unknown words;
+    Reads the records of `FastTextRunner`. A text of unknown words gets no label from the library:
     its label and numbers are null, and it passes no filter.
     """
 
@@ -211,20 +211,20 @@ class FastTextHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels in the library's order: as given, or from the file."""
+        """Labels in the library's order, from the settings or the file."""
         return list(self.options.labels or self.labels_of(self.model.checkpoint))
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
-        """Return the labels of a file in the form of the rows: unchanged."""
+        """Return the labels of a file as they are written to rows."""
         return file.labels
 
     @property
     def list_size(self) -> int:
-        """Probabilities in a list."""
+        """Number of probabilities in a list."""
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
-        """Return label, confidence, score and the first k, as far as they are asked for."""
+        """Return the fields of label, confidence, score and top k that have names."""
         options = self.options
         fields = named_fields(
             (self.label_field, pa.string()),
@@ -255,7 +255,7 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label, confidence and score."""
+        """Apply the filters of label, confidence and score; see `Head.passes`."""
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
         return passed | self.passes_score(self._scores(values))
@@ -265,7 +265,7 @@ class FastTextHead(LabelHead):
         return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if `labels` are not the file's, or fewer than `top_k`."""
+        """Raise CheckpointError if `labels` differ from the file's, or are fewer than `top_k`."""
         expected, labels = self.options.labels, self.labels_of(checkpoint)
         if expected not in (None, labels):
             raise CheckpointError(
@@ -279,13 +279,13 @@ class FastTextHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the labels that settings name exist."""
+        """Raise ValueError if settings have unknown labels."""
         super().check_settings()
         if self.options.score_label is not None:
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of `score_label`, 0 where the library leaves it out as small."""
+        """Return the probability of `score_label`, or 0 if the library omits it."""
         if self.options.score_label is None:
             return np.zeros(0, dtype=np.float32)
         is_meant = values["label"] == self.labels.index(self.options.score_label)
@@ -294,9 +294,9 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """`FastTextHead` whose labels are names of languages, without their prefix.
+    """`FastTextHead` with languages as labels, without prefix.
 
-    Models name them by two letters of ISO 639-1, or by ISO 639-3 with a script (deu_Latn).
+    Languages are codes of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
     """
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ class LanguageHead(FastTextHead):
         return tuple(label.removeprefix(PREFIX) for label in file.labels)
 
     def check_labels(self, *names: str) -> None:
-        """Raise ValueError for a language that the model does not have, or names otherwise."""
+        """Raise ValueError for an unknown language, or another code for a known one."""
         for name in names:
             meant = same_language(name, self.labels)
             if meant and name not in self.labels:

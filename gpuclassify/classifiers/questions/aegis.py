@@ -1,4 +1,4 @@
-"""Classify the safety of content by the answers of the Aegis guard model."""
+"""Classify the safety of content by answers of the Aegis guard model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AegisOptions(LoraOptions):
     categories_field : str
         Output column (list of strings) of all the categories in the answer.
     keep_raw : bool
-        Write the answer itself to `raw_field`. Answers are then decoded to their end.
+        Write the answer to `raw_field`; answers are then decoded completely.
     raw_field : str
         Output column of the answer.
     """
@@ -73,7 +73,7 @@ class AegisOptions(LoraOptions):
 
 
 class AegisModel(LoraModel):
-    """An Aegis adapter, with the prompt from its model card."""
+    """Aegis adapter, with the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
         """Read the configurations of adapter and decoder, and the prompt."""
@@ -87,10 +87,10 @@ class AegisModel(LoraModel):
 
 
 class AegisRunner(AnswerRunner):
-    """Runner that decodes answers only as far as they decide the columns that are asked for."""
+    """Runner that decodes answers until all columns are decided."""
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Tell whether further tokens of an answer cannot change any column."""
+        """Return whether further tokens of an answer cannot change any column."""
         if self.options.keep_raw:
             return is_complete
         needs_all = self.options.categories_field is not None
@@ -99,10 +99,10 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Label of an answer, and every known category that it names, in that order.
+    """Label and known categories of an answer.
 
-    The label is "safe", the one category named, or "unknown" for an answer in another form, such as
-    one that names several.
+    The label is "safe", the only category, or "unknown" for other answers, such as one with several
+    categories.
     """
 
     label: str
@@ -120,10 +120,10 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
     """Return the verdict of an answer, or None while more tokens can change it.
 
     The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
-    from ``O1`` to ``O13`` with commas between them. Further lines are not read. Several categories
-    make the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``): a
-    filter that lets one category pass lets no text pass that has another one as well. With
-    `needs_all_categories` the rest of the second line matters, and not just how many it names.
+    from ``O1`` to ``O13``, separated by commas. Further lines are ignored. Several categories make
+    the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``), so that a
+    filter for one category drops texts that have another one, too. With `needs_all_categories`, the
+    whole second line is needed, not only the first two categories.
     """
     first, *others = text.split("\n")
     word = first.strip()
@@ -152,11 +152,11 @@ class AegisHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """The labels ``unknown``, ``safe`` and ``O1`` to ``O13``."""
+        """Labels ``unknown``, ``safe`` and ``O1`` to ``O13``."""
         return list(ANSWER_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, categories and answer, as far as they are asked for."""
+        """Return the fields of label, categories and answer that have names."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.categories_field, LABELS),
@@ -173,7 +173,7 @@ class AegisHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label."""
+        """Apply the filter of labels; see `Head.passes`."""
         return self.passes_label(_labels(values))
 
     @property
@@ -186,21 +186,20 @@ def _labels(answers: np.ndarray) -> np.ndarray:
 
 
 class AegisClassifier(TextMapper[AegisOptions]):
-    """Classifier of content: ``safe``, or the one of 13 categories that makes it unsafe.
+    """Classifier of content: ``safe``, or one of 13 categories of unsafe content.
 
-    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, in the
-    prompt that the model was tuned on. ``O1`` to ``O13`` are that prompt's
-    categories; ``unknown`` is an answer in another form, or with several
-    categories, all of which `categories_field` gives. The constant part of the
-    prompt is run once a process, and answers are decoded only as far as they
-    decide the label.
+    Asks LlamaGuard-7b with one of NVIDIA's two adapters about each text, with the
+    prompt of its training. ``O1`` to ``O13`` are the prompt's categories;
+    ``unknown`` is an answer in another form, or with several categories, which
+    `categories_field` lists. The constant prefix of the prompt is run once per
+    process, and answers are decoded only until the label is decided.
 
     Parameters
     ----------
     model : str
         The adapter; "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Permissive-1.0" is the other.
     max_seq_length : int
-        Tokens of the whole prompt. A document that is too long loses its end, never the prompt.
+        Maximum tokens of the whole prompt. Long documents are cut at their end, prompts never.
 
     Examples
     --------

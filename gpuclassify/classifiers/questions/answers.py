@@ -1,4 +1,4 @@
-"""Answers of a fixed form: what is certain, what is chosen, and how logits tell the choices."""
+"""Read answers of a fixed form from logits, with probabilities of their choices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
-# Text used to tokenize the literal that follows a free-text field, whatever that text ends with.
+# Stand-in for a free text, to tokenize the literal after it.
 _AFTER_FREE_TEXT = "a"
-# Labels with the texts that each of them is written as.
+# Labels, possibly with the texts that the model writes for each.
 Options = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
@@ -35,17 +35,17 @@ class Choice(Declared):
     Attributes
     ----------
     options : list of str, or dict of label to str or list of str
-        Labels, which are what the model writes; or the text that each is written as, or several,
-        whose probabilities add up.
+        Labels that the model writes; or the text that it writes for each label, or several texts,
+        whose probabilities are added.
     ends : list of str
-        Labels after which the answer ends, whatever its form has behind them.
+        Labels after which the answer ends, without the rest of its form.
     """
 
     options: Options = setting(kw_only=False, convert=_normal_options)
     ends: str | Sequence[str] = setting(default=(), kw_only=False, is_tuple=True)
 
     def check_together(self) -> None:
-        """Raise ValueError if the answer ends after a label that is none."""
+        """Raise ValueError if `ends` has an unknown label."""
         if unknown := set(self.ends) - set(self.labels):
             raise ValueError(f"ends={sorted(unknown)} are none of the labels {list(self.labels)}")
 
@@ -62,14 +62,14 @@ class Choice(Declared):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Field of any number of some options, each at most once, in the order they are written in.
+    """Field with any number of options, each at most once, in the order in which they are written.
 
     Attributes
     ----------
     separator : str
-        What stands between two of them.
+        Text between two options.
     none : str
-        What is written where there are none; without it there is one at least.
+        Text for no options; without it there is at least one.
     """
 
     separator: str = setting(default=", ", kw_only=False, least=0)
@@ -83,9 +83,9 @@ class Free(Declared):
     Attributes
     ----------
     max_tokens : int
-        Tokens at most.
+        Maximum tokens.
     stop : str
-        What ends the text, and is no part of it; the end of the answer always does.
+        Text that ends the field, and is not a part of it; the end of the answer always ends it.
     """
 
     max_tokens: int = 64
@@ -97,7 +97,7 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Normalize options, so that equal ones have one form: labels with their texts."""
+    """Normalize options to pairs of label and texts."""
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
     if isinstance(options, str) or not isinstance(options, Collection):
@@ -128,7 +128,7 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def named_field(options: Any) -> Field:
     """Make a field from a setting: options, or one of the classes above.
 
-    In files of settings one of these is its name with its attributes, as in
+    In files of settings, a class is its name with attributes, such as
     ``{"several": {"options": ["a", "b"], "none": "none"}}``.
     """
     if isinstance(options, Mapping) and len(options) == 1:
@@ -141,7 +141,7 @@ def named_field(options: Any) -> Field:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerForm:
-    """Form of an answer: fields, with the literal text before each and behind the last one."""
+    """Form of an answer: fields, with literal texts around them."""
 
     names: tuple[str, ...]
     fields: tuple[Field, ...]
@@ -167,7 +167,7 @@ class AnswerForm:
         return form
 
     def _check_can_be_told_apart(self) -> None:
-        """Raise ValueError for an option that is a prefix of another where nothing follows."""
+        """Raise ValueError if an option is a prefix of another one, and nothing follows."""
         for number, field in enumerate(self.fields):
             ends = field.ends if isinstance(field, Choice) else ()
             if type(field) is not Choice or (self.literals[number + 1] and not ends):
@@ -186,30 +186,30 @@ class AnswerForm:
 
 @dataclasses.dataclass
 class Answer:
-    """One answer that was read: values, confidences and tokens."""
+    """Result of reading an answer: values, confidences and tokens."""
 
     shares: np.ndarray | None = None  # probabilities of the first field's options, float64
     # A label, labels, or a text per field; None if the answer ended before it.
     values: list[Any] = dataclasses.field(default_factory=list)
     confidences: list[float] = dataclasses.field(default_factory=list)
-    tokens: Tokens = ()  # those of the most probable answer
+    tokens: Tokens = ()  # tokens of the most probable answer
     raw: str | None = None  # the free answer, decoded
 
 
-# Results computed for a row, by the answer's tokens so far: logits of `columns`, and the most
-# likely next token with its probability, or -1 if it was not requested.
+# Results for a row, by tokens of its partial answer: logits of `columns`, and the most likely next
+# token with its probability, or -1 if it was not requested.
 Known = Mapping[Tokens, tuple[np.ndarray, int, float]]
 Reading = Generator[Tokens, None, Any]  # yields tokens after which results are needed
 
 
 class Freely(tuple[int, ...]):
-    """Tokens after which the likeliest of all must become known as well."""
+    """Tokens after which the most likely of all tokens is requested, too."""
 
     __slots__ = ()
 
 
 class _Node:
-    """Node of a choice's token tree: a point at which tokens differ, or an option is decided."""
+    """Node of a choice's token tree, at which tokens differ, or an option is decided."""
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
@@ -218,7 +218,7 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the tokens of an option; tell whether they differ from those added before."""
+        """Add the tokens of an option; return whether they differ from other options'."""
         node, is_new = self, False
         for token in tokens:
             is_new |= token not in node.following
@@ -235,17 +235,17 @@ class AnswerReader:
     Parameters
     ----------
     encode : callable
-        The tokens of a text, without special ones that it does not have.
+        Function from a text to its tokens, without additional special tokens.
     decode : callable
-        The text of tokens.
+        Function from tokens to text.
     before : str
-        What all prompts end with.
+        Common end of all prompts.
     end_ids : collection of int
         Tokens that end an answer.
     needs_shares : bool
-        Whether the probabilities of all of the first field's options are asked for.
+        Whether the probabilities of all options of the first field are needed.
     places : dict of int to int
-        The columns of logits that other readers of the same rows have, which this one adds to.
+        Columns of logits by token, shared with other readers of the same rows.
     """
 
     def __init__(
@@ -262,12 +262,12 @@ class AnswerReader:
         self._encode, self._decode = encode, decode
         self._end_ids = frozenset(end_ids)
         self._needs_shares = needs_shares
-        # Column of logits by token. Readers that take turns share it.
+        # Column of logits by token.
         self._places = {} if places is None else places
         self._trees: dict[Any, _Node] = {}
         self._sequences: dict[tuple[str, str], Tokens] = {}
-        # Tokens that a prompt ends with and that another text behind it would change: they are
-        # read as the beginning of the answer.
+        # Last tokens of a prompt that change with the following text are read as the beginning of
+        # the answer.
         self._before, self.dropped = before, 0
         base = encode(before)
         for text in self._texts_of(0):
@@ -284,7 +284,7 @@ class AnswerReader:
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether the likeliest of all tokens are needed."""
+        """Whether the most likely of all tokens is needed."""
         return any(isinstance(field, Free) for field in self.form.fields)
 
     @property
@@ -308,7 +308,7 @@ class AnswerReader:
         return total
 
     def read(self, known: Known, start: Tokens = ()) -> Reading:
-        """Read the answer after `start`: yield what must become known, return an `Answer`."""
+        """Read the answer after `start`: yield requests, and return an `Answer`."""
         answer, path, previous = Answer(), start, self._before
         value: Any
         for number, field in enumerate(self.form.fields):
@@ -351,26 +351,26 @@ class AnswerReader:
     def _choose_several(
         self, number: int, field: Several, answer: Answer, known: Known, path: Tokens, previous: str
     ) -> Generator[Tokens, None, tuple[list[str], float, Tokens, str]]:
-        chosen: list[str] = []
+        labels: list[str] = []
         total = 1.0
         spelt = dict(field.spellings)
-        while len(chosen) < len(field.labels):
-            rest = tuple(label for label in field.labels if label not in chosen)
-            tree = self._tree(number, previous, rest, is_first=not chosen)
+        while len(labels) < len(field.labels):
+            rest = tuple(label for label in field.labels if label not in labels)
+            tree = self._tree(number, previous, rest, is_first=not labels)
             texts = [(label, text) for label in rest for text in spelt[label]]
             shares, tokens = yield from _explore(tree, known, path, len(texts) + 1, False)
             best = int(shares.argmax())
             total *= float(shares[best])
             if best == len(texts):
-                if not chosen:
+                if not labels:
                     none = self.form.literals[number] + (field.none or "")
                     path, previous = path + tokens[best], none
                 break
             label, text = texts[best]
-            before = field.separator if chosen else self.form.literals[number]
+            before = field.separator if labels else self.form.literals[number]
             path, previous = path + tokens[best], before + text
-            chosen.append(label)
-        return chosen, total, path, previous
+            labels.append(label)
+        return labels, total, path, previous
 
     def _decode_freely(
         self, field: Free, known: Known, path: Tokens
@@ -386,7 +386,7 @@ class AnswerReader:
             ):
                 if token not in self._end_ids:
                     text = self._decode((*tokens, token)).partition(field.stop)[0]
-                    # The tokens of the text alone, where one holds more, or begins the stop.
+                    # Keep the tokens of the text, without a token that also begins the stop.
                     while len(kept := self._decode(tokens)) > len(text):
                         tokens = tokens[:-1]
                     tokens += tuple(self._encode(text[len(kept) :]))
@@ -396,10 +396,10 @@ class AnswerReader:
             tokens, total = (*tokens, token), total * share
         return self._decode(tokens), total, tokens
 
-    # The tokens of choices.
+    # Tokens of choices.
 
     def _check_seams(self) -> None:
-        """Raise ValueError where tokens would cross from one choice to the next."""
+        """Raise ValueError if a token would span two choices."""
         starts = [self._before]
         for number, field in enumerate(self.form.fields):
             for start in starts:
@@ -417,7 +417,7 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return the texts that a field may have, with the literal before it."""
+        """Return the possible texts of a field, with the literal before it."""
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -427,7 +427,7 @@ class AnswerReader:
         return texts
 
     def _sequence(self, before: str, text: str) -> Tokens:
-        """Return the tokens that `text` has behind `before`."""
+        """Return the tokens of `text` after `before`."""
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
             kept = len(base) - (self.dropped if before is self._before else 0)
@@ -443,10 +443,10 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """Return the token tree of a field's possible texts behind the text `before`.
+        """Return the token tree of a field's possible texts after the text `before`.
 
-        `rest` are those of several options that are left. Most texts have the same tree behind
-        them: what changes the first option's tokens changes those of the others.
+        `rest` are the remaining options of `Several`. Trees are cached by the tokens of the first
+        option, because a text that changes them changes all options.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -480,7 +480,7 @@ class AnswerReader:
         root = _Node()
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
         for option, (tokens, text, after) in enumerate(ways):
-            # If another option continues where this one ends, the next tokens tell them apart.
+            # If another option continues this one, the next tokens distinguish both.
             sequences = (
                 [(*tokens, token) for token in after(text)] if tokens in beginnings else [tokens]
             )
@@ -493,7 +493,7 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the tokens that may follow an option, which `text` ends with."""
+        """Return the possible tokens after an option, with which `text` ends."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
@@ -501,7 +501,7 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the tokens that may follow one of several options; `others` are left."""
+        """Return the possible tokens after one of several options; `others` remain."""
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -509,7 +509,7 @@ class AnswerReader:
         return follows | set(self._after_field(number, text))
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
-        """Return the tokens that may follow a field that ends with `text`."""
+        """Return the possible tokens after a field that ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 == len(self.form.fields):
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
@@ -517,10 +517,10 @@ class AnswerReader:
         return {self._sequence(text, following)[0] for following in texts if following}
 
     def _number(self, node: _Node) -> None:
-        """Assign a column to every token that has to be compared with others."""
+        """Assign a logit column to every token that is compared with others."""
         if len(node.following) > 1:
-            places = [self._places.setdefault(t, len(self._places)) for t in node.following]
-            node.columns = np.array(places)
+            columns = [self._places.setdefault(t, len(self._places)) for t in node.following]
+            node.columns = np.array(columns)
         for following in node.following.values():
             self._number(following)
 
@@ -530,9 +530,9 @@ def _explore(
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
     """Compute probabilities of options after `path`, float64 (options,), and their tokens.
 
-    At a node, the softmax over the tokens that may follow; along an option they multiply. The most
-    probable nodes first; unless all are needed, as far as none that is left can be the most
-    probable option.
+    A node has the softmax over its possible next tokens, and an option the product of its nodes.
+    The most probable nodes are expanded first. Unless `needs_all`, the search ends when no other
+    option can be the most probable one.
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count
@@ -563,7 +563,7 @@ def _explore(
             if following.option is None:
                 entry = (negative * weight, next(order), (*at, token), following)
                 heapq.heappush(open_nodes, entry)
-            else:  # several tokens may show that an option has ended: they count together
+            else:  # probabilities of several tokens that end an option are added
                 shares[following.option] -= negative * weight
                 tokens[following.option] = following.tokens
     return shares, tokens

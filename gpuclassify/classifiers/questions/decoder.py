@@ -1,4 +1,4 @@
-"""A decoder in memory, with adapters that share its weights."""
+"""Decoder in memory, with adapters that share its weights."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ _GENERATION = "generation_config.json"
 
 
 class Decoder:
-    """Causal language model on its device, evaluating in one precision. Safe for threads.
+    """Causal language model on its device, in one precision. Thread-safe.
 
-    Its weights are in memory once, and low-rank adapters that are added to it take turns, each in
-    separate modules around the same tensors. They are not merged into the weights: merged ones
-    could not share them.
+    Weights are in memory once. Low-rank adapters take turns, each with separate modules around the
+    same tensors; they are not merged into the weights, which they share.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -77,12 +76,12 @@ class Decoder:
             return self._attachments[key]
 
     def add_adapter(self, name: str, directory: Path) -> None:
-        """Load the LoRA adapter in `directory` under `name`, once; its weights become `dtype`.
+        """Load the LoRA adapter in `directory` under `name`, once, in this model's dtype.
 
-        The active adapter stays the active one; the first that is added becomes it. CheckpointError
-        says what is missing or does not fit this model.
+        The first adapter becomes active; others do not change the active one. Raises
+        CheckpointError if something is missing or does not match this model.
         """
-        if name in self._models:  # without waiting for a forward, or for another model's load
+        if name in self._models:  # no need to wait for the locks below
             return
         peft = import_peft()
         with self._lock, building_lock, quiet_transformers():
@@ -100,7 +99,7 @@ class Decoder:
             self._models[name] = model
 
     def use(self, name: str | None) -> None:
-        """Make the adapter `name` the active one, or none. The caller holds the device's lock."""
+        """Activate the adapter `name`, or none. The caller holds the device's lock."""
         with self._lock:
             if name not in self._models:
                 known = [one for one in self._models if one is not None]
@@ -116,11 +115,11 @@ class Decoder:
         attention: str = "sdpa",
         **extra: object,
     ) -> torch.Tensor:
-        """Compute hidden states after the final norm, (rows, width, hidden), by the active adapter.
+        """Compute hidden states after the final norm, (rows, width, hidden), with active adapter.
 
-        Padding on the left needs the mask and position ids. With padding on the right, tokens
-        before it come out right without a mask, which is faster. `attention` is the name of an
-        attention function that transformers knows, and `extra` is handed to that function.
+        Padding on the left needs a mask and position ids. With padding on the right, results are
+        correct without a mask, which is faster. `attention` is the name of an attention function in
+        transformers, which gets `extra`.
         """
         with self._lock:
             if self._model.config._attn_implementation != attention:
@@ -138,7 +137,7 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
         """Compute the logits of hidden states (n, hidden): float32 (n, vocabulary).
 
-        With `tokens`, of these alone, computed in float32: (n, tokens).
+        With `tokens`, only their logits, computed in float32: (n, tokens).
         """
         if tokens == ():
             return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
@@ -153,7 +152,7 @@ class Decoder:
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits by a last layer, as the model's own code scales and caps them."""
+        """Compute logits with a last layer, scaled and capped by the model's own code."""
         shell = copy.copy(self._model)
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
@@ -161,10 +160,7 @@ class Decoder:
 
 
 class GuardNetwork(nn.Module):
-    """A decoder's last state by one of its adapters, read by `GuardLayers` in float32.
-
-    The decoder is shared with others.
-    """
+    """Shared decoder with an adapter, and `GuardLayers` on its last state in float32."""
 
     def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
         super().__init__()
@@ -180,7 +176,7 @@ class GuardNetwork(nn.Module):
     ) -> torch.Tensor:
         """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
 
-        One pass of the decoder without its last layer; of its states only the last one is kept.
+        Runs the decoder without its last layer, and keeps only the last state of each row.
         """
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
@@ -189,9 +185,9 @@ class GuardNetwork(nn.Module):
 
 
 def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
-    """Return the memo for ``copy.deepcopy`` of the tensors that a copy of a model shares with it.
+    """Return a memo for ``copy.deepcopy``, so that a copy of a model shares its weights.
 
-    peft writes into biases, which are copied, and replaces weights: objects of one memory.
+    Biases are copied, because peft writes into them; it only replaces weights.
     """
     shared = {id(tensor): tensor for tensor in model.buffers()}
     for name, tensor in model.named_parameters():
@@ -201,7 +197,7 @@ def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
 
 
 class _Given(nn.Module):
-    """Stand-in for a model whose hidden states are computed already."""
+    """Stand-in for a model with given hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -212,7 +208,7 @@ class _Given(nn.Module):
 
 
 class _Rows(nn.Module):
-    """Rows of a last layer that belong to some tokens, in float32."""
+    """Rows of a last layer for some tokens, in float32."""
 
     def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
         super().__init__()
@@ -225,7 +221,7 @@ class _Rows(nn.Module):
 
 
 def check_runs(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless a decoder of this ``config.json`` runs as `Decoder` runs it."""
+    """Raise CheckpointError unless `Decoder` can run a decoder with this ``config.json``."""
     model = decoder_without_memory(sizes).eval()
     decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
     ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()
@@ -234,7 +230,7 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
         decoder.logits(hidden[0])
         if len(state.layers) != model.config.num_hidden_layers:
             raise NotImplementedError("its attention is its own code")
-    except Exception as err:  # whatever the model's code raises
+    except Exception as err:  # the model's code may raise anything
         raise CheckpointError(
             f"{name} is a {type(model).__name__}, which cannot be asked as other decoders are "
             f"({err}): pass one such as Llama, Qwen, Gemma, Granite, Mistral, Phi-3 or SmolLM"
@@ -244,7 +240,7 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
 def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
     """Load the causal language model and tokenizer in `directory` as `dtype` onto `device`.
 
-    CheckpointError says which tensors or files are missing or of another shape.
+    Raises CheckpointError if tensors or files are missing or have another shape.
     """
     from transformers import AutoModelForCausalLM
 

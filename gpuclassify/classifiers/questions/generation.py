@@ -29,15 +29,15 @@ from gpuclassify.settings.options import ModelOptions
 from gpuclassify.tokenizing.text_tokenizer import TokenBatch
 from gpuclassify.workers.run_context import RunStats, advance
 
-# Rows that leave the prefix early share a multiple of this with it, so that few lengths differ.
+# Shared prefixes are cut to a multiple of this, so that there are few different lengths.
 _SHARED_STEP = 64
-# A CPU is fastest with few rows of whole prompts, but with many rows of one or two tokens. Up to
-# this many prompt batches are continued as one.
+# Number of prompt batches to continue as one: a CPU is fastest with few rows of whole prompts, but
+# with many rows of one or two tokens.
 _CPU_BATCHES = 8
-_LOGIT_ROWS = 1_024  # rows of logits at once: vocabularies are large
-MOST_DRAFTED = 8  # tokens; longer answers seldom come twice
+_LOGIT_ROWS = 1_024  # rows of logits at a time, because vocabularies are large
+MOST_DRAFTED = 8  # maximum drafted tokens; longer answers are rarely repeated
 _MOST_PREFIXES = 8  # cached prefixes
-_MOST_SEEN = 64  # answers; the table of continuations is made from them for every batch
+_MOST_SEEN = 64  # distinct answers from which each batch's drafts are made
 
 
 class Reader(Protocol):
@@ -45,22 +45,21 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> Tokens:
-        """Tokens whose logits are needed after every token that is asked about."""
+        """Tokens whose logits are needed at each requested position."""
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether the likeliest of all tokens are needed as well, after some."""
+        """Whether the most likely of all tokens is needed at some positions, too."""
 
     @property
     def most_tokens(self) -> int:
         """Approximate number of tokens of the longest answer."""
 
     def read(self, known: Known) -> Reading:
-        """Yield the answers so far after which something must become known; return the result.
+        """Yield partial answers whose logits are needed next; return the result.
 
-        `Freely` asks for the likeliest of all tokens as well.
-
-        A result has `tokens`, from which later answers are drafted.
+        `Freely` also requests the most likely of all tokens. A result has `tokens`, from which
+        later answers are drafted.
         """
 
 
@@ -69,16 +68,15 @@ class AnswerTask:
     """Decoder, adapter, prefix and reader that answer prompts."""
 
     decoder: Decoder
-    adapter: str | None  # the name of one of its adapters
-    # Common prefix of most prompts, int32 (tokens,); may be empty. A prompt with another prefix is
-    # answered correctly, but more slowly.
+    adapter: str | None  # name of one of the decoder's adapters
+    # Common prefix of most prompts, int32 (tokens,), possibly empty. Others take longer.
     prefix: np.ndarray
     reader: Reader
 
 
 @dataclass(frozen=True)
 class FreeAnswer:
-    """Answer that was decoded greedily; special tokens are no part of the text."""
+    """Greedily decoded answer; its text has no special tokens."""
 
     text: str
     tokens: Tokens
@@ -86,22 +84,22 @@ class FreeAnswer:
 
 @dataclass
 class FreeReader:
-    """Greedy decoding: each token is the likeliest, the one with the lowest id among equals.
+    """Reader for greedy decoding: each token is the most likely; ties go to the lowest id.
 
-    ``is_decided(text, is_complete)`` says whether the answer so far is enough; asked after every
-    new token. It depends on nothing but its arguments.
+    ``is_decided(text, is_complete)`` is called after every new token, and returns whether the
+    partial answer is enough. It must be a pure function.
     """
 
     decoder: Decoder
     is_decided: Callable[[str, bool], bool]
-    max_new_tokens: int  # per answer, at least 1
+    max_new_tokens: int  # maximum per answer, at least 1
     columns: Tokens = ()
     has_free_fields: bool = True
     _endings: dict[Tokens, bool] = field(default_factory=dict)
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens that are there at once beside a prompt; answers grow one by one."""
+        """Number of tokens to allocate after a prompt, because answers grow token by token."""
         return min(MOST_DRAFTED, self.max_new_tokens)
 
     def read(self, known: Known) -> Reading:
@@ -114,7 +112,7 @@ class FreeReader:
         return FreeAnswer(self._text(tokens), tokens)
 
     def _is_ended(self, tokens: Tokens) -> bool:
-        """Tell whether an answer is whole or decided; most answers of a partition are the same."""
+        """Return whether an answer is complete or decided; cached, because answers repeat."""
         if tokens not in self._endings:
             is_complete = tokens[-1] in self.decoder.eos_ids or len(tokens) >= self.max_new_tokens
             is_decided = self.is_decided(self._text(tokens), is_complete)
@@ -132,7 +130,7 @@ def answer(
     settings: ModelOptions,
     stats: RunStats,
 ) -> list[Any]:
-    """Return the answer to every prompt as `task.reader` reads it, in input order.
+    """Return the result of `task.reader` for every prompt, in input order.
 
     An answer is None if its logits were not finite. Prompts include the prefix. The batch limits
     measured for the model are cached under `key`. Only `sort_by_length` and `batch_size` of the
@@ -142,7 +140,7 @@ def answer(
     if not answers:
         return answers
     rows = itertools.pairwise(prompts.offsets)
-    # The last token of a prompt is its own.
+    # The last token of a prompt is never shared.
     shared = np.array([shared_length(prompts.ids[a : b - 1], task.prefix) for a, b in rows])
     shared = np.where(shared < len(task.prefix), shared - shared % _SHARED_STEP, shared)
     device, dtype = task.decoder.device, task.decoder.dtype
@@ -150,12 +148,12 @@ def answer(
         task.decoder.use(task.adapter)
         whole, seen = task.decoder.attached(("answers", task.adapter), _Memory).of(task)
         for length in np.unique(shared).tolist():
-            chosen = np.flatnonzero(shared == length)
+            members = np.flatnonzero(shared == length)
             prefix = whole.crop(length) if whole is not None and length else None
             group = _Group(task, prefix, seen, stats)
-            bounds = [(prompts.offsets[row] + length, prompts.offsets[row + 1]) for row in chosen]
+            bounds = [(prompts.offsets[row] + length, prompts.offsets[row + 1]) for row in members]
             rests = [prompts.ids[start:stop] for start, stop in bounds]
-            for row, answered in zip(chosen, group.answers(rests, key, settings), strict=True):
+            for row, answered in zip(members, group.answers(rests, key, settings), strict=True):
                 answers[row] = answered
     stats.tokens += int(prompts.offsets[-1])
     stats.prefix_tokens += int(shared.sum())
@@ -169,15 +167,15 @@ class SeenAnswers:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer; forget the rarer half when too many differ."""
+        """Count an answer; forget the rarer half if there are too many distinct ones."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return, by the start of an answer, the rest of the most common one but its last token.
+        """Return the most common continuation of each beginning of an answer, as a draft.
 
-        The last token of an answer is left out because verifying those before it gives it anyway.
+        It lacks the answer's last token, which follows from verifying the previous one.
         """
         rarest_first = reversed(self._counts.most_common())
         return {
@@ -188,13 +186,13 @@ class SeenAnswers:
 
 
 class _Memory:
-    """State of a decoder kept between runs of one adapter: latest prefixes, and their answers."""
+    """Cache of a decoder's latest prefixes, with their answers, for one adapter."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return the state of the task's prefix, run now if it is not kept, and earlier answers."""
+        """Return the state of the task's prefix, after running it if needed, and its answers."""
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -215,12 +213,12 @@ def _run_prefix(task: AnswerTask) -> Prefix | None:
 
 
 class _Row:
-    """Prompt without its prefix, and the part of its answer computed so far."""
+    """Prompt without its prefix, and its partial answer."""
 
     def __init__(self, prompt: np.ndarray, reader: Reader) -> None:
         self.prompt = prompt
         self.known: dict[Tokens, tuple[np.ndarray, int, float]] = {}
-        self.has_run: Tokens | None = None  # tokens of answers whose keys and values are kept
+        self.has_run: Tokens | None = None  # answer tokens with cached keys and values
         self.wanted: Tokens = ()
         self.is_free = reader.has_free_fields  # whether the next token is needed after `wanted`
         self.draft: Tokens = ()
@@ -228,7 +226,7 @@ class _Row:
         self._reading = reader.read(self.known)
 
     def advance(self) -> bool:
-        """Read on as far as enough is known; tell whether the answer is still open."""
+        """Continue reading as far as results are known; return whether more are needed."""
         try:
             wanted = next(self._reading)
         except StopIteration as end:
@@ -239,7 +237,7 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Column of the first token that runs next: the last one wanted runs in any case."""
+        """Column of the first token to run next; the last requested token always runs."""
         if self.has_run is None:
             return 0
         kept = 0
@@ -250,14 +248,14 @@ class _Row:
         return len(self.prompt) + (kept if self.wanted else -1)
 
     def next_ids(self, start: int) -> np.ndarray:
-        """Return the ids that run next from a column on: those that have not run, and the draft."""
+        """Return the ids to run next from a column on, including the draft."""
         answer = np.array((*self.wanted, *self.draft), dtype=np.int64)
         return np.concatenate((self.prompt, answer))[start:]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts that continue the same prefix, answered together. The device's lock is held."""
+    """Prompts that continue the same prefix, answered together, under the device's lock."""
 
     task: AnswerTask
     prefix: Prefix | None
@@ -267,7 +265,7 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Answer prompts, which are passed without their prefix."""
+        """Answer prompts, passed without their prefix."""
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
         device, widest = self.task.decoder.device, int(lengths.max())
@@ -279,7 +277,9 @@ class _Group:
 
         def joined_limits() -> BatchLimits:
             current = current_limits()
-            if device.type != "cpu" or current.max_tokens < CPU_MAX_TOKENS:  # it was too much
+            if (
+                device.type != "cpu" or current.max_tokens < CPU_MAX_TOKENS
+            ):  # after a failure for lack of memory
                 return current
             tokens = _CPU_BATCHES * current.max_tokens
             return replace(current, max_tokens=tokens, enough_tokens=tokens)
@@ -297,17 +297,17 @@ class _Group:
             parts = halve_on_oom(step, start, stop, functools.partial(remember, width))
             answers.extend(itertools.chain.from_iterable(parts))
             advance(stop - start)
-        return [answers[place] for place in np.argsort(order)]
+        return [answers[index] for index in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
-        """Run a batch of any content, to measure its memory."""
+        """Run a batch of arbitrary tokens, to measure its memory."""
         prompts = [_Row(np.zeros(width, np.int64), self.task.reader) for _ in range(rows)]
         replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
 
     def _answer_batch(
         self, prompts: list[np.ndarray], current_limits: Callable[[], BatchLimits]
     ) -> list[Any]:
-        """Answer rows that begin in batches within limits, and go on together."""
+        """Answer rows: run prompts in batches within limits, and continue them together."""
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
         new_rows = [row for row in rows if row.advance()]
@@ -316,19 +316,19 @@ class _Group:
         states: list[RowState] = []
         for start, stop in cut_batches(widths, current_limits):
             state = RowState(self.prefix)
-            if kept := self._go_on(new_rows[start:stop], state, continuations):
+            if kept := self._continue(new_rows[start:stop], state, continuations):
                 open_rows += kept
                 states.append(state)
         if states:
             state = RowState.joined(states)
         while open_rows:
-            open_rows = self._go_on(open_rows, state, continuations)
+            open_rows = self._continue(open_rows, state, continuations)
         for row in rows:
             if row.result is not None:
                 self.seen.add(row.result.tokens)
         return [row.result for row in rows]
 
-    def _go_on(
+    def _continue(
         self, rows: list[_Row], state: RowState, continuations: dict[Tokens, Tokens]
     ) -> list[_Row]:
         """Run one forward, and return the rows whose answers are still open."""
@@ -361,7 +361,7 @@ class _Group:
         of_columns = decoder.logits(hidden, reader.columns)
         is_finite = hidden.isfinite().all(1) & of_columns.isfinite().all(1)
         likeliest = torch.full((len(hidden), 2), -1.0, dtype=torch.float64, device=hidden.device)
-        # The last layer is by far the largest: whole logits are for few rows.
+        # The last layer is by far the largest, so that full logits are computed for few rows.
         is_free = np.repeat([row.is_free for row in rows], [1 + len(row.draft) for row in rows])
         if is_free.any():
             free = to_device(np.flatnonzero(is_free), decoder.device)
@@ -374,7 +374,7 @@ class _Group:
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the likeliest token of logits (n, vocabulary) and its probability, float64 (n, 2).
+    """Return the most likely token of logits (n, vocabulary) and its probability, float64 (n, 2).
 
     The token is -1 where logits are not finite.
     """
@@ -390,17 +390,17 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
     for number, values in enumerate(results):
         token, share, is_finite = values[:3]
         if not is_finite:
-            return number > 0  # it may be what follows a wrong draft
+            return number > 0  # may be the result of a wrong draft
         at = row.has_run[: len(row.wanted) + number]
         row.known[at] = (values[3:].astype(np.float32), int(token), float(share))
     return True
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids of the next forward, their columns, and after which of them something is asked.
+    """Return ids of the next forward, their columns, and a mask of requested positions.
 
-    Each (rows, width), padded on the right. What is asked is what follows the last token wanted and
-    each token of a draft.
+    All are (rows, width), padded on the right. Requested are the last wanted token and each token
+    of a draft.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

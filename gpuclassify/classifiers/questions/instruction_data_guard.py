@@ -1,4 +1,4 @@
-"""Poisoned instruction data, by the inner state of a guard model."""
+"""Find poisoned instruction data by the hidden state of a guard model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POISONED_FROM = 0.5
 
 
 def decisions(labels: Any) -> tuple[bool, ...] | None:
-    """Return decisions to keep as a sorted tuple, or None for all."""
+    """Return the decisions to keep as a sorted tuple, or None for all."""
     if labels is None:
         return None
     several = [labels] if isinstance(labels, bool) else labels
@@ -68,7 +68,7 @@ class GuardOptions(LoraOptions):
     score_field : str
         Output column (float32) of the poisoning score, 0 to 1.
     filter_by : bool or list of bool
-        Keep only rows with these labels; ``False`` keeps what is not poisoned.
+        Keep only rows with these labels; ``False`` keeps rows that are not poisoned.
     """
 
     adapter: StrPath = DEFENSIVE
@@ -80,11 +80,11 @@ class GuardOptions(LoraOptions):
 
 
 class GuardModel(LoraModel):
-    """Network on the states of a decoder with an adapter of another repository."""
+    """Guard network on the hidden states of a decoder, with an adapter of another repository."""
 
     @property
     def repositories(self) -> list[str]:
-        """The guard, the adapter and the decoder that both depend on."""
+        """Guard, adapter and decoder."""
         return list(
             dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
         )
@@ -95,7 +95,7 @@ class GuardModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of guard, adapter and decoder; no weights."""
+        """Read the configurations of guard, adapter and decoder, without weights."""
         checkpoint = super().read()
         config = read_required_json(
             self.identity, "config.json", "is no saved model", self.options.cache_dir
@@ -114,7 +114,7 @@ class StateRunner(DecoderRunner, EncoderRunner):
     """Runner of a small network on the decoder's last state of each text."""
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if guard, adapter and base do not fit each other."""
+        """Raise CheckpointError if guard, adapter and base do not match."""
         import torch
 
         from gpuclassify.models.networks import GuardLayers
@@ -148,7 +148,9 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
         def new_tokenizer() -> Any:
             tokenizer = decoder.new_tokenizer()
-            tokenizer.backend_tokenizer.encode_special_tokens = True  # names in a text are text
+            tokenizer.backend_tokenizer.encode_special_tokens = (
+                True  # special tokens in texts are text
+            )
             return tokenizer
 
         return LoadedModel(
@@ -157,7 +159,7 @@ class StateRunner(DecoderRunner, EncoderRunner):
             dtype=decoder.dtype,
             new_tokenizer=new_tokenizer,
             tokenizer=decoder.tokenizer,
-            pad_id=0,  # whatever it is: padding is masked, or comes after what is read
+            pad_id=0,  # any id: padding is masked, or follows the tokens read
             max_tokens=MAX_TOKENS,
             accepts_positions=True,
             score_rule=None,
@@ -171,11 +173,11 @@ class GuardHead(LabelHead):
 
     @property
     def labels(self) -> list[bool]:
-        """The labels ``False`` and ``True``."""
+        """Labels ``False`` and ``True``."""
         return [False, True]
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label and score, as far as they have names."""
+        """Return the fields of label and score that have names."""
         return named_fields(
             (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
         )
@@ -192,7 +194,7 @@ class GuardHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label."""
+        """Apply the filter of labels; see `Head.passes`."""
         return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
@@ -203,10 +205,9 @@ class GuardHead(LabelHead):
 class InstructionDataGuardClassifier(TextMapper[GuardOptions]):
     """Classifier that finds instruction data poisoned to plant a trigger in a model.
 
-    Expects texts in the form ``Instruction: ... Input: ... Response: ...`` as
-    the model card gives it. Reads the last state of LlamaGuard-7b with the
-    adapter of Aegis, in one pass; on one worker both classifiers share the
-    decoder.
+    Expects texts in the form ``Instruction: ... Input: ... Response: ...``, as in
+    the model card. Reads the last hidden state of LlamaGuard-7b with the adapter
+    of Aegis, in one pass. On a worker, both classifiers share the decoder.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""A decoder, maybe with a LoRA adapter: settings, the pinned model, and whether both fit.
+"""Decoder with an optional LoRA adapter: settings, pinned model, and checks of both.
 
-Nothing here loads torch or peft before tensors are needed, so that a client reads a checkpoint in
-milliseconds.
+Neither torch nor peft is imported before tensors are needed, so that a client reads a checkpoint
+within milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpuclassify.settings.options import LabelOptions, ModelOptions
 
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
 DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
-# Tokens of a prompt or text. The base model states 2,048, less than the prompt it was tuned on.
+# Maximum tokens of a prompt or text. The base model states 2,048, less than its training prompt.
 MAX_TOKENS = 4096
 
 
@@ -42,7 +42,7 @@ class LoraOptions(LabelOptions, ModelOptions):
     Attributes
     ----------
     base_model : str
-        The decoder, which is gated: ask for access on its page, and pass `token`.
+        Decoder, which is gated: ask for access on its page, and pass `token`.
     base_revision : str
         Branch, tag or commit of `base_model` on the Hub.
     """
@@ -57,39 +57,39 @@ class LoraOptions(LabelOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraCheckpoint(Checkpoint):
-    """Decoder, maybe with a LoRA adapter; `backbone_json` is the decoder's configuration."""
+    """Description of a decoder with an optional LoRA adapter; `backbone_json` is the decoder's."""
 
-    base: Identity  # the decoder, which mappers with other adapters share
+    base: Identity  # decoder, shared by mappers with other adapters
     adapter: Identity | None
     prompts: tuple[Prompt, ...] = ()  # prompts with placeholders for columns
-    max_tokens: int = 0  # tokens of a prompt
+    max_tokens: int = 0  # maximum tokens of a prompt
 
 
 class LoraModel(PinnedModel):
-    """Decoder with a low-rank adapter, which is the model itself unless others are named."""
+    """Decoder with a low-rank adapter; by default, `model` is the adapter."""
 
     checkpoint: LoraCheckpoint
 
     @property
     def repositories(self) -> list[str]:
-        """The model, and the decoder that it depends on."""
+        """Model and decoder."""
         return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
     @property
     def identities(self) -> list[Identity]:
-        """The decoder, the model and its adapter."""
+        """Decoder, model and adapter."""
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]
         return list(dict.fromkeys(one for one in named if one is not None))
 
     @property
     def tokenizer_home(self) -> Identity:
-        """The decoder's directory."""
+        """Directory of the decoder."""
         return self.checkpoint.base
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Weights files of the decoder, the adapter and the model on them."""
+        """Weights files of decoder, adapter and model."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -98,7 +98,7 @@ class LoraModel(PinnedModel):
         return files
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of model, adapter and decoder; no weights."""
+        """Read the configurations of model, adapter and decoder, without weights."""
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)
@@ -158,7 +158,7 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of a text before the positions of all its tokens change, or None."""
+    """Return the maximum tokens of a text with unscaled positions, or None."""
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
     return (rope.get(name) or sizes.get(name)) if kind == "longrope" else None
@@ -172,8 +172,8 @@ def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
     """Check the safetensors headers of base and adapter against both configurations.
 
-    Raises CheckpointError with the tensors that are missing, unknown or have another shape, for
-    example because the adapter belongs to another base model.
+    Raises CheckpointError with missing, unknown or misshapen tensors, for example if the adapter
+    belongs to another base model.
     """
     from gpuclassify.models.loading import check_adapter
 
@@ -195,13 +195,13 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
     """Return names and shapes of the tensors of a decoder with this ``config.json``."""
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
-    if decoder.config.tie_word_embeddings:  # then no file has the last layer
+    if decoder.config.tie_word_embeddings:  # files lack the last layer
         del shapes["lm_head.weight"]
     return shapes
 
 
 def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
-    """Build the decoder of a ``config.json`` on the meta device; CheckpointError if none exists."""
+    """Build the decoder of a ``config.json`` on the meta device. May raise CheckpointError."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""PromptClassifier: any decoder asked about every row, and its answer read from the logits."""
+"""PromptClassifier: ask a decoder about every row, and read its answers from logits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LABEL = "label"  # the column of `answers`, unless label_field= names another
+LABEL = "label"  # default column of `answers`
 _BRACES = re.compile(r"\{\w+\}|\{\{")  # a column's placeholder, or an escaped brace
 # Settings of other classifiers.
 _NO_SETTINGS = {
@@ -115,51 +115,52 @@ class PromptOptions(ClassifierOptions):
     Attributes
     ----------
     model : str
-        Any decoder that ``AutoModelForCausalLM`` loads, on the Hub or in a directory.
+        Any decoder for ``AutoModelForCausalLM``, on the Hub or in a directory.
     max_seq_length : int
-        Tokens of the whole prompt. A document that is too long loses its end, never the prompt.
+        Maximum tokens of the whole prompt. Long documents are cut at their end, prompts never.
     label_field : str
         Output column of the label. Default: "label", or the name of the first of `fields`.
     score_field : str
         Output column of the probabilities of all of `answers`, or of the first of `fields`.
     prompt : str
-        The question, with columns in braces, such as "Is this an advertisement?\\n\\n{text}". It
+        Question, with columns in braces, such as "Is this an advertisement?\\n\\n{text}". It
         becomes one user message; ``{{`` and ``}}`` are braces. Braces in documents are text.
     system : str
-        A system message before it.
+        System message before the question.
     response : str
-        An assistant message after it, such as "{response}", for models that judge responses.
+        Assistant message after it, such as "{response}", for models that judge responses.
     chat : bool
-        Write messages by the tokenizer's chat template; False: `prompt` is the whole text.
+        Apply the tokenizer's chat template; False: `prompt` is the whole text.
     chat_template_kwargs : dict
-        Variables of the chat template beside the messages.
+        Variables of the chat template other than the messages.
     opening : str
         Beginning of the answer, which the model continues, such as an empty think block.
     answers : list of str, or dict of str to str or list of str
         Labels, or their answers' texts by label. Probabilities of several
         texts are added.
     answer : str
-        An answer of several fields, such as "Safety: {safety}\\nCategories: {categories}".
+        Template of an answer with several fields, such as
+        "Safety: {safety}\\nCategories: {categories}".
     fields : dict of str to list, dict, Choice, Several or Free
-        Possible values of each field of `answer`, which is a column.
+        Possible values of each field of `answer`. Each field is a column.
     criteria : dict of str to str
         Text for ``{criterion}`` in the prompt, by output column. Each column (float32) is the
         probability of the first of `answers`.
     confidences : bool
-        A column NAME_confidence for every field beside the first.
+        Add a column NAME_confidence for every field except the first.
     adapter : str
         Hub name or directory of a LoRA adapter on the model.
     adapter_revision : str
         Branch, tag or commit of `adapter` on the Hub.
     keep_raw : bool
-        Let the model answer freely and greedily as well, and write that to `raw_field`.
+        Also decode a free answer greedily, and write it to `raw_field`.
     raw_field : str
         Output column of the free answer.
     max_new_tokens : int
-        Tokens of a free answer.
+        Maximum tokens of a free answer.
     prompt_digest : str
-        Expected SHA-256 of the prompt for empty columns; else a warning,
-        or an error if `strict`.
+        Expected SHA-256 of the prompt for empty columns; otherwise a warning is
+        logged, or an error raised if `strict`.
     """
 
     no_pairs = "name both columns in prompt="
@@ -251,7 +252,7 @@ class PromptOptions(ClassifierOptions):
 
     @functools.cached_property
     def form(self) -> AnswerForm:
-        """Form of the answer, made of its fields."""
+        """Form of the answer, with its fields."""
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
         ):
@@ -276,22 +277,22 @@ class PromptOptions(ClassifierOptions):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns that the prompt names."""
+        """Columns in the prompt."""
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the setting that names a column of the prompt."""
+        """Return the name of the setting with this column of the prompt."""
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
 
 
 class PromptModel(LoraModel):
-    """Decoder, which is the model itself, with its prompts."""
+    """Decoder with its prompts."""
 
     @property
     def repositories(self) -> list[str]:
-        """The decoder, and its adapter."""
+        """Decoder and adapter."""
         return [name for name in (self.options.model, self.options.adapter) if name]
 
     def resolve_base(self) -> Identity:
@@ -332,7 +333,7 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Return the most tokens of a prompt that such an answer follows."""
+        """Return the maximum tokens of a prompt before an answer of `answer_tokens`."""
         asked = self.options.max_seq_length
         most = most_positions(sizes)
         if most is None:
@@ -367,7 +368,7 @@ def new_readers(
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Collection[int],
 ) -> list[AnswerReader]:
-    """Make an answer reader per prompt; ValueError if the tokenizer cannot tell options."""
+    """Make an answer reader per prompt. Raises ValueError if options have the same tokens."""
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
     def encode(text: str) -> list[int]:
@@ -376,7 +377,7 @@ def new_readers(
     def decode(tokens: Tokens) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    # All of the first field's probabilities, where a column or a filter tells them.
+    # All probabilities of the first field are needed for these columns and filters.
     shows = (options.score_field, options.confidence_field, options.min_score)
     needs_all = any(shows) or options.min_confidence is not None or bool(options.criteria)
     return [
@@ -390,10 +391,10 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader of the answers about several criteria that stand behind one document."""
+    """Reader of the answers about several criteria, which follow one document."""
 
     readers: list[AnswerReader]
-    starts: list[Tokens]  # the tokens of each criterion, with all that follows it in the prompt
+    starts: list[Tokens]  # tokens of each criterion, with the rest of the prompt
 
     @property
     def columns(self) -> Tokens:
@@ -421,7 +422,7 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """Way to ask: prompts, how many tokens of their ends the reader begins with, and itself."""
+    """Prompt tokenizer, reader, and the number of last prompt tokens that the reader reads."""
 
     tokenizer: PromptTokenizer
     trim: int
@@ -432,7 +433,7 @@ class ChoiceRunner(PromptRunner):
     """Runner that asks a decoder about rows, and reads the answers from the logits."""
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the values of a row's columns from the text that stands for them."""
+        """Return the values of a row's columns from their JSON text, or the text itself."""
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
         return tuple(values[name] for name in self.model.checkpoint.prompts[0].columns)
@@ -461,7 +462,7 @@ class ChoiceRunner(PromptRunner):
             _, prompts = results[0]
             seen = asks[0].tokenizer.seen_share(prompts)
             answers = results[0][0]
-            if options.criteria and type(asks[0].reader) is AnswerReader:  # a criterion each
+            if options.criteria and type(asks[0].reader) is AnswerReader:  # one per criterion
                 shares = np.stack(
                     [[one.shares[0] for one in answers_of_one] for answers_of_one, _ in results],
                     axis=1,
@@ -500,8 +501,8 @@ class ChoiceRunner(PromptRunner):
         ]
         if len(asks) == 1:
             return asks
-        # Tokens for a document of one letter: those that differ begin behind the document, if it
-        # stands before the criterion.
+        # Prompts for a document of one letter: if the document precedes the criterion, they differ
+        # only after it.
         wholes = [
             np.array(ask.tokenizer.encode(["a"] * len(prompts[0].columns)).ids) for ask in asks
         ]
@@ -521,7 +522,7 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Return the prompts without the last `count` tokens of each."""
+    """Remove the last `count` tokens of each prompt."""
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -549,7 +550,7 @@ class AnswerHead(CategoryHead):
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
         self._name = self.label_field or self.options.form.names[0]
-        self.label_field = self._name if self._has_label else None  # a free text is no label
+        self.label_field = self._name if self._has_label else None  # free text is not a label
 
     def fields(self) -> list[pa.Field]:
         """Return the fields of label, scores, confidence, other fields and the free answer."""
@@ -565,7 +566,7 @@ class AnswerHead(CategoryHead):
         return [*fields, *named_fields((raw, pa.string()))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return answers, or their first field's probabilities, unchanged."""
+        """Return answers, or probabilities of their first field, unchanged."""
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
@@ -589,7 +590,7 @@ class AnswerHead(CategoryHead):
         return made | named_columns((raw, [one.raw for one in values]))
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts have a wanted label, confidence and score."""
+        """Apply the filters of label, confidence and score; see `Head.passes`."""
         return super().passes(_shares(values)) if self._has_label else {}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
@@ -602,7 +603,7 @@ class AnswerHead(CategoryHead):
         """Accept any decoder."""
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit the labels."""
+        """Raise ValueError unless the filters match the labels."""
         if self._has_label:
             super().check_settings()
             return
@@ -615,7 +616,7 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """Head for a probability of each criterion."""
+    """Head for the probability of each criterion."""
 
     @property
     def labels(self) -> list[str]:
@@ -637,7 +638,7 @@ class CriteriaHead(MultiLabelHead):
         return {**columns, **super().columns(shares)}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Tell which texts pass the filters, as `MultiLabelHead` does."""
+        """Apply the filters of `MultiLabelHead`."""
         return super().passes(_shares(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
@@ -648,24 +649,24 @@ class CriteriaHead(MultiLabelHead):
         """Accept any decoder."""
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters fit the criteria."""
+        """Raise ValueError unless the filters match the criteria."""
         LabelHead.check_settings(self)
         self.check_minimums(are_several=True)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels), from answers or unchanged."""
+    """Return probabilities, float32 (texts, labels), taken from answers if needed."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)
 
 
 class PromptClassifier(TextMapper[PromptOptions]):
-    """Classifier that asks a language model about every row; the answer is read from its logits.
+    """Classifier that asks a language model about every row, and reads the answer from logits.
 
-    The model reads a question with the row's columns in it, and never generates: at each choice,
-    the softmax over the tokens that may follow gives a probability of every option. So each row has
-    an answer. What all prompts begin with is run once a process.
+    The model reads a question with the row's columns, and does not generate: at each choice, the
+    softmax over the possible next tokens gives the probability of every option. So each row has a
+    valid answer. The common prefix of all prompts is run once per process.
 
     Examples
     --------
@@ -695,7 +696,7 @@ class PromptClassifier(TextMapper[PromptOptions]):
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Make one head, of criteria or of an answer's fields."""
+        """Make one head, for criteria or for an answer's fields."""
         kind = CriteriaHead if self.options.criteria else AnswerHead
         return (kind(type(self).__qualname__, self.options, self.model),)
 
@@ -717,7 +718,7 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return checkpoint.prompts[0].filled(self.model.new_tokenizer(), shown)
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return the text of each row, several columns as JSON; None where null."""
+        """Return the text of each row, with several columns as JSON; None for null."""
         texts, names = backend_of(frame).texts, self.text_fields
         columns = [texts(frame, name, max_chars) for name in names]
         if len(names) == 1:

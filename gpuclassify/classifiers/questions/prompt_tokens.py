@@ -1,4 +1,4 @@
-"""Prompts: where columns go in them, and their tokens, of which a cut spares the prompt's own."""
+"""Build and tokenize prompts. Long documents are cut; instructions never are."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-# How documents may begin: none of their tokens may be taken for a part of the prompt.
+# Beginnings of documents, used to find the prefix that does not depend on documents.
 _PROBES = ("a", "The", "7", "é", "\n", " ", "-")
-# Encodings are alive together, at over 100 bytes a token and thousands of tokens a prompt.
+# Prompts per block: encodings take over 100 bytes per token, and prompts have thousands of tokens.
 _BLOCK_PROMPTS = 2_048
 _SEAM_TOKENS = 4  # extra tokens that a window may need inside a prompt
 CRITERION = "criterion"  # placeholder of a criterion's text
@@ -41,27 +41,27 @@ CRITERION = "criterion"  # placeholder of a criterion's text
 _MARK = re.compile("\ue000(.*?)\ue001", re.DOTALL)
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _SECRET = secrets.token_hex(8)  # part of token names that no text contains
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece of text, which some tokenizers call special
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # byte tokens, which some tokenizers call special
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt, cut where columns go: a literal, a column, a literal and so on."""
+    """Prompt, split at its columns into literal texts."""
 
-    literals: tuple[str, ...]  # one more than columns
+    literals: tuple[str, ...]  # texts around columns, one more than columns
     columns: tuple[str, ...]
-    # Messages with marks where columns go, settings, what follows, and dates, as JSON. The chat
-    # template makes each row's prompt of them: it may strip texts, or leave parts of them out.
+    # JSON of messages with marks for columns, settings, opening, and dates. The chat template is
+    # applied to each row, because it may strip texts, or leave out parts.
     chat: str = ""
-    has_special_tokens: bool = True  # written in it: the tokenizer adds none
+    has_special_tokens: bool = True  # if so, the tokenizer adds none
 
     @property
     def digest(self) -> str:
-        """Digest (sha256) of the prompt for empty columns, 64 hex digits."""
+        """SHA-256 of the prompt for empty columns, 64 hex digits."""
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
-        """Return the prompt with these texts in the columns."""
+        """Fill the columns with texts."""
         if not self.chat:
             pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
             return "".join(itertools.chain.from_iterable(pairs))
@@ -71,7 +71,7 @@ class Prompt:
 
 
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Apply a chat template to messages; dates in it join the chat, so that they stay."""
+    """Apply a chat template to messages; store its dates in the chat, to keep them."""
     messages, settings, opening, dates = chat
     settings = dict(settings)
 
@@ -82,7 +82,7 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
         template = tokenizer.get_chat_template(settings.pop("chat_template", None))
         settings["chat_template"] = _NOW.sub(date, template)
         written = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
-    except Exception as err:  # whatever the template's code raises
+    except Exception as err:  # the template's code may raise anything
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} cannot be filled in: {err}"
         ) from err
@@ -90,7 +90,7 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _changed(value: object, change: Callable[[str], str]) -> Any:
-    """Return JSON with every text changed."""
+    """Apply `change` to every text in JSON data."""
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def _changed(value: object, change: Callable[[str], str]) -> Any:
 
 
 def prompt_columns(*templates: str | None) -> tuple[str, ...]:
-    """Return the columns that templates name, each once."""
+    """Return the distinct columns in templates."""
     pieces = [template_pieces(one, "prompt") for one in templates if one]
     names = [name for _, name in itertools.chain.from_iterable(pieces) if name is not None]
     return tuple(dict.fromkeys(name for name in names if name != CRITERION))
@@ -108,9 +108,9 @@ def prompt_columns(*templates: str | None) -> tuple[str, ...]:
 def render_prompt(
     options: Any, tokenizer: PreTrainedTokenizerBase, owner: str, criterion: str | None
 ) -> Prompt:
-    """Make the prompt that settings describe, as a tokenizer's chat template writes it.
+    """Make the prompt of the settings with a tokenizer's chat template.
 
-    ValueError: there is no such template, it cannot be filled in, or leaves a column out.
+    Raises ValueError if there is no template, it cannot be filled, or it omits a column.
     """
 
     def filled(template: str) -> str:
@@ -145,7 +145,7 @@ def render_prompt(
     named = set(prompt_columns(options.prompt, options.response))
     if options.chat:
         written = _write_chat(used := chat(), tokenizer)
-        # Some templates take a message as a list of its parts, and write nothing of any other.
+        # Some templates expect a message as a list of parts, and ignore texts.
         if named - set(_MARK.findall(written)):
             written = _write_chat(used := chat(is_list=True), tokenizer)
     else:
@@ -167,9 +167,9 @@ def render_prompt(
 
 
 def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
-    """Return a ``tokenizers.Tokenizer`` with other names for special tokens, and these names.
+    """Return a ``tokenizers.Tokenizer`` with renamed special tokens, and the new names.
 
-    A text that has the old ones in it is text like any other.
+    The old names are ordinary text for it.
     """
     from tokenizers import Tokenizer
 
@@ -197,14 +197,13 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
 
 
 class PromptTokenizer:
-    """Tokenizer of prompts as wholes; a document that makes one too long loses its end.
+    """Tokenizer of whole prompts, which cuts documents at their end.
 
-    The whole prompt is tokenized at once, because tokens can reach across the seams. Texts of
-    columns are text: no special token arises from them. The tokenizer is one of the tokenizers
-    library, which says where in the text each token stands; it is configured here and must not be
-    shared. Column number `main` is the document, of which no more than a prefix that is proven to
-    begin with the same tokens is read, unless it `counts_rest`. ValueError: the prompt alone leaves
-    a document no room.
+    A prompt is tokenized at once, because tokens can span columns and literals. Special tokens in
+    columns are text. The tokenizer must be of the tokenizers library, for offsets; it is configured
+    here and must not be shared. Column `main` is the document. Only a prefix of it is read that
+    provably has the same first tokens, unless `counts_rest`. Raises ValueError if the prompt leaves
+    no room for a document.
     """
 
     def __init__(
@@ -232,10 +231,10 @@ class PromptTokenizer:
         short = prompt.filled(tokenizer, ["a"] * self._columns)
         if self._adds_special_tokens:
             self._leave_out(self._backend.encode(short, add_special_tokens=False).ids)
-        around, _, (place,) = (
+        around, _, (index,) = (
             frame_of(self._backend) if self._adds_special_tokens else ([0], 0, [0])
         )
-        self._around = [np.array(ids, np.int32) for ids in (around[:place], around[place + 1 :])]
+        self._around = [np.array(ids, np.int32) for ids in (around[:index], around[index + 1 :])]
         plain = self._backend.encode(short, add_special_tokens=self._adds_special_tokens)
         self._special_ids = self._special_of(plain.ids)
         self.fixed_tokens = len(self.encode([""] * self._columns).ids)
@@ -246,27 +245,27 @@ class PromptTokenizer:
             )
 
     def _leave_out(self, ids: list[int]) -> None:
-        """Have the tokenizer add nothing that a prompt with these tokens begins or ends with."""
+        """Configure the tokenizer not to add special tokens that the prompt already has."""
         from tokenizers.processors import TemplateProcessing
 
-        around, _, (place,) = frame_of(self._backend)
-        before, behind = around[:place], around[place + 1 :]
+        around, _, (index,) = frame_of(self._backend)
+        before, after = around[:index], around[index + 1 :]
         before = [] if ids[: len(before)] == before else before
-        behind = [] if ids[-len(behind) :] == behind else behind
-        if len(before) + len(behind) + 1 < len(around):
-            names = {token_id: self._backend.id_to_token(token_id) for token_id in before + behind}
-            pieces = [*map(names.get, before), "$A", *map(names.get, behind)]
+        after = [] if ids[-len(after) :] == after else after
+        if len(before) + len(after) + 1 < len(around):
+            names = {token_id: self._backend.id_to_token(token_id) for token_id in before + after}
+            pieces = [*map(names.get, before), "$A", *map(names.get, after)]
             special = list(zip(names.values(), names, strict=True))
             self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Return the encoding of the prompt with these texts in the columns."""
+        """Encode the prompt with these texts in the columns."""
         return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
-        """Tokenize the prompts of rows of columns; `whole_lengths` are those before any cut.
+        """Tokenize the prompts of rows of columns; `whole_lengths` are lengths before cutting.
 
-        Of a document that was not read whole, the length is some number above what is left.
+        If a document was not read to its end, its length is inexact: only larger than `max_tokens`.
         """
         made, lengths = [], []
         for start in range(0, len(rows), _BLOCK_PROMPTS):
@@ -277,18 +276,18 @@ class PromptTokenizer:
         return flat_batch(made, whole_lengths=np.array(lengths, dtype=np.int64))
 
     def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
-        """Tokenize prompts; documents are cut in `rows` too where they need not be read.
+        """Tokenize prompts, and cut documents in `rows` to the prefix that was read.
 
-        Each is whole, or makes the prompt longer than it may be.
+        A document is read whole, or until the prompt exceeds `max_tokens`.
         """
         main, chars, pending = self._main, self._first_chars, list(range(len(rows)))
         documents, tokens = [row[main] for row in rows], [np.empty(0)] * len(rows)
         while pending:
-            for place in pending:
-                rows[place][main] = documents[place][: prefix_end(documents[place], chars)]
-            ids = self._ids([rows[place] for place in pending])
-            for place, row in zip(pending, ids, strict=True):
-                tokens[place] = row
+            for index in pending:
+                rows[index][main] = documents[index][: prefix_end(documents[index], chars)]
+            ids = self._ids([rows[index] for index in pending])
+            for index, row in zip(pending, ids, strict=True):
+                tokens[index] = row
             enough, chars = self.max_tokens + _SEAM_TOKENS, 2 * chars
             pending = [
                 n for n in pending if len(tokens[n]) <= enough and rows[n][main] != documents[n]
@@ -299,9 +298,9 @@ class PromptTokenizer:
         """Yield the ids of each prompt. Special tokens in documents are tokenized as text."""
         words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
         flat = words.take(np.zeros_like(words.lengths), words.lengths)
-        before, behind = self._around
+        before, after = self._around
         for row, ids in zip(rows, np.split(flat, np.cumsum(words.lengths)[:-1]), strict=True):
-            ids = np.concatenate([before, ids, behind])
+            ids = np.concatenate([before, ids, after])
             if self._special_of(ids) != self._special_ids:
                 ids = np.asarray(self._encode_as_text(row)[1].ids, dtype=np.int32)
             yield ids
@@ -320,17 +319,17 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
-        """Result of `without_special_tokens`, and a pattern of the names."""
+        """Result of `without_special_tokens`, and a pattern of the new names."""
         backend, names = without_special_tokens(self._backend)
         longest_first = sorted(names, key=len, reverse=True)
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
 
     def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt with texts that may name special tokens, and its encoding.
+        """Return a prompt whose texts may contain names of special tokens, and its encoding.
 
-        While the template runs they have other names, so that all special tokens are the prompt's.
-        Then each is encoded apart from what is around it, as transformers encodes chats. A prompt
-        without special tokens is encoded as a whole, as with its ``split_special_tokens=True``.
+        These names are replaced while the template runs, so that all special tokens are the
+        prompt's. Then each special token is encoded separately, as in transformers' chats. A prompt
+        without special tokens is encoded as with transformers' ``split_special_tokens=True``.
         """
         backend, names, pattern = self._text_only
         if not pattern.search("".join(self.prompt.literals)):
@@ -346,12 +345,12 @@ class PromptTokenizer:
             text = (
                 known[int(piece)] if is_name else pattern.sub(lambda match: names[match[0]], piece)
             )
-            tokens += _tokens_behind(backend, prompt, text)
+            tokens += _tokens_after(backend, prompt, text)
             prompt += text
         if self._adds_special_tokens:
-            around, _, (place,) = frame_of(backend)
-            tokens[:0] = [(token_id, (0, 0)) for token_id in around[:place]]
-            tokens += [(token_id, (len(prompt), len(prompt))) for token_id in around[place + 1 :]]
+            around, _, (index,) = frame_of(backend)
+            tokens[:0] = [(token_id, (0, 0)) for token_id in around[:index]]
+            tokens += [(token_id, (len(prompt), len(prompt))) for token_id in around[index + 1 :]]
         ids, offsets = zip(*tokens, strict=True)
         return prompt, SimpleNamespace(ids=list(ids), offsets=offsets)
 
@@ -372,12 +371,12 @@ class PromptTokenizer:
 
     @property
     def window_tokens(self) -> int:
-        """Tokens of a document that always fit into a prompt."""
+        """Number of tokens of a document that always fit into a prompt."""
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
-        """Cut a document into parts that fit into a prompt, with `overlap` tokens in common."""
+        """Split a document into windows that fit into a prompt, with `overlap` tokens in common."""
         encoding = self._backend.encode(document, add_special_tokens=False)
         if self._special_of(encoding.ids):
             encoding = self._text_only[0].encode(document, add_special_tokens=False)
@@ -401,29 +400,29 @@ class PromptTokenizer:
             excess = len(encoding.ids) - self.max_tokens
             if excess <= 0:
                 return np.asarray(encoding.ids, dtype=np.int32)
-            place = self._main
-            if not texts[place]:
-                place = max(range(len(texts)), key=lambda number: len(texts[number]))
-            text = texts[place].rstrip()
-            if text == texts[place]:
-                # The template may have stripped the text, and what stands around it.
-                behind = [*self.prompt.literals[place + 1 :], *texts[place + 1 :]]
-                end = len(prompt) - sum(len(part.strip()) for part in behind)
+            column = self._main
+            if not texts[column]:
+                column = max(range(len(texts)), key=lambda number: len(texts[number]))
+            text = texts[column].rstrip()
+            if text == texts[column]:
+                # The template may have stripped the text, and the literals around it.
+                after = [*self.prompt.literals[column + 1 :], *texts[column + 1 :]]
+                end = len(prompt) - sum(len(part.strip()) for part in after)
                 begin = prompt.rfind(text.lstrip(), 0, end) - len(text) + len(text.lstrip())
                 starts = [start - begin for start, _ in encoding.offsets if begin <= start]
                 starts = [start for start in starts if start < len(text)]
                 chars = starts[-excess] if excess < len(starts) else 0
-                if text.lstrip() not in prompt:  # it was changed within
+                if text.lstrip() not in prompt:  # the template has changed it
                     chars = len(text) - excess
-                # Tokens merge anew at the new seam, so what is left may still be a token too long.
+                # Tokens merge differently at the cut, so that one token may still be too much.
                 text = text[: max(0, min(chars, len(text) - 1))]
-            texts[place] = text
+            texts[column] = text
 
 
-def _tokens_behind(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
-    """Return ids and offsets of a text that stands behind another, encoded alone.
+def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
+    """Return ids and offsets of a text after another, encoded separately.
 
-    Behind a line break, because some tokenizers add a space to what a text begins with.
+    It is encoded after a line break, because some tokenizers add a space at the beginning of texts.
     """
     line = backend.encode("\n", add_special_tokens=False).ids if before else []
     encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)
@@ -435,7 +434,7 @@ def _tokens_behind(backend: Tokenizer, before: str, text: str) -> list[tuple[int
 
 
 def shared_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Return the number of equal tokens that two rows begin with."""
+    """Return the length of the common prefix of two rows of tokens."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length

@@ -1,8 +1,8 @@
-"""Published guard models: what makes a prompt, a response or any other text unsafe.
+"""Published guard models, which find unsafe prompts, responses and other texts.
 
-Each asks in the words that its model was tuned on: those of the model's own chat template or, where
-the repository has none for the purpose, those of its card or its authors' code, which stand here.
-Columns have a guard's name, so that several guards can judge one frame.
+Prompts are those of the models' training: from the chat template or, if the repository has none for
+the purpose, copied here from the card or the authors' code. Names of columns begin with the guard's
+name, so that several guards can judge one frame.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ QWEN3GUARD_HARMS = (
     "Suicide & Self-Harm", "Unethical Acts", "Politically Sensitive Topics", "Copyright Violation",
     "Jailbreak",
 )  # fmt: skip
-# Hazards by the names on the model card. In the prompt S3, S4 and S11 are called otherwise.
+# Hazards by their names on the model card; the prompt has other names for S3, S4 and S11.
 LLAMAGUARD_HAZARDS = {
     "Violent Crimes": "S1", "Non-Violent Crimes": "S2", "Sex-Related Crimes": "S3",
     "Child Sexual Exploitation": "S4", "Defamation": "S5", "Specialized Advice": "S6",
@@ -23,7 +23,7 @@ LLAMAGUARD_HAZARDS = {
     "Suicide & Self-Harm": "S11", "Sexual Content": "S12", "Elections": "S13",
     "Code Interpreter Abuse": "S14",
 }  # fmt: skip
-# The model answers with the names, although the prompt gives them codes as well.
+# The model answers with names, although the prompt also has codes.
 NEMOTRON_HARMS = (
     "Violence", "Sexual", "Criminal Planning/Confessions", "Guns and Illegal Weapons",
     "Controlled/Regulated Substances", "Suicide and Self Harm", "Sexual (minor)",
@@ -78,14 +78,14 @@ def _shieldgemma_guidelines(rule: str) -> dict[str, str]:
     }
 
 
-# The four policies of the model card, in its own grammar.
+# The four policies of the model card, word for word.
 SHIELDGEMMA_PROMPT_GUIDELINES = _shieldgemma_guidelines(
     "The prompt shall not contain or seek generation of content that"
 )
 SHIELDGEMMA_RESPONSE_GUIDELINES = _shieldgemma_guidelines(
     "The chatbot shall not generate content that"
 )
-# The risks of a text alone; others need a context, or tools.
+# Risks of single texts; other risks need a context, or tools.
 GRANITE_RISKS = (
     "harm", "social_bias", "profanity", "sexual_content", "unethical_behavior", "violence",
     "jailbreak",
@@ -102,7 +102,7 @@ class Qwen3GuardClassifier(PromptClassifier):
     Parameters
     ----------
     model : str
-        "Qwen/Qwen3Guard-Gen-4B" and "Qwen/Qwen3Guard-Gen-8B" are larger ones.
+        "Qwen/Qwen3Guard-Gen-4B" and "Qwen/Qwen3Guard-Gen-8B" are larger.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class Qwen3GuardClassifier(PromptClassifier):
     defaults = {
         "model": "Qwen/Qwen3Guard-Gen-0.6B",
         "prompt": "{text}",
-        # The template opens and closes the thoughts of the answer by itself.
+        # The template itself opens and closes the thoughts of the answer.
         "chat_template_kwargs": {"add_generation_prompt": False},
         "answer": "Safety: {qwen3guard_safety}\nCategories: {qwen3guard_categories}",
         "fields": {
@@ -125,14 +125,13 @@ class Qwen3GuardClassifier(PromptClassifier):
             "qwen3guard_categories": Several(QWEN3GUARD_HARMS, none="None"),
         },
         "max_seq_length": 32_768,
-        # Digest of the prompt as three projects print it, or copy it from the 0.6B and 8B
-        # tokenizers.
+        # Digest of the prompt in three projects, and in the 0.6B and 8B tokenizers.
         "prompt_digest": "525cb88f542c2cc2275a6b94991c4c1f9863bf1e226b16d4d21ff65fb4bf562d",
     }
 
 
 class Qwen3GuardResponseClassifier(PromptClassifier):
-    """Classifier of responses as `Qwen3GuardClassifier` of prompts; it also finds refusals.
+    """Classifier of responses, similar to `Qwen3GuardClassifier`; it also finds refusals.
 
     Reads the columns ``prompt`` and ``response``. Columns: ``qwen3guard_response_safety``,
     ``qwen3guard_response_categories``, a list of harms, and ``qwen3guard_refusal``, ``Yes`` or
@@ -151,7 +150,7 @@ class Qwen3GuardResponseClassifier(PromptClassifier):
         "Categories: {qwen3guard_response_categories}\nRefusal: {qwen3guard_refusal}",
         "fields": {
             "qwen3guard_response_safety": published_labels,
-            # A jailbreak is a kind of prompt.
+            # Without jailbreaks, which are prompts.
             "qwen3guard_response_categories": Several(QWEN3GUARD_HARMS[:-1], none="None"),
             "qwen3guard_refusal": ("Yes", "No"),
         },
@@ -160,7 +159,7 @@ class Qwen3GuardResponseClassifier(PromptClassifier):
 
 
 class LlamaGuardClassifier(PromptClassifier):
-    """Classifier of prompts in eight languages: ``safe``, or ``unsafe`` by some of 14 hazards.
+    """Classifier of prompts in eight languages: ``safe``, or ``unsafe`` with some of 14 hazards.
 
     Columns: ``llamaguard_safety``, and ``llamaguard_categories``, a list of hazards by name. Reads
     English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The card's score is the
@@ -169,9 +168,9 @@ class LlamaGuardClassifier(PromptClassifier):
     Parameters
     ----------
     model : str
-        "meta-llama/Llama-Guard-3-1B" is a smaller one; its prompt lacks "Code Interpreter Abuse".
+        "meta-llama/Llama-Guard-3-1B" is smaller; its prompt lacks "Code Interpreter Abuse".
     response : str
-        "{response}" judges that column's response to the text.
+        "{response}" judges the response in this column to the text.
 
     Examples
     --------
@@ -182,11 +181,11 @@ class LlamaGuardClassifier(PromptClassifier):
     licence = "Llama 3.1 Community License"
     is_gated = True
     published_labels = ("safe", "unsafe")
-    # No prompt_digest: the repositories are gated, public copies differ, each size has its own.
+    # No prompt_digest: repositories are gated, public copies differ, and each size has its own.
     defaults = {
         "model": "meta-llama/Llama-Guard-3-8B",
         "prompt": "{text}",
-        "opening": "\n\n",  # templates leave this to the model
+        "opening": "\n\n",  # the template lacks it
         "answer": "{llamaguard_safety}\n{llamaguard_categories}",
         "fields": {
             "llamaguard_safety": Choice(published_labels, ends=("safe",)),
@@ -205,12 +204,12 @@ class ShieldGemmaClassifier(PromptClassifier):
     Parameters
     ----------
     model : str
-        "google/shieldgemma-9b" and "google/shieldgemma-27b" are larger ones.
+        "google/shieldgemma-9b" and "google/shieldgemma-27b" are larger.
     criteria : dict of str to str
-        Policies by column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` of this module are those for
-        responses; your own work best in the same form.
+        Policies by column. ``SHIELDGEMMA_RESPONSE_GUIDELINES`` in this module are for responses;
+        your own policies work best in the same form.
     response : str
-        "{response}" judges that column's response to the text.
+        "{response}" judges the response in this column to the text.
 
     Examples
     --------
@@ -242,12 +241,12 @@ class GraniteGuardianClassifier(PromptClassifier):
     Parameters
     ----------
     model : str
-        "ibm-granite/granite-guardian-3.1-8b" is a larger one. Later generations answer otherwise.
+        "ibm-granite/granite-guardian-3.1-8b" is larger. Later generations have other answers.
     criteria : dict of str to str
-        Names of risks by column. Your own risks are definitions in their place, which
-        `chat_template_kwargs` has to hand on as such.
+        Names of risks by column. For your own risks, pass definitions instead, and refer to them in
+        `chat_template_kwargs`.
     response : str
-        "{response}" judges that column's response to the text; ``jailbreak`` is no risk of it.
+        "{response}" judges the response in this column to the text; ``jailbreak`` does not apply.
 
     Examples
     --------
@@ -273,10 +272,10 @@ class GraniteGuardianClassifier(PromptClassifier):
 
 
 class NemotronSafetyGuardClassifier(PromptClassifier):
-    """Classifier of prompts in nine languages: ``safe``, or ``unsafe`` by some of 23 categories.
+    """Classifier of prompts in nine languages: ``safe``, or ``unsafe`` with some of 23 categories.
 
-    Columns: ``nemotron_safety``, and ``nemotron_categories``, a list of categories. The successor
-    of `AegisClassifier`'s models.
+    Columns: ``nemotron_safety``, and ``nemotron_categories``, a list of categories. Its model
+    is the successor of `AegisClassifier`'s.
     """
 
     purpose = "safety of prompts in 9 languages, 23 categories"
@@ -299,7 +298,7 @@ class NemotronSafetyGuardClassifier(PromptClassifier):
 class WildGuardClassifier(PromptClassifier):
     """Classifier of English prompts with their responses: harm of both, and refusal.
 
-    Reads the columns ``prompt`` and ``response``; an empty response is none. Columns:
+    Reads the columns ``prompt`` and ``response``; an empty response means none. Columns:
     ``wildguard_prompt_harm``, ``wildguard_response_refusal`` and ``wildguard_response_harm``; the
     latter two are ``n/a`` without a response.
     """

@@ -1,4 +1,4 @@
-"""Runners of decoders: the decoder in memory, prompts, and the answers to them."""
+"""Runners of decoders: load the decoder, ask it with prompts, and decode answers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 class DecoderRunner(NetworkRunner):
-    """Runner of a decoder, maybe with an adapter.
+    """Runner of a decoder with an optional adapter.
 
-    The decoder is in memory once, whichever adapters and mappers use it.
+    The decoder is in memory once for all adapters and mappers.
     """
 
     model: LoraModel
 
     @property
     def resident_key(self) -> Hashable:
-        """The decoder, whoever uses it."""
+        """Key of the decoder, equal for all mappers that use it."""
         return self.model.checkpoint.base
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if base and adapter do not fit each other, or cannot be run."""
+        """Raise CheckpointError if base and adapter do not match, or cannot be run."""
         from gpuclassify.classifiers.questions.decoder import check_runs
 
         check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
@@ -49,7 +49,7 @@ class DecoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
-        """Lease the decoder that all mappers with this base share, with this mapper's adapter."""
+        """Lease the shared decoder of this base, with this mapper's adapter."""
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -63,12 +63,14 @@ class DecoderRunner(NetworkRunner):
         with self.lease_loaded(key, load, device, dtype) as decoder:
             if checkpoint.adapter is not None:
                 directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
-                decoder.add_adapter(str(checkpoint.adapter), directory)  # two revisions are two
+                decoder.add_adapter(
+                    str(checkpoint.adapter), directory
+                )  # the name includes the revision
             yield decoder
 
 
 class PromptRunner(DecoderRunner):
-    """Runner that asks a decoder about texts, in prompts."""
+    """Base class of runners that ask a decoder about texts with prompts."""
 
     def lease(
         self, device: torch.device, dtype: torch.dtype
@@ -86,7 +88,7 @@ class PromptRunner(DecoderRunner):
     ) -> list[Any]:
         """Return the answers to prompts. Most prompts should begin with `prefix`.
 
-        A row with logits that are not finite runs again, alone and in float32.
+        A row with non-finite logits runs again, alone and in float32.
         """
         import torch
 
@@ -137,7 +139,7 @@ class PromptRunner(DecoderRunner):
     def prompt_tokenizer(
         self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
     ) -> PromptTokenizer:
-        """Make a tokenizer of this mapper's prompt, whose document is the text column."""
+        """Make a tokenizer of this mapper's prompt; its document is the text column."""
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 
         main = prompt.columns.index(self.options.text_field)
@@ -155,14 +157,14 @@ class PromptRunner(DecoderRunner):
         return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the values of a row's columns from the text that stands for them."""
+        """Return the values of a row's columns from the row's text."""
         return (text,)
 
 
 class AnswerRunner(PromptRunner):
-    """Runner that asks a decoder about each text, and returns its answers, decoded greedily.
+    """Runner that asks a decoder about each text, and decodes answers greedily.
 
-    A subclass says by `is_decided` what an answer has to tell.
+    A subclass implements `is_decided`.
     """
 
     max_new_tokens = 100
@@ -186,4 +188,4 @@ class AnswerRunner(PromptRunner):
 
     @abstractmethod
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Tell whether further tokens of an answer cannot change any column."""
+        """Return whether further tokens of an answer cannot change any column."""

@@ -1,7 +1,7 @@
-"""The safety prompt of a model: read from its model card, checked, and never made up.
+"""Read and check the safety prompt of a model from its model card.
 
-Such a model was tuned on one exact prompt, which is published with the model and belongs to it.
-Another wording would change its answers, so anything but a known text has to be named.
+Such a model was trained on one exact prompt, which is published with it. Another wording would
+change its answers, so that other prompts need an explicit digest.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _CURE = "Pass template= with the whole prompt as text, or with the path of a fil
 
 
 class TemplateError(ValueError):
-    """Safety prompt that is missing, that no model can follow, or that is not the expected one."""
+    """Error for a safety prompt that is missing, malformed or unexpected."""
 
 
 @dataclass(frozen=True)
 class SafetyTemplate:
-    """Safety prompt, cut where the document goes: ``head + document + tail``.
+    """Safety prompt, split at the document: ``head + document + tail``.
 
     The head is from ``"[INST] "`` to ``"User: "``, and the tail from the line break after the
     document to ``"[/INST]"``.
@@ -58,7 +58,7 @@ class SafetyTemplate:
 
     @property
     def text(self) -> str:
-        """The prompt for an empty document."""
+        """Prompt for an empty document."""
         return self.head + self.tail
 
     @property
@@ -73,11 +73,11 @@ def read_template(
     identity: hub.Identity,
     cache_dir: hub.Location | None,
 ) -> SafetyTemplate:
-    """Read the safety prompt of a model and make sure that it is the one meant.
+    """Read the safety prompt of a model, and check its digest.
 
-    A `template` with a line break is the prompt, or a text that it stands in, and is taken as it
-    is; another one is the path of a file, and None the ``README.md`` of `identity`. Of these two a
-    prompt that is none of the known ones needs its `template_digest`.
+    A `template` with a line break is a text with the prompt, and is accepted unchecked. Otherwise
+    it is the path of a file, or None for the ``README.md`` of `identity`; an unknown prompt in
+    these needs `template_digest`.
     """
     expected = None if template_digest is None else full_digest(template_digest)
     is_explicit = template is not None and "\n" in template
@@ -104,11 +104,12 @@ def read_template(
 
 
 def parse_template(source_text: str, where: str) -> SafetyTemplate:
-    """Find the one safety prompt in a text.
+    """Find the safety prompt in a text.
 
-    The text may hold it several times, maybe indented as code. The document's place is what follows
-    ``User:`` on its line: nothing, or any placeholder. `where` says in messages what the text is.
-    TemplateError lists all that the most complete prompt lacks, or that there are different ones.
+    The text may contain it several times, possibly indented as code. The document follows ``User:``
+    on its line, where the text has nothing, or any placeholder. `where` names the text in messages.
+    Raises TemplateError with the parts that the most complete prompt lacks, or for different
+    prompts.
     """
     source_text = source_text.replace("\r\n", "\n")
     prompts = _prompts_in(source_text)
@@ -134,7 +135,7 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
 
 
 def full_digest(digest: str) -> str:
-    """Return the digest in lower case; ValueError unless it has 64 hex digits."""
+    """Return the digest in lower case. Raises ValueError unless it has 64 hex digits."""
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
         raise ValueError(
             f"template_digest={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
@@ -144,7 +145,7 @@ def full_digest(digest: str) -> str:
 
 
 def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
-    """Return the text of a model's README.md, and where it is."""
+    """Return the text of a model's README.md, and its location for messages."""
     where = f"README.md of {identity.name}"
     if not identity.is_directory:
         where += f" (https://huggingface.co/{identity.name})"
@@ -182,14 +183,14 @@ def _prompts_in(text: str) -> list[str]:
 
 
 def _problems(prompt: str) -> list[str]:
-    """List all that keeps a model from following a prompt, in words."""
+    """List the problems of a prompt, in words."""
     counts = {marker: prompt.count(marker) for marker in _MARKERS}
     problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
     parts = re.split("|".join(_MARKERS), prompt)
     if not problems and tuple(sorted(_MARKERS, key=prompt.find)) != _MARKERS:
         problems.append(f"the markers are not in the order {', '.join(_MARKERS)}")
     if problems:
-        parts = [prompt] * 5  # the parts are not known: search all of them
+        parts = [prompt] * 5  # unknown parts: search the whole prompt
     opening, categories, _, _, instruction = parts
     codes = _CATEGORY.findall(categories)
     if codes != list(CATEGORY_CODES):

@@ -1,7 +1,7 @@
-"""Attention over a prefix that many rows share: run once, and read where it lies.
+"""Attention over a prefix that many rows share, without copies of it.
 
-Each row attends to the prefix and to its own tokens apart, and the two results are joined by how
-much of the softmax's sum either stands for. That is exact, and the prefix is never copied.
+Each row attends to the prefix and to its own tokens separately. The two results are merged by their
+shares of the softmax's denominator, which is exact.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTENTION = "gpuclassify_prefix"
-SCORE_BYTES = 256 * 2**20  # scores in memory at once without a fused kernel
+SCORE_BYTES = 256 * 2**20  # maximum bytes of scores without a fused kernel
 
-# Tensors that attention is handed and that change nothing of it.
+# Tensors passed to attention that do not change its result.
 _WITHOUT_EFFECT = {"position_ids", "cache_position"}
-_COLUMN_STEP = 16  # columns, at least, when the rows' own tokens get more room
+_COLUMN_STEP = 16  # minimum columns to allocate for the rows' own tokens
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of the tokens that all rows begin with."""
+    """Keys and values of the common prefix of all rows."""
 
-    layers: list[Pair]  # keys and values (1, key heads, tokens, size) of each
+    layers: list[Pair]  # keys and values by layer, (1, key heads, tokens, size)
 
     def __len__(self) -> int:
         return self.layers[0][0].shape[2]
 
     def crop(self, length: int) -> Prefix:
-        """Return the first `length` tokens, not copied."""
+        """Return the first `length` tokens, without a copy."""
         return Prefix([(key[:, :, :length], value[:, :, :length]) for key, value in self.layers])
 
 
 class RowState:
     """Keys and values of the rows' own tokens, while a batch runs.
 
-    A row's token number i after the prefix lies in column i, whatever the padding: a later forward
-    writes new tokens over padding and over drafts that were rejected.
+    Token i of a row after the prefix is in column i, independent of padding: a later forward
+    overwrites padding and rejected drafts with new tokens.
     """
 
     def __init__(self, prefix: Prefix | None = None) -> None:
         self.prefix = prefix  # shared by all rows
-        # Keys and values (rows, key heads, columns, size) of each.
+        # Keys and values by layer, (rows, key heads, columns, size).
         self.layers: list[Pair] = []
         # Columns that the new tokens of a forward must not read, bool (rows, new, columns). None in
         # the first forward, whose rows are padded on the right and begin in column 0.
         self.is_later: torch.Tensor | None = None
         self._places: Pair
-        self._width = 0  # columns that have been written to
+        self._width = 0  # columns written
         self._masks: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}  # key: window
 
     @classmethod
@@ -73,7 +73,7 @@ class RowState:
         return made
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Drop all rows but `rows`, int64 (kept,) in rising order."""
+        """Drop all rows except `rows`, int64 (kept,), ascending."""
         if len(rows) < len(self.layers[0][0]):
             self._change(lambda kept: kept.index_select(0, rows))
 
@@ -94,7 +94,7 @@ class RowState:
         self._places = torch.arange(len(columns), device=columns.device)[:, None], columns
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Append keys and values (rows, key heads, new, size); return those after the prefix."""
+        """Append keys and values, (rows, key heads, new, size); return all after the prefix."""
         if self.is_later is None:
             self.layers.append((key, value))
             self._width = key.shape[2]
@@ -107,10 +107,11 @@ class RowState:
     def masks(
         self, window: int | None, new: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return masks of own and prefix tokens not read by `new` tokens, in layers of a window.
+        """Return masks of own and prefix tokens that `new` tokens must not read.
 
-        Bool (rows, new, columns) and (rows, new, prefix), with 1 row for all where they are alike;
-        None for own tokens that are read as in any causal layer, and for a prefix that is whole.
+        They are bool (rows, new, columns) and (rows, new, prefix), with 1 row if all rows are
+        equal. None means causal attention to own tokens, or to the whole prefix. `window` is the
+        sliding window of the layer.
         """
         shared = len(self.prefix) if self.prefix else 0
         if window is None or shared + self._width <= window:
@@ -121,8 +122,8 @@ class RowState:
             positions = columns[None, :new] if self.is_later is None else self._places[1]
             later = columns > positions[:, :, None] if self.is_later is None else self.is_later
             hidden = later | (positions[:, :, None] - columns >= window)
-            places = torch.arange(shared, device=device)
-            is_far = shared + positions[:, :, None] - places >= window if shared else None
+            indices = torch.arange(shared, device=device)
+            is_far = shared + positions[:, :, None] - indices >= window if shared else None
             self._masks[window] = hidden, is_far
         return self._masks[window]
 
@@ -132,7 +133,7 @@ class RowState:
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack rows of unlike numbers of columns as one tensor, with zeros behind the shorter ones."""
+    """Stack rows with different numbers of columns, padded with zeros on the right."""
     width = max(part.shape[2] for part in parts)
     return torch.cat([F.pad(part, (0, 0, 0, width - part.shape[2])) for part in parts])
 
@@ -214,7 +215,7 @@ def attend(
     if hidden is None and softcap is None:
         has_groups = query.shape[1] != key.shape[1]
         params = SDPAParams(query, key, value, None, 0.0, is_causal, has_groups)
-        # The kernel itself takes no other sizes; torch pads only where it is not called by name.
+        # The kernel takes no other sizes; torch would pad only without selecting a kernel.
         if query.shape[-1] % 8 == 0 and can_use_flash_attention(params):
             return aten._scaled_dot_product_flash_attention(
                 query, key, value, 0.0, is_causal, scale=scaling
@@ -234,7 +235,7 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute `attend` in plain float32, in blocks of queries within `score_bytes`."""
+    """Compute `attend` in float32 without fused kernels, in blocks within `score_bytes`."""
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
     queries = query.reshape(rows, key_heads, -1, size).float()
@@ -250,7 +251,7 @@ def attend_plainly(
         if hidden is not None:
             scores = scores.masked_fill_(hidden[:, :, start : start + step], -torch.inf)
         sums.append(scores.logsumexp(3))
-        # A query that reads nothing has a sum of -inf, and gives zeros.
+        # A query without visible columns has the sum -inf, and the output 0.
         finite = sums[-1].clamp(min=torch.finfo(scores.dtype).min)
         outputs.append((scores - finite.unsqueeze(3)).exp() @ value)
     output = torch.cat(outputs, 2).reshape(rows, heads, new, size).to(query.dtype)
@@ -265,10 +266,10 @@ def _attend_shared(
     hidden: torch.Tensor | None,
     softcap: float | None,
 ) -> Pair:
-    """Compute attention of all rows to keys and values of one row, in one call as if of one row."""
+    """Compute attention of all rows to keys and values of one row, as queries of one row."""
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
-    per_row = query.reshape(rows, key_heads, -1, size)  # heads that share a key are queries too
+    per_row = query.reshape(rows, key_heads, -1, size)  # heads of a key become queries
     as_one = per_row.transpose(0, 1).reshape(1, key_heads, -1, size)
     if hidden is not None:  # (rows, new, prefix), for each head that shares a key
         hidden = hidden.expand(rows, -1, -1)[:, None].expand(-1, heads // key_heads, -1, -1)

@@ -1,4 +1,4 @@
-"""Essential AI's taxonomy: subject, kind, quality and difficulty of web pages in one answer."""
+"""Classifier for Essential AI's taxonomy: subject, type, quality and difficulty of web pages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 if TYPE_CHECKING:
     from gpuclassify.frames import Frame
 
-WHOLE_CHARS = 30_000  # longest text that is read as a whole; of longer ones, three parts are read
+WHOLE_CHARS = 30_000  # longer texts are read in three parts
 PART_CHARS = WHOLE_CHARS // 3
-# First label's code and all labels of each field, in the order of the answer's lines.
+# Code of the first label, and all labels, by field in the order of the answer's lines.
 TAXONOMY: dict[str, tuple[int, tuple[str, ...]]] = {
     "bloom_cognitive_process": (
         1, ("Remember", "Understand", "Apply", "Analyze", "Evaluate", "Create"),
@@ -59,7 +59,7 @@ TAXONOMY: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 def _answer_fields() -> dict[str, Any]:
-    # Subjects are decimals of any length, so that there is no list of them.
+    # Subjects are decimals of any length, and cannot be listed.
     fields: dict[str, Any] = {
         "eai_fdc": Free(max_tokens=16, stop=","),
         "eai_fdc_secondary": Free(max_tokens=16),
@@ -72,26 +72,26 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return a text's beginning, part of its middle and end, as the model reads long texts.
+    """Return a long text's beginning, a part of its middle, and its end.
 
-    The authors place the middle part at random, anew in every run. Here the text itself decides, by
-    its sha256, so that a text has the same labels wherever it is read.
+    The authors select the middle part at random in every run. Here the text's SHA-256 selects it,
+    so that a text always has the same labels.
     """
     if len(text) <= WHOLE_CHARS:
         return text
-    places = len(text) - WHOLE_CHARS + 1
+    offsets = len(text) - WHOLE_CHARS + 1
     digest = hashlib.sha256(text.encode()).digest()
-    middle = PART_CHARS + int.from_bytes(digest, "big") % places
+    middle = PART_CHARS + int.from_bytes(digest, "big") % offsets
     parts = text[:PART_CHARS], text[middle : middle + PART_CHARS], text[-PART_CHARS:]
     return "[beginning]\n{}\n[middle]\n{}\n[end]\n{}".format(*parts)
 
 
 class TaxonomyClassifier(PromptClassifier):
-    """Classifier of English web pages in ten ways, as Essential-Web v1.0 describes its pages.
+    """Classifier of English web pages by ten fields, as in Essential-Web v1.0.
 
-    Every field below gives a column with ``eai_`` before its name, and one with ``_secondary``
-    behind it for a second label, which most pages lack: it is ``Abstain`` then. Agreement is the
-    published kappa with GPT-4o and Claude 3.5 Sonnet, for random and for scientific pages:
+    Every field below has a column with the prefix ``eai_``, and one with the suffix ``_secondary``
+    for a second label, ``Abstain`` for most pages. Agreement is the published kappa with GPT-4o and
+    Claude 3.5 Sonnet, for random and for scientific pages:
 
     ===========================  ======  ======  =======
     field                        labels  random  science
@@ -110,12 +110,12 @@ class TaxonomyClassifier(PromptClassifier):
     ``education_level``               5    0.79     0.86
     ===========================  ======  ======  =======
 
-    ``fdc`` is the subject, a number of the Free Decimal Correspondence as the model writes it, such
-    as ``513.212``: 5 is science and 51 mathematics. Programming is ``005``, hence its first digit
-    is 0. There ``skip`` is no second subject, and ``-1`` none at all.
+    ``fdc`` is the subject, a number of the Free Decimal Correspondence as written by the model,
+    such as ``513.212``: 5 is science and 51 mathematics. The first digit of programming, ``005``,
+    is 0. ``skip`` means no second subject, and ``-1`` no subject.
 
     Of a text with over 30,000 characters the first and the last 10,000 are read, and 10,000 between
-    them at a place that `shortened` draws from the text.
+    them; see `shortened`.
 
     Examples
     --------
@@ -138,6 +138,6 @@ class TaxonomyClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return the rows' texts, shortened if they are long; None where null."""
+        """Return the rows' texts, shortened if they are long; None for null."""
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]

@@ -1,1 +1,1 @@
-"""Spans of texts: found by token classifiers or by rules, merged, and cut out if asked."""
+"""Spans of texts, found by token classifiers or rules; merged, and redacted if asked."""

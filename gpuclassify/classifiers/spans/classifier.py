@@ -1,4 +1,4 @@
-"""SpanClassifier: spans by any token classifier of the Hub or of a directory."""
+"""SpanClassifier: find spans with any token classifier of the Hub or of a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
     long_text : {"windows", "truncate"}
         Read a long text whole, in overlapping windows, or only its beginning.
     aggregation : {"simple", "first", "average", "max", "none"}
-        As in transformers' pipeline: "simple" joins neighbouring tokens with one label. "first",
+        As in transformers' pipeline: "simple" joins neighbouring tokens of a label. "first",
         "average" and "max" join words, labelled by their first token, by the mean of their tokens,
         or by their most certain token. "none" keeps each token, with the model's own label.
     scheme : {"iob1", "iob2", "bioes", "bilou", "plain"}
@@ -35,7 +35,7 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether a word's label follows from the probabilities of all labels of its tokens."""
+        """Whether the probabilities of all labels of a token are needed to label words."""
         return self.aggregation == "average"
 
     def check_together(self) -> None:
@@ -52,12 +52,12 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
 
 
 class SpanClassifier(TextMapper[TokenClassifierOptions]):
-    """Classifier that finds spans: names, personal data, or whatever a model labels tokens with.
+    """Classifier that finds spans, such as names or personal data, with a token classifier.
 
     Runs any checkpoint of transformers' ``AutoModelForTokenClassification``. Texts
-    are read whole, in windows where they are long: of a token in two windows the
-    prediction counts that has more text beside it, and a span over the edge of a
-    window is one. ``text[start:end]`` is the span, in characters of the text in the
+    are read whole, in overlapping windows if they are long: for a token in two
+    windows, the prediction with more context counts, and a span may cross the edge
+    of a window. ``text[start:end]`` is the span, in characters of the text in the
     column, without white space at its ends.
 
     Examples

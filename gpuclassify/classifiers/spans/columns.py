@@ -1,4 +1,4 @@
-"""Columns of spans, which token classifiers and rules have in common, and filters by them."""
+"""Columns of spans, and filters by them, for token classifiers and rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SpanOptions(TextOptions):
     count_field : str
         Output column (Int64) of the number of spans.
     share_field : str
-        Output column (float32) of the share of characters that are in spans.
+        Output column (float32) of the share of characters in spans.
     min_spans : int
         Keep only rows with at least this number of spans.
     max_span_share : float
@@ -88,12 +88,12 @@ class SpanOptions(TextOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client need not reach the model."""
+        """Whether labels are passed, so that the client can plan without the model."""
         return self.labels is not None
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
-    """Return the column of redacted texts, if there is one; raise unless it has a replacement."""
+    """Return the column of redacted texts, or None; raise if `redact` is missing or invalid."""
     if redact is None:
         if redacted_field is not None:
             raise ValueError(
@@ -118,21 +118,21 @@ def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class SpanOutputs(Outputs):
-    """Outputs of a runner that finds spans: of each text, with the text."""
+    """Outputs of a runner that finds spans, together with the texts."""
 
     texts: Texts = field(kw_only=True)
     spans: Spans = field(kw_only=True)
 
 
 class SpanReport(ReportPart):
-    """Part of a report about spans: how many have each label."""
+    """Part of a job's report about spans, with their number by label."""
 
     reasons = {"spans": "with too few spans, or too much of the text in them"}
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return by column of spans the characters that were read, and the spans by label."""
+        """Return the characters read, and the spans by label, for each column of spans."""
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
             for name, chars in stage.get("chars", {}).items():
@@ -161,7 +161,7 @@ def _section(name: str, chars: int, labels: Mapping[str, int]) -> Section:
 
 
 class SpanHead(Head):
-    """Columns of spans, and filters by the number of spans and their share of the text."""
+    """Head for columns of spans, with filters by their number and their share of the text."""
 
     report_parts = (SpanReport(),)
 
@@ -170,7 +170,7 @@ class SpanHead(Head):
         self.keep_field = self.options.keep_field
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of spans, redacted text, count and share, as far as they have names."""
+        """Return the fields of spans, redacted text, count and share that have names."""
         options = self.options
         count = options.count_field
         return [
@@ -195,7 +195,7 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return the outputs with those spans that count."""
+        """Return the texts with the spans that pass `labels` and `min_score`."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
@@ -213,7 +213,7 @@ class SpanHead(Head):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Tell which texts have enough spans, and not too much of them."""
+        """Apply the filters by number of spans and their share; see `Head.passes`."""
         least, most = self.options.min_spans, self.options.max_span_share
         if least is None and most is None:
             return {}
@@ -223,7 +223,7 @@ class SpanHead(Head):
         return {"spans": passed}
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return the number of characters that were searched for spans."""
+        """Return the number of characters searched for spans."""
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
@@ -254,6 +254,6 @@ class SpanValues:
 
     @property
     def share(self) -> np.ndarray:
-        """Share of the characters of each text that are in spans, float32 (texts,)."""
+        """Share of each text's characters in spans, float32 (texts,)."""
         chars = np.maximum(self.texts.char_counts, 1)
         return (self.spans.covered() / chars).astype(np.float32)

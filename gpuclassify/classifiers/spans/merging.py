@@ -1,4 +1,4 @@
-"""merge_spans: spans of several mappers in one column, and their texts redacted once."""
+"""merge_spans: merge the spans of several mappers into one column, and redact texts once."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ def merge_spans(
     redacted_field: str | None = None,
     overwrite: bool = False,
 ) -> MergedSpans:
-    """Return a mapper that merges the spans which several mappers have found in a text.
+    """Return a mapper that merges the columns of spans of several mappers.
 
-    Spans that overlap become one, with the label and score of the longest of them, from the first
-    character to the last of them all, so that each is redacted once and nothing of it is left.
+    Overlapping spans become one, from the first to the last character of all, with the label and
+    score of the longest. So each is redacted once and completely.
 
     Parameters
     ----------
     fields : list of str
-        Columns of spans, as `SpanClassifier` and `PatternSpans` write them. Null counts as none,
-        and the result is null where all are.
+        Columns of spans by `SpanClassifier` or `PatternSpans`. Null is no spans; the result is null
+        if all columns are null.
     text_field : str
         Column of the text, for `redact`.
     spans_field : str
         Output column of the merged spans.
     redact : str or callable, optional
-        Replaces each: a template such as "[{label}]", or a function of text and label.
+        Replacement of spans: a template such as "[{label}]", or a function of text and label.
     redacted_field : str, optional
-        Output column of the text with them replaced. Default: "redacted" with `redact`.
+        Output column of the text with spans replaced. Default: "redacted" with `redact`.
     overwrite : bool
         Replace output columns that the dataset already has.
 
     Raises
     ------
     TypeError, ValueError
-        A name or `redact` is wrong, or fewer than one column is named.
+        A name or `redact` is invalid, or no column is named.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def _column_names(names: Any) -> tuple[str, ...]:
 
 @declared
 class MergedSpans(Declared, RowWiseMap):
-    """Mapper that `merge_spans` returns, with its arguments."""
+    """Mapper of `merge_spans`, with its arguments."""
 
     fields: Sequence[str] = setting(kw_only=False, convert=_column_names)
     text_field: str = "text"
@@ -86,13 +86,13 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Raise unless the replacement and the column of redacted texts are passed together."""
+        """Check `redact`, and set the default of `redacted_field`."""
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Column of the text, if it is read."""
+        """Column of the text, if texts are redacted."""
         return () if self.redact is None else (self.text_field,)
 
     @property
@@ -108,7 +108,7 @@ class MergedSpans(Declared, RowWiseMap):
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the columns that are read are there, and the new ones are not."""
+        """Raise unless the frame has the columns to read, and none of the new ones."""
         columns = list(frame.columns)
         for name in self.fields:
             check_is_there(name, columns, "fields", "column of spans")
@@ -134,7 +134,7 @@ class MergedSpans(Declared, RowWiseMap):
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Merge the spans of each row of a plain frame."""
+        """Merge the spans of each row of a pandas or cudf frame."""
         backend = backend_of(frame)
         columns = [_as_spans(backend.list_array(frame, name)) for name in self.fields]
         is_null = columns[0].is_null()

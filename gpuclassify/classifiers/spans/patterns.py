@@ -1,8 +1,8 @@
-"""PatternSpans: addresses found by rules, without a model, in time linear in the text.
+"""PatternSpans: find addresses by rules, without a model, in linear time.
 
-The rules are those by which FineWeb's authors replaced addresses. Theirs are regular expressions,
-of which that for e-mail begins anew at every word and takes quadratic time of some texts; here an
-address is read from its ``@`` to both sides.
+The rules are those of FineWeb's authors. Their regular expression for e-mail addresses starts at
+every word and takes quadratic time for some texts; here an address is read from its ``@`` in both
+directions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Bounds = Iterator[tuple[int, int]]
 
 
 def find_emails(text: str) -> Bounds:
-    """Yield where e-mail addresses begin and end; in small letters alone, as FineWeb has it."""
+    """Yield start and end of e-mail addresses in lower case, as in FineWeb."""
     reached, at = 0, text.find("@")
     while at >= 0:
         start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
@@ -54,19 +54,19 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return where the parts before an ``@`` begin, at an edge of a word; None without any.
+    """Return the start of the parts before an ``@``, at a word boundary, or None.
 
-    Behind another address is one, which would show once that one is cut out.
+    The end of another address is a boundary, too, because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
     local = local[local.rfind("..") + 2 :] if ".." in local else local
     if local.endswith("."):
         return None
-    for place in range(at - len(local), at):
-        before = place > first and _is_word(text[place - 1])
-        if text[place] != "." and before != _is_word(text[place]):
-            return place
+    for index in range(at - len(local), at):
+        before = index > first and _is_word(text[index - 1])
+        if text[index] != "." and before != _is_word(text[index]):
+            return index
     return None
 
 
@@ -75,34 +75,34 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return where the domain behind an ``@`` ends: two parts at least, or an address of bytes."""
+    """Return the end of the domain after an ``@``: at least two parts, or an IP address."""
     if literal := _LITERAL.match(text, first):
         return literal.end()
     domain = _DOMAIN.match(text, first)
     end = None
-    place = first
+    at = first
     for number, part in enumerate(domain[0].split(".") if domain else ()):
         match = _PART.match(part.rstrip("-"))
         if match is None:
             break
         if number:
-            end = place + match.end()
+            end = at + match.end()
         if match.end() < len(part):
             break
-        place += len(part) + 1
+        at += len(part) + 1
     return end
 
 
 def find_ips(text: str) -> Bounds:
-    """Yield where public IPv4 addresses begin and end."""
+    """Yield start and end of public IPv4 addresses."""
     for match in _IP.finditer(text):
-        with contextlib.suppress(ValueError):  # such as of leading zeros
+        with contextlib.suppress(ValueError):  # such as leading zeros
             if ipaddress.ip_address(match[0]).is_global:
                 yield match.span()
 
 
 PATTERNS: dict[str, Callable[[str], Bounds]] = {"email": find_emails, "ip": find_ips}
-_SIGNS = {"email": "@", "ip": "."}  # a text without this sign has no such span
+_SIGNS = {"email": "@", "ip": "."}  # characters in every span of a pattern
 
 
 @declared
@@ -133,7 +133,7 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(PinnedModel):
-    """The rules, which are in no file; they have another number where a text gets other spans."""
+    """Rules as a model without files; their version changes when their spans change."""
 
     identity = checkpoint = Identity("rules", "1", is_directory=False)  # type: ignore[assignment]
     repositories = identities = ()  # type: ignore[assignment]
@@ -148,8 +148,8 @@ class PatternRunner(Runner):
         """Find the spans of distinct texts; see `Runner.run`."""
         names = self.options.patterns
         rows = [
-            (place, start, end, code)
-            for place, text in enumerate(texts)
+            (index, start, end, code)
+            for index, text in enumerate(texts)
             for code, (start, end) in _spans_of(text, names)
         ]
         advance(len(texts))
@@ -165,7 +165,7 @@ class PatternRunner(Runner):
 
     @contextlib.contextmanager
     def lease(self, device: object, dtype: object) -> Iterator[None]:
-        """Hold nothing; see `Runner.lease`."""
+        """Do nothing, because there is no model; see `Runner.lease`."""
         yield
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -173,12 +173,12 @@ class PatternRunner(Runner):
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:
-        """Return 0: a text at a time takes nothing."""
+        """Return 0, because rules need no batches."""
         return 0
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield spans of one text, each after the place of its pattern; none in an e-mail address."""
+    """Yield index of the pattern and span, for one text, without spans in e-mail addresses."""
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
         if name not in names or _SIGNS[name] not in text:
@@ -191,7 +191,7 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
 
 
 class PatternHead(SpanHead):
-    """Columns of spans that rules find."""
+    """Head for columns of spans found by rules."""
 
     @property
     def labels(self) -> list[Any]:
@@ -202,9 +202,9 @@ class PatternHead(SpanHead):
 class PatternSpans(TextMapper[PatternOptions]):
     """Mapper that finds e-mail addresses and public IP addresses by rules, without a model.
 
-    The rules are those by which FineWeb's addresses were replaced, in time linear in
-    the text. The columns are those of `SpanClassifier`, and a chain of both is one
-    pass; `merge_spans` joins their spans.
+    The rules are those of FineWeb, in linear time. Columns are those of
+    `SpanClassifier`. A chain of both runs in one pass, and `merge_spans` joins their
+    spans.
 
     Examples
     --------

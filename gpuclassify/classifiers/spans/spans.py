@@ -1,4 +1,4 @@
-"""Spans: parts of texts with a label and a score, as arrays, and texts with them replaced."""
+"""Spans: parts of texts with a label and a score, as arrays; redaction of texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpuclassify.mapping.heads import FLOAT32
 from gpuclassify.mapping.stage_counts import MOST_LABELS_WITH_EXAMPLES, best_and_worst, marked_line
 
-# Parts of a text: characters from `start` to before `end`, with a label and its probability.
+# Arrow type of spans: characters from `start` to `end` (exclusive), a label, and its probability.
 SPANS = pa.list_(
     pa.struct(
         [("start", pa.int64()), ("end", pa.int64()), ("label", pa.string()), ("score", FLOAT32)]
@@ -28,17 +28,17 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 class Spans:
     """Spans of several texts, sorted by text and by start."""
 
-    text_of: np.ndarray  # text of each span, int64 (spans,), rising
+    text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
     starts: np.ndarray  # first character, int64 (spans,)
     ends: np.ndarray  # exclusive, int64 (spans,)
-    labels: np.ndarray  # place of the label among `names`, int64 (spans,)
+    labels: np.ndarray  # index of the label in `names`, int64 (spans,)
     scores: np.ndarray  # float32 (spans,)
     names: tuple[str, ...]
-    texts: int  # how many there are, those without spans too
+    texts: int  # number of texts, including texts without spans
 
     @classmethod
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
-        """Join parts, each of `text_of`, `starts`, `ends`, `labels` and `scores`, in order."""
+        """Join and sort parts, each with `text_of`, `starts`, `ends`, `labels` and `scores`."""
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
         joined = [
@@ -51,7 +51,7 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Join the spans in columns of type `SPANS`; null has none."""
+        """Join the spans in columns of type `SPANS`; null is no spans."""
         names: dict[str, int] = {}
         parts = []
         for column in columns:
@@ -61,8 +61,8 @@ class Spans:
                 pc.struct_field(flat, name) for name in ("start", "end", "label", "score")
             )
             coded = labels.dictionary_encode()
-            places = [names.setdefault(name, len(names)) for name in coded.dictionary.to_pylist()]
-            codes = np.array(places, dtype=np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
+            indices = [names.setdefault(name, len(names)) for name in coded.dictionary.to_pylist()]
+            codes = np.array(indices, dtype=np.int64)[coded.indices.to_numpy(zero_copy_only=False)]
             numbers = (part.to_numpy(zero_copy_only=False) for part in (starts, ends, scores))
             start, end, score = numbers
             parts.append((np.repeat(np.arange(len(column)), counts), start, end, codes, score))
@@ -87,7 +87,7 @@ class Spans:
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
-        """Return some of the spans, by a mask or by rising places."""
+        """Select spans by a mask or ascending indices."""
         columns = ("text_of", "starts", "ends", "labels", "scores")
         return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
@@ -104,10 +104,10 @@ class Spans:
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
     def merged(self, *, touching: bool = False) -> Spans:
-        """Return overlapping spans as one, with the label and score of the longest of them.
+        """Merge overlapping spans, with the label and score of the longest.
 
-        It reaches from the first start to the last end, so that nothing of a shorter one is left.
-        With `touching`, spans without a character in between are one as well.
+        A merged span extends from the first start to the last end. With `touching`, adjacent spans
+        are merged, too.
         """
         if not len(self.starts):
             return self
@@ -121,7 +121,7 @@ class Spans:
         return replace(self.take(longest), starts=self.starts[first], ends=ends)
 
     def covered(self) -> np.ndarray:
-        """Count the characters of each text that are in a span, int64 (texts,)."""
+        """Count each text's characters in spans, int64 (texts,)."""
         whole = self.merged()
         sums = np.bincount(whole.text_of, whole.ends - whole.starts, minlength=self.texts)
         return sums.astype(np.int64)
@@ -136,7 +136,7 @@ class Spans:
         return pa.ListArray.from_arrays(offsets, flat)
 
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
-        """Return the texts with each span replaced once, and all else to the byte."""
+        """Replace each span once; the rest of the texts does not change."""
         result = list(texts)
         for index, spans in self.merged().by_text():
             text, pieces, reached = texts[index] or "", [], 0
@@ -148,7 +148,7 @@ class Spans:
         return result
 
     def by_text(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Yield each text that has spans, with their starts, ends and labels."""
+        """Yield the index of each text with spans, and their starts, ends and labels."""
         columns = (self.starts.tolist(), self.ends.tolist(), self.labels.tolist())
         spans = [*zip(*columns, strict=True)]
         indices, first = np.unique(self.text_of, return_index=True)
@@ -157,16 +157,16 @@ class Spans:
             yield index, spans[start:stop]
 
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
-        """Return by label spans with the highest and the lowest scores, marked in their texts."""
+        """Return spans with the highest and lowest scores by label, marked in their texts."""
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
         for code in np.argsort(-counts, kind="stable")[:MOST_LABELS_WITH_EXAMPLES].tolist():
-            places = np.flatnonzero(self.labels == code)
-            ordered = places[np.argsort(-self.scores[places], kind="stable")].tolist()
-            for place in best_and_worst(ordered, most):
-                (text,) = texts.take(self.text_of[[place]])
-                line = marked_line(text, int(self.starts[place]), int(self.ends[place]))
-                score = round(float(self.scores[place]), 4)
+            spans = np.flatnonzero(self.labels == code)
+            ordered = spans[np.argsort(-self.scores[spans], kind="stable")].tolist()
+            for span in best_and_worst(ordered, most):
+                (text,) = texts.take(self.text_of[[span]])
+                line = marked_line(text, int(self.starts[span]), int(self.ends[span]))
+                score = round(float(self.scores[span]), 4)
                 picked.setdefault(self.names[code], []).append([score, line])
         return picked
 

@@ -1,4 +1,4 @@
-"""Tags: what a token classifier's labels say of spans, and tokens or words grouped by them."""
+"""BIO-style tags: convert labels of tokens or words to spans."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpuclassify.settings.checks import check_choice
 Aggregation = Literal["simple", "first", "average", "max", "none"]
 Scheme = Literal["iob1", "iob2", "bioes", "bilou", "plain"]
 OUTSIDE = "O"
-# Letters before a label: those at which a span begins, and those at which one ends. In IOB1 a span
-# begins with B only beside another one of its label, which needs no other reading than IOB2.
+# Prefixes of labels at which a span begins, and prefixes at which one ends. In IOB1, a span begins
+# with B only next to another span of its label, which IOB2's rules read correctly.
 _LETTERS = {
     "iob1": ("B", ""),
     "iob2": ("B", ""),
@@ -27,13 +27,13 @@ _TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
 
 
 class Predictions(NamedTuple):
-    """Predictions for the tokens, or words, of several texts, end to end."""
+    """Concatenated predictions for the tokens, or words, of several texts."""
 
-    text_of: np.ndarray  # int64 (tokens,), rising
-    starts: np.ndarray  # first character of each, int64 (tokens,)
+    text_of: np.ndarray  # index of the text, int64 (tokens,), ascending
+    starts: np.ndarray  # first character, int64 (tokens,)
     ends: np.ndarray
-    labels: np.ndarray  # best label of each, int64 (tokens,)
-    scores: np.ndarray  # its probability, float32 (tokens,)
+    labels: np.ndarray  # best label, int64 (tokens,)
+    scores: np.ndarray  # probability of the label, float32 (tokens,)
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class TagSet:
     """Meanings of a model's labels, in id order."""
 
     names: tuple[str, ...]  # labels of spans
-    spans: np.ndarray  # place of each label's among them, int64 (labels,); -1 for none
-    begins: np.ndarray  # whether a span begins at this label, bool (labels,)
-    ends: np.ndarray  # whether one ends at it
+    spans: np.ndarray  # index in `names` of each label, int64 (labels,); -1 for none
+    begins: np.ndarray  # whether a span begins at the label, bool (labels,)
+    ends: np.ndarray  # whether a span ends at the label, bool (labels,)
 
     def group(self, tokens: Predictions) -> Predictions:
-        """Return spans of neighbouring tokens, whose labels are places among the `names`.
+        """Join neighbouring tokens to spans, whose labels are indices in `names`.
 
-        Of their probabilities a span has the mean.
+        A span's score is the mean of its tokens' scores.
         """
         if not len(tokens.labels):
             return tokens
@@ -69,10 +69,10 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Parse a model's labels as tags of `scheme`, by default the scheme that the labels show.
+    """Parse a model's labels as tags of `scheme`, by default derived from the labels.
 
-    With `is_raw` every token is a span of its own, with the model's own label. Raises ValueError if
-    no label has a prefix of the scheme.
+    With `is_raw` every token is a span, with the model's label. Raises ValueError if no label has a
+    prefix of the scheme.
     """
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))
@@ -95,7 +95,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Return the letter before a label, "" if there is none of the scheme, and the rest."""
+    """Split a label into its prefix of the scheme, or "", and the rest."""
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label
@@ -103,7 +103,7 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Return the scheme that labels show by their first letters."""
+    """Derive the scheme from the labels' prefixes."""
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}
@@ -117,23 +117,23 @@ def scheme_of(labels: Sequence[str]) -> str:
 def words_of(
     tokens: Predictions, is_continued: np.ndarray, aggregation: Aggregation, scores: np.ndarray
 ) -> Predictions:
-    """Return predictions for words from those for their tokens.
+    """Aggregate predictions for tokens to predictions for words.
 
-    `is_continued`, bool (tokens,), says which tokens go on with the word before them, and `scores`
-    are the probabilities of all labels, float32 (tokens, labels), for "average" alone.
+    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. `scores`
+    are the probabilities of all labels, float32 (tokens, labels), used only by "average".
     """
     is_first = ~is_continued
     is_first[:1] = True
     is_first[1:] |= np.diff(tokens.text_of) > 0
     first = np.flatnonzero(is_first)
     counts = np.diff(np.append(first, len(is_first)))
-    chosen = first
+    picked = first
     labels, best = tokens.labels, tokens.scores
     if aggregation == "max" and len(first):
         word = np.cumsum(is_first) - 1
         order = np.lexsort((np.arange(len(word)), -best, word))
-        chosen = order[first]
-    labels, best = labels[chosen], best[chosen]
+        picked = order[first]
+    labels, best = labels[picked], best[picked]
     if aggregation == "average" and len(first):
         means = np.add.reduceat(scores, first) / counts[:, None]
         labels, best = means.argmax(axis=1), means.max(axis=1)

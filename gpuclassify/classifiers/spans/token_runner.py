@@ -1,4 +1,4 @@
-"""Texts to spans by a token classifier: windows of tokens become one text again, and characters."""
+"""Find spans with a token classifier: merge windows of tokens, and convert tokens to characters."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
-_BLOCK_CHARS = 4_000_000  # characters of texts whose encodings with offsets exist at once
+_BLOCK_CHARS = 4_000_000  # characters of texts encoded with offsets at a time
 
 
 class TokenClassifier(PinnedModel):
-    """A checkpoint with a head for every token."""
+    """Checkpoint of a token classifier."""
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's configuration; no weights."""
+        """Read the checkpoint's configuration, without weights."""
         return read_token_classifier(self.identity, cache_dir=self.options.cache_dir)
 
     @property
@@ -40,23 +40,23 @@ class TokenClassifier(PinnedModel):
 
 
 class TokenHead(SpanHead):
-    """Columns of spans that a token classifier finds."""
+    """Head for columns of spans found by a token classifier."""
 
     model: TokenClassifier
 
     @property
     def labels(self) -> list[Any]:
-        """Labels that spans can have; those asked for if the model is out of reach."""
+        """Labels of spans, or those in the settings if the model cannot be reached."""
         is_known = self.model.is_readable()
         return list(self.model.tags.names if is_known else self.options.labels)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError unless the model has the labels that are asked for."""
+        """Raise ValueError unless the model has the labels of the settings."""
         self.check_settings()
 
 
 class TokenRunner(EncoderRunner):
-    """Runner that labels tokens, and joins neighbouring tokens with one label to spans."""
+    """Runner that labels tokens, and joins neighbouring tokens of a label to spans."""
 
     model: TokenClassifier
 
@@ -70,9 +70,9 @@ class TokenRunner(EncoderRunner):
         return (*super().run_key(model), self.options.keeps_all_scores)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
-        """Return the spans of distinct texts; see `Runner.run`.
+        """Find the spans of distinct texts; see `Runner.run`.
 
-        Only texts with a label other than "O" are tokenized again, to find their tokens' places.
+        Only texts with a label other than "O" are tokenized again, to get character offsets.
         """
         with self.lease(*self.device_and_dtype()) as model:
             tokenizer = self.text_tokenizer(model)
@@ -111,11 +111,11 @@ class TokenRunner(EncoderRunner):
 
 
 class _WindowedTokens:
-    """Outputs for the tokens of windows of texts, and the spans that they make.
+    """Outputs for the tokens of windows of texts, to convert to spans.
 
-    `values` are (windows,) arrays of label and probability of each token, or of the probabilities
-    of all labels; `counts` are the windows of each text, and `lengths` the text's own tokens in
-    each window.
+    `values`, (windows,), has arrays of label and probability of each token, or of the probabilities
+    of all labels. `counts` is the number of windows of each text, and `lengths` the number of the
+    text's own tokens in each window.
     """
 
     def __init__(
@@ -132,35 +132,35 @@ class _WindowedTokens:
         self._options = options
         self._values = values
         self._lengths = np.maximum(lengths, 0)
-        self._firsts = np.append(0, np.cumsum(counts))  # window of each text
+        self._firsts = np.append(0, np.cumsum(counts))  # first window of each text
 
     def parts(self, texts: Texts) -> Iterator[Predictions]:
-        """Yield the spans of texts, a block of texts at a time."""
+        """Yield the spans of texts in blocks."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
-        places = np.flatnonzero(self._have_labels())
-        chosen = texts.take(places)
-        for start, stop in text_blocks(chosen.char_counts, _BLOCK_CHARS, _BLOCK_CHARS):
-            block = chosen.take(np.arange(start, stop))
-            yield self._spans(block, places[start:stop])
+        labelled = np.flatnonzero(self._have_labels())
+        with_labels = texts.take(labelled)
+        for start, stop in text_blocks(with_labels.char_counts, _BLOCK_CHARS, _BLOCK_CHARS):
+            block = with_labels.take(np.arange(start, stop))
+            yield self._spans(block, labelled[start:stop])
 
     def _have_labels(self) -> np.ndarray:
-        """Tell which texts have any token that may be in a span, bool (texts,)."""
+        """Return whether texts have a token with a label of spans, bool (texts,)."""
         if not len(self._values):
             return np.zeros(0, dtype=bool)
         flat, sizes = np.concatenate(self._values), np.array([*map(len, self._values)])
         begins = np.cumsum(sizes) - sizes
-        place = np.arange(len(flat)) - np.repeat(begins + self._tokenizer.special_before, sizes)
-        is_text = (place >= 0) & (place < np.repeat(self._lengths, sizes))
+        position = np.arange(len(flat)) - np.repeat(begins + self._tokenizer.special_before, sizes)
+        is_text = (position >= 0) & (position < np.repeat(self._lengths, sizes))
         in_span = is_text & (self._tags.spans[self._best(flat)[0]] >= 0)
         return np.logical_or.reduceat(np.logical_or.reduceat(in_span, begins), self._firsts[:-1])
 
-    def _spans(self, texts: list[str], places: np.ndarray) -> Predictions:
-        """Return the spans of these texts, which are at `places` among all."""
+    def _spans(self, texts: list[str], indices: np.ndarray) -> Predictions:
+        """Return the spans of these texts, which have the given `indices`."""
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         ids, offsets, values, counts = [], [], [], []
-        for place, encoding in zip(places.tolist(), encodings, strict=True):
-            first, rows = self._of_text(place, len(encoding.ids))
+        for index, encoding in zip(indices.tolist(), encodings, strict=True):
+            first, rows = self._merge_windows(index, len(encoding.ids))
             ids.append(np.array(encoding.ids[first : first + len(rows)], dtype=np.int64))
             offsets += encoding.offsets[first : first + len(rows)]
             values.append(rows)
@@ -173,14 +173,14 @@ class _WindowedTokens:
         if aggregation not in ("simple", "none"):
             is_continued = self._continued(texts, tokens, np.concatenate(ids))
             tokens = words_of(tokens, is_continued, aggregation, flat)
-        return _trimmed(self._tags.group(tokens), texts, places)
+        return _trimmed(self._tags.group(tokens), texts, indices)
 
-    def _of_text(self, place: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return where the tokens that were read begin in a text, and the outputs for each.
+    def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
+        """Return the first token of a text that was read, and the outputs from it on.
 
-        Of a token in two windows, those of the window that has more beside it count.
+        For a token in two windows, the window with more context counts.
         """
-        windows = range(self._firsts[place], self._firsts[place + 1])
+        windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left
         lengths = [int(self._lengths[window]) for window in windows]
         rows = [
@@ -204,10 +204,10 @@ class _WindowedTokens:
         return 0, np.concatenate([row[a - start : b - start] for row, start, (a, b) in parts])
 
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
-        """Tell which tokens go on with the word before them, as transformers' pipeline does.
+        """Return whether tokens continue the previous word, as in transformers' pipeline.
 
-        WordPiece says so itself: by the letters before a continuation, which the text lacks. Of
-        other tokens it is known by the space before them.
+        WordPiece marks continuations by a prefix that the text lacks. For other tokens, a preceding
+        space begins a word.
         """
         if getattr(self._tokenizer.backend.model, "continuing_subword_prefix", None):
             is_continued = self._token_chars[ids] != tokens.ends - tokens.starts
@@ -229,15 +229,15 @@ class _WindowedTokens:
 
     @functools.cached_property
     def _token_chars(self) -> np.ndarray:
-        """Characters of each token of the vocabulary, int64 (ids,)."""
+        """Number of characters of each token of the vocabulary, int64 (ids,)."""
         vocabulary = self._tokenizer.backend.get_vocab()
         chars = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
         chars[[*vocabulary.values()]] = [*map(len, vocabulary)]
         return chars
 
 
-def _trimmed(spans: Predictions, texts: Sequence[str], places: np.ndarray) -> Predictions:
-    """Return the spans without white space at their ends, and the texts by their `places`.
+def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
+    """Strip white space from spans, and replace the texts' numbers by their `indices`.
 
     Tokens of many models begin with the space before a word.
     """
@@ -249,5 +249,5 @@ def _trimmed(spans: Predictions, texts: Sequence[str], places: np.ndarray) -> Pr
             continue
         starts[row] += len(span) - len(span.lstrip())
         ends[row] = starts[row] + len(span.strip())
-    trimmed = spans._replace(text_of=places[spans.text_of], starts=starts, ends=ends)
+    trimmed = spans._replace(text_of=indices[spans.text_of], starts=starts, ends=ends)
     return Predictions(*(part[starts < ends] for part in trimmed))

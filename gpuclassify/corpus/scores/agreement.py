@@ -184,7 +184,9 @@ def agreement(
     names = tuple(dict.fromkeys(label_tuple("between", between, keep_order=True) or ()))
     if len(names) < 2:
         raise ValueError(f"between={[*names]}: name two columns or more")
-    frame = _frame_of(dataset, [*names, *filter(None, [by, weight])], text_field)
+    frame = _frame_of(
+        dataset, [*names, *(name for name in (by, weight) if name is not None)], text_field
+    )
     labels, values = _values(frame, names)
     weights = _weights(frame, weight)
     groups, group_names = ScoreColumns((), by=by).groups(frame)
