@@ -26,9 +26,10 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	$(PYTEST) -m "$(HERE) and contract"
 
-# All tests that need no GPU, no Debian package and no published weights.
+# All tests that need no GPU, no Debian package and no published weights. BUT="and not slow" leaves
+# out property tests over thousands of inputs, smoke tests of benchmarks, and other slow ones.
 test-all: $(VENV)/.dev
-	$(PYTEST) --durations 25 -m "$(HERE)"
+	$(PYTEST) --durations 25 -m "$(HERE) $(BUT)"
 
 # Every change of the file system that a command makes fails, and every file that it keeps is damaged;
 # signals at a hundred moments, and thousands of inputs that a grammar makes. Hours on two cores.

@@ -59,7 +59,7 @@ class EmbeddingOptions(ModelOptions):
         return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError(

@@ -130,7 +130,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     by_head: tuple[tuple[str, ClassifierOptions], ...] = field(default=(), init=False)
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         check_decision(self)
         heads = _named_heads(self.heads)

@@ -51,7 +51,7 @@ class TokenOptions(TextOptions):
     special_tokens: bool = False
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.max_chars is not None:
             raise ValueError(

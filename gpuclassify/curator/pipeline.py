@@ -206,7 +206,7 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Files of the model."""
+        """Pinned model of the settings, whose network and columns are the user's."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:

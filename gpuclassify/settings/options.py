@@ -248,7 +248,7 @@ class ModelOptions(TextOptions):
     windows_field: str | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         self._check_windows()
 
@@ -332,7 +332,7 @@ class PairOptions(ModelOptions):
     pair_truncation: PairTruncation | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         names, query, truncation = self.text_field, self.query, self.pair_truncation
         if query is not None and not isinstance(names, str):
@@ -379,7 +379,7 @@ class LabelOptions(TextOptions):
     keep_field: str | None = setting(default=None, group=ROWS)
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         check_decision(self)
 
@@ -442,7 +442,7 @@ class ScoreOptions(LabelOptions, PairOptions):
     min_kept_share: float | None = setting(default=None, is_share=True)
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         least, *about = self.line_names
         criteria = [name for name in about if getattr(self, name) is not None]
@@ -505,7 +505,7 @@ class ClassifierOptions(ScoreOptions):
     )
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         thresholds = self.thresholds
         if thresholds is None:

@@ -63,7 +63,7 @@ class FastTextOptions(LabelOptions):
     preprocess: Preprocess | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.score_label is None and self.needs_score:
             raise ValueError(

@@ -61,7 +61,7 @@ class AegisOptions(LoraOptions):
     raw_field: str | None = "_aegis_raw_pred"
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.template_digest is not None:
             full_digest(self.template_digest)

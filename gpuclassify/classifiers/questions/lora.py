@@ -50,7 +50,7 @@ class LoraOptions(LabelOptions, ModelOptions):
     base_revision: str | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         check_text("base_model", self.base_model, "the Hub name or directory of the decoder")
 

@@ -197,7 +197,7 @@ class PromptOptions(ClassifierOptions):
     prompt_digest: str | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         self.check_text_field()
         check_text("prompt", self.prompt, "a text with a column in braces, such as {text}")
         for name in ("system", "opening"):

@@ -39,7 +39,7 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
         return self.aggregation == "average"
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         if self.long_text not in ("windows", "truncate"):
             raise ValueError(

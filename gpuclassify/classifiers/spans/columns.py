@@ -70,7 +70,7 @@ class SpanOptions(TextOptions):
     keep_field: str | None = None
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         check_decision(self)
         redacted = check_redaction(self.redact, self.redacted_field)

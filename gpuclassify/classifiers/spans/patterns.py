@@ -124,7 +124,7 @@ class PatternOptions(SpanOptions):
     spans_field: str = "pattern_spans"
 
     def check_together(self) -> None:
-        """Check the settings; see `Declared.check_together`."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         super().check_together()
         patterns = label_tuple("patterns", self.patterns, keep_order=True) or ()
         for pattern in patterns:

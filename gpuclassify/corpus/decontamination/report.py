@@ -41,7 +41,7 @@ class ItemOutcomes(TextOutcomes):
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the worst passages by benchmark."""
+        """Return the passages with the largest overlap, by benchmark, as examples by label."""
         return {"labels": self.worst, "dropped": {}}
 
 

@@ -240,7 +240,10 @@ class Duplicates(Declared, Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """Decide for each document that may have a duplicate; see `groups.decide`."""
+        """Decide lazily which documents stay, among those that may have duplicates.
+
+        `keep` may write intermediate frames, and returns the frames to go on with.
+        """
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
         moved = by_partition(components, corpus.npartitions)

@@ -115,7 +115,7 @@ class AnnotationSet:
 
     @property
     def states(self) -> dict[str, str]:
-        """State of each input file when it was last annotated."""
+        """Size and version of each input file when it was last annotated, by name."""
         return {name: file.state for name, file in self.files.items()}
 
     def job_keys(self, files: Collection[str]) -> str:

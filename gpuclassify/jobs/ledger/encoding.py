@@ -139,7 +139,7 @@ class Encoding:
 
 
 def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
-    """Convert a plain pandas or cudf frame to an Arrow table with metadata for plain readers.
+    """Convert a pandas or cudf frame to an Arrow table whose metadata pandas can parse.
 
     Raises ValueError if columns or levels of the index have equal names as text.
     """
