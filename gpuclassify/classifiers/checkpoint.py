@@ -12,7 +12,7 @@ from gpuclassify.settings.signatures import takes
 
 
 class DistributedDataClassifier(TextMapper[ClassifierOptions]):
-    """Classifier that runs any text classification checkpoint of the Hub or of a directory.
+    """Classifier that runs any checkpoint of the Hub or of a directory.
 
     Reads the layouts of the published classifiers, and the architectures of
     transformers' ``AutoModelForSequenceClassification``, including GTE as it was
@@ -28,15 +28,15 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
     regression, more outputs     none               outputs, list<float32>
     ===========================  =================  =======================
 
-    By default, a single output is a regression, and for pairs CrossEncoder's score.
+    By default, one output is a regression, and for pairs CrossEncoder's score.
 
     Parameters
     ----------
     score_field : str
-        Output column of scores. Default: none for labels, "score" for regression.
+        Column of scores: by default none, or "score" for regression.
     labels : list of str
-        Labels in id order, for a client without the checkpoint, or instead of LABEL_0, LABEL_1 and
-        so on: one per text, unless `problem_type` is set.
+        Labels in id order, for a client without the checkpoint, or instead of LABEL_0 and so on:
+        one per text, unless `problem_type` is set.
 
     Examples
     --------

@@ -183,7 +183,7 @@ def get_client(
         return _start_elsewhere(cluster_type, workers, memory, options)
     check_count("n_workers", n_workers, may_be_none=True)
     check_count("threads_per_worker", threads_per_worker, may_be_none=True)
-    gpu_cluster_options(options, **memory)  # so that mistakes fail on machines without a GPU, too
+    gpu_cluster_options(options, **memory)  # mistakes fail on machines without a GPU, too
     if security is None and listens_here_alone(options):
         options["security"] = make_security(True)
     if cluster_type == "cpu":

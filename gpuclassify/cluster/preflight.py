@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# To turn it off: dask.config.set({"gpuclassify.preflight": False}).
+# Turn it off by dask.config.set({"gpuclassify.preflight": False}).
 SETTING = "gpuclassify.preflight"
 # Versions that affect results or messages between processes; other `COMPARED` ones rarely do.
 DECISIVE = ("gpuclassify", "python", "torch", "transformers", "tokenizers", "cudf")

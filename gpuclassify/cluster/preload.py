@@ -48,7 +48,7 @@ class ProcessSettings(WorkerPlugin):
         if worker.nanny:
             if (
                 os.environ.get(SAFE_PATH) == BY_US
-            ):  # so that programs started by tasks have their usual path
+            ):  # programs started by tasks need their usual path
                 del os.environ[SAFE_PATH]
             os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
             keep_freed_memory()

@@ -77,7 +77,7 @@ def parse_walltime(walltime: str) -> int | None:
 
 
 def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
-    """Raise ValueError for a number of workers other than that of GPUs, per Slurm job or node."""
+    """Raise ValueError if a Slurm job or node has different numbers of GPUs and workers."""
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
             raise ValueError(

@@ -388,7 +388,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Return the first row before `end` whose calculation fails."""
+    """Find the first row before `end` with a failing calculation."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2

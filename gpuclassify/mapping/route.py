@@ -199,7 +199,7 @@ class Route(Declared, PartitionMap):
         keep, indices_in_tables = np.full(len(frame), not has_filters), np.full(len(frame), -1)
         tables, counted = [schema.empty_table()], {}
         visits = [visit for visit in self._masks(frame) if visit[1].any()]
-        # In a fixed order, models that do not fit together would evict each other.
+        # Models that do not fit together would evict each other in a fixed order.
         visits.sort(key=lambda visit: (not visit[0].runner.is_loaded, visit[0].options.model))
         if backend.MOST_NUMBERS is not None:
             for mapper in self.members:

@@ -28,7 +28,7 @@ class Withdrawn:
     is_refused: bool = True
 
 
-ANY_VALUE = object()  # value in `harmless`: the argument is ignored
+ANY_VALUE = object()  # marks in `harmless` that all values are ignored
 _ANY = (ANY_VALUE,)
 _NORMALIZED = Renamed("normalize", lambda flag: ("case", "white_space") if flag else None)
 _BY_CHARACTERS = (("compare_by", "characters"),)

@@ -209,14 +209,14 @@ class ModelOptions(TextOptions):
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
-        Library that cuts batches: gpuclassify or CrossFit.
+        Cut batches like gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
         Pack texts without padding, or pad; "auto": pack if outputs agree; "reference":
         transformers' own code.
     strict : bool
         Refuse labels other than the class's instead of a warning.
     unpack_inference_batch : bool
-        Pass keyword arguments instead of a dict to your own module.
+        Pass keywords instead of a dict to your own module.
     long_text : {"truncate", "windows", "ends", "lines"}
         Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
@@ -473,7 +473,7 @@ class ClassifierOptions(ScoreOptions):
     Attributes
     ----------
     score_format : {"list", "struct"}
-        Scores as a list in id order, or a struct by label.
+        List in id order, or a struct by label.
     labels_field : str
         Output column (list of strings) of labels above their threshold.
         `filter_by` keeps rows with any of them.

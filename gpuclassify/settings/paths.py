@@ -21,12 +21,12 @@ def exists(path: Location) -> bool:
 
 
 def is_file(path: Location) -> bool:
-    """Return whether `path` is a regular file; raise as `exists` does."""
+    """Return whether `path` is a regular file; may raise OSError, like `exists`."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Return whether `path` is a directory; raise as `exists` does."""
+    """Return whether `path` is a directory; may raise OSError, like `exists`."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 

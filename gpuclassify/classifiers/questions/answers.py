@@ -62,7 +62,7 @@ class Choice(Declared):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Field with any number of options, each at most once, in the order in which they are written.
+    """Field with any number of options, each at most once, in the order of the text.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Freely(tuple[int, ...]):
 
 
 class _Node:
-    """Node of a choice's token tree, at which tokens differ, or an option is decided."""
+    """Node of a choice's token tree: tokens differ there, or an option is decided."""
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
@@ -493,7 +493,7 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the possible tokens after an option, with which `text` ends."""
+        """Return the possible tokens after an option at the end of `text`."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])

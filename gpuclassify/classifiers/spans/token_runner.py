@@ -176,7 +176,7 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the first token of a text that was read, and the outputs from it on.
+        """Return the first token of a text that was read, and the outputs of all tokens read.
 
         For a token in two windows, the window with more context counts.
         """
