@@ -64,7 +64,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression that runs this mapper and then `parent`'s; None if it saves nothing."""
+        """Return one expression for this mapper and then `parent`'s; None if it saves nothing."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
