@@ -114,7 +114,7 @@ def test_labels_of_tokens_leave_the_device_at_the_end_of_a_block_alone(on_host, 
     ("passing", "line"),
     [
         (None, FETCH),
-        (lambda outputs: outputs[:, 0] > 0, "going[follower.passing(made.cpu().numpy())]"),
+        (lambda outputs: outputs[:, 0] > 0, "rows[follower.passing(values.cpu().numpy())]"),
     ],
 )
 @pytest.mark.parametrize("engine_name", ["packed", "padded"])
