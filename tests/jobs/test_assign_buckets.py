@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 import yaml
+from click.testing import CliRunner
 from distributed import Client
 from job_faults import in_process
 
@@ -28,7 +29,6 @@ from gpuclassify import (
     classify,
 )
 from gpuclassify.commands.cli import main
-from gpuclassify.commands.settings import JobSettings, load_settings
 from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.stores.opening import open_store
 from tests.fasttext_models import WORDS
@@ -136,14 +136,15 @@ def test_the_recipe_of_nemotron_cc_is_numpys_from_the_text_on(
         own["model"] = str(checkpoint(own["classifier"]))
     quality["model"] = str(fasttext_model("chars"))
     Path("nemotron-cc.yaml").write_text(yaml.safe_dump(settings | {"part_size": 100}))
-    JobSettings.of(load_settings("nemotron-cc.yaml")).job().run()
+    done = CliRunner().invoke(main, ["buckets", "--config", "nemotron-cc.yaml", "--workers", "1"])
+    assert done.exit_code == 0, done.output
 
     mappers = [
         FineWebNemotronEduClassifier(model=nemotron["model"]),
         FineWebMixtralEduClassifier(model=mixtral["model"]),
         FastTextClassifier(**{k: v for k, v in quality.items() if k != "classifier"}),
     ]
-    names = settings["buckets"]["scores"]
+    names = settings["scores"]
     found = result(tmp_path, "buckets")
     np.testing.assert_allclose(found[names], classify(frame, mappers)[names], atol=1e-4)
     wanted = expected(found.drop(columns=[c for c in found if "bucket" in c]), names)

@@ -181,7 +181,7 @@ def test_tokens_that_other_files_declare_are_added(write, name, file, settings, 
 
 def test_a_declared_token_with_the_id_of_another_place_is_refused(write):
     directory = write("tokenizer.json", added_tokens_decoder={"950": RIVER})
-    with pytest.raises(CheckpointError, match=r"'river' is declared with id 950, and .* gets 901"):
+    with pytest.raises(CheckpointError, match=r"'river' is declared with id 950, and gets 901"):
         read_tokenizer("acme/model", directory)
 
 

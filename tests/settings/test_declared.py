@@ -150,9 +150,9 @@ def test_a_frame_stays_as_it_is():
 
 
 def test_defaults_are_not_shown_whichever_form_they_have():
-    assert repr(Settings(names=("a",), number=np.float64(0.5))) == "Settings(weights={})"
-    assert repr(Settings(names=["a", "b"])) == "Settings(names=('a', 'b'), weights={})"
-    assert repr(Settings(function=lower)) == "Settings(weights={}, function=lower)"
+    assert repr(Settings(names=("a",), number=np.float64(0.5))) == "Settings()"
+    assert repr(Settings(names=["a", "b"])) == "Settings(names=('a', 'b'))"
+    assert repr(Settings(function=lower)) == "Settings(function=lower)"
     long = Settings(condition="x" * 200)
     assert len(repr(long)) < 200 < len(long.code()) and eval(long.code()) == long
 
