@@ -410,8 +410,8 @@ class HeadsRunner(EncoderRunner):
 class HeadClassifier(TextMapper[HeadClassifierOptions]):
     """Classifier with several heads on one embedding of every text.
 
-    A head is a directory or a Hub repository in the format of `gpuclassify
-    convert`; its ``config.json`` defines its outputs. A head "a" writes the most
+    A head is a directory or a Hub repository in the format of ``gpuclassify
+    convert``; its ``config.json`` defines its outputs. A head "a" writes the most
     probable label to ``a_pred``, and the probabilities of all labels with
     `score_field`; a regression writes ``a_score``. Defaults of `backbone`,
     `revision`, `pooling`, `normalize`, `prompt` and `max_seq_length` are the
