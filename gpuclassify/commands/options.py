@@ -27,7 +27,7 @@ from gpuclassify.commands.settings import (
     family_name,
     find_family,
 )
-from gpuclassify.settings.checks import kinds_of, setting_names
+from gpuclassify.settings.checks import check_names, kinds_of, setting_names
 from gpuclassify.settings.options import LABELLED, MODEL, ROWS, TEMPLATE, TEXTS
 from gpuclassify.settings.signatures import explanations
 
@@ -364,7 +364,10 @@ def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | Non
 
 
 def read_recipe(
-    options: Mapping[str, Any], own: Mapping[str, Any], **paths: Any
+    options: Mapping[str, Any],
+    own: Mapping[str, Any],
+    also: Collection[str] = (),
+    **paths: Any,
 ) -> tuple[JobSettings, dict[str, Any]] | None:
     """Read settings of the job, and the recipe's `own`, from the config file and options.
 
@@ -376,6 +379,8 @@ def read_recipe(
     refuse_code(values, options["config"])
     values |= {name: path for name, path in paths.items() if path not in (None, [])}
     recipe = {name: values.pop(name) for name in own if name in values}
+    known = ["input", "output", *options, *own, *also]
+    check_names("the command has", "setting", values, known)
     recipe |= {n: [*v] if isinstance(v, tuple) else v for n, v in own.items() if _is_passed(v)}
     settings = JobSettings.of(settings_from_options(options, values), needs_stages=False)
     if not options["dump_config"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from gpuclassify.commands.options import (
     split_paths,
 )
 from gpuclassify.commands.settings import REPORT, JobSettings
-from gpuclassify.settings.checks import check_names, setting_names
+from gpuclassify.settings.checks import check_choice, check_names, setting_names
 
 if TYPE_CHECKING:
     from gpuclassify.jobs.recipe import Recipe
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong call, 3 done, with something left out in
 quarantine, 130 interrupted, 143 terminated."""
 PACKAGE = "gpuclassify.corpus"
+METHODS = ("exact", "fuzzy", "semantic")
 # Function that makes a recipe from the job's settings and the passed settings of the recipe.
 MakeRecipe = Callable[[JobSettings, dict[str, Any]], "Recipe"]
 
@@ -46,6 +47,7 @@ def recipe_command(
     group: str,
     *kinds: str,
     without: Iterable[str] = (),
+    also: Collection[str] = (),
     more: Callable[[], Iterable[click.Option]] = tuple,
 ) -> Callable[[MakeRecipe], click.Command]:
     """Return a decorator that turns a function into a command; its docstring is the help.
@@ -60,6 +62,8 @@ def recipe_command(
         Classes whose settings become options, as ``module:Class``: the recipe, or its stages.
     without : iterable of str
         Settings of these classes without options.
+    also : collection of str
+        Settings of jobs that a settings file may have, and that are no options.
     more : callable
         Function that returns further options, which replace options of the same name.
     """
@@ -82,7 +86,7 @@ def recipe_command(
             quiet_dask()
             with wrong_call_exits():
                 own = {name: options[name] for name in recipe_options()}
-                read = read_recipe(options, own, **split_paths(paths, options))
+                read = read_recipe(options, own, also, **split_paths(paths, options))
             if read is not None:
                 job = functools.partial(make, *read)
                 run_job(context, job, vars(read[0]), options)
@@ -116,7 +120,7 @@ def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
 def _dedup_options() -> list[click.Option]:
     return [
         GroupedOption(
-            ["--method"], group=DUPLICATES, type=click.Choice(["exact", "fuzzy", "semantic"]),
+            ["--method"], group=DUPLICATES, type=click.Choice(METHODS),
             help="Equal texts, texts that share most of their words, or texts that mean the "
             "same. Required."),
         GroupedOption(
@@ -144,7 +148,9 @@ def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
 
     if (method := own.pop("method", None)) is None:
         raise ValueError("name how duplicates are found: --method exact, fuzzy or semantic")
-    against = own.pop("against", None)
+    check_choice("method", method, METHODS)  # a file may name anything
+    against = own.pop("against", ())
+    against = [against] if isinstance(against, str) else [*against]
     own |= named_values("--set", "seed=7", own.pop("others", ()))
     module = importlib.import_module(f"{PACKAGE}.dedup.{method}")
     kind = getattr(module, f"{method.title()}Duplicates")
@@ -155,7 +161,7 @@ def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
         settings.reader(read),
         duplicates,
         settings.writer(),
-        against=against and replace(settings, input=[*against]).reader(),
+        against=replace(settings, input=against).reader() if against else None,
         backend=settings.backend,
         on_error=settings.on_error,
     )
@@ -217,7 +223,12 @@ def _bucket_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-@recipe_command(BUCKETS, f"{PACKAGE}.scores.job:AssignBuckets", more=_bucket_options)
+@recipe_command(
+    BUCKETS,
+    f"{PACKAGE}.scores.job:AssignBuckets",
+    also=("classifiers",),
+    more=_bucket_options,
+)
 def buckets(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
 

@@ -116,7 +116,11 @@ def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
                 f"annotations drop no row, and {mapper.__name__} would: let it write a column "
                 "(keep_field=) where it can, or drop rows with `gpuclassify select`"
             )
-    dropping = [mapper for mapper in mappers if mapper.drops_rows and mapper.text_mappers()]
+    dropping = [
+        mapper
+        for mapper in mappers
+        if mapper.drops_rows and (mapper.text_mappers() or mapper.keeping(KEEP) is not None)
+    ]
     if not dropping:
         return [*mappers]
     deciding = dropping[0].keeping(KEEP)

@@ -161,7 +161,7 @@ class Job:
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Prepare the output directory, and yield the records of undamaged finished parts."""
-        if self.restart:
+        if self.restart and self.writer.annotates:  # what was annotated later is of the set
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
         return self.manifest.begin(functools.partial(digest_files, client))

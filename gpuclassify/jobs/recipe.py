@@ -95,10 +95,6 @@ class Recipe(Declared):
         """Return the job that writes documents, from the results of the steps."""
         return job
 
-    def has_steps_to_do(self, job: RecipeJob) -> bool:
-        """Return whether steps are needed even if all documents are written."""
-        return False
-
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
         """Return the result of a run; default: the summary of documents."""
         return summary
@@ -320,10 +316,6 @@ class RecipeJob(Job):
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
-
-    def needs_workers(self) -> bool:
-        """Return whether `run` has steps or parts to do, or files to upload."""
-        return super().needs_workers() or self.recipe.has_steps_to_do(self)
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
         """Run or continue the job; see `Recipe.run`."""

@@ -13,7 +13,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpuclassify import JsonlReader, JsonlWriter, ParquetReader, ParquetWriter
+from gpuclassify import (
+    AnnotationWriter,
+    Decontaminate,
+    DecontaminateFiles,
+    JsonlReader,
+    JsonlWriter,
+    ParquetReader,
+    ParquetWriter,
+    Pipeline,
+)
 from gpuclassify.commands.cli import main
 
 pytestmark = pytest.mark.contract
@@ -114,3 +123,54 @@ def test_a_setting_is_in_the_signature_the_repr_the_help_and_the_settings_file(r
     finally:
         del main.commands["drop_shortest"]
     assert [*read(tmp_path / "out")["id"]] == [*expected(0.3)["id"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "message"),
+    [
+        ("dedup", {"method": "job"}, "method='job' is not one of 'exact', 'fuzzy', 'semantic'"),
+        ("dedup", {"method": "exact", "where": "id > 3"}, "no setting 'where'"),
+        ("decontaminate", {"classifiers": [{"classifier": "domain"}]}, "no setting 'classifiers'"),
+        ("buckets", {"scores": ["tokens"], "limit": 3}, "no setting 'limit'"),
+    ],
+)
+def test_a_settings_file_names_nothing_that_a_command_ignores(tmp_path, command, settings, message):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    ROWS.to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
+    done = CliRunner().invoke(main, [command, *words, "--config", str(tmp_path / "config.yaml")])
+    assert done.exit_code == 2 and message in " ".join(done.output.split())
+
+
+def test_an_earlier_corpus_in_a_settings_file_is_one_path(tmp_path):
+    ROWS.to_json(tmp_path / "in.jsonl", orient="records", lines=True)
+    settings = {"method": "exact", "against": str(tmp_path / "in.jsonl")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    words = [str(tmp_path / "in.jsonl"), str(tmp_path / "out")]
+    done = CliRunner().invoke(main, ["dedup", *words, "--config", str(tmp_path / "config.yaml")])
+    assert "200 duplicates removed" in done.output, done.output
+
+
+def test_a_job_of_rows_removes_no_folder_that_only_looks_like_a_set(tmp_path):
+    write(tmp_path)
+    reader = ParquetReader(str(tmp_path / "in-*"))
+    other = tmp_path / "out/more-00001"
+    Pipeline([reader, ParquetWriter(str(other))]).run()
+    job = Pipeline([reader, ParquetWriter(str(tmp_path / "out"))])
+    job.run()
+    job.run(restart=True)
+    assert len(read(other)) == 200
+
+
+def test_a_decontamination_beside_the_input_writes_its_decision(tmp_path):
+    write(tmp_path)
+    items = tmp_path / "items.jsonl"
+    items.write_text(json.dumps({"question": "one two three four five six seven eight nine"}))
+    stages = [
+        ParquetReader(str(tmp_path / "in-*")),
+        Decontaminate(against=str(items), filter_by=False),
+        AnnotationWriter(str(tmp_path / "notes")),
+    ]
+    DecontaminateFiles(stages).run()
+    notes = read(tmp_path / "notes")
+    assert len(notes) == 200 and notes["keep"].all() and not notes["contaminated"].any()

@@ -271,6 +271,11 @@ class Decontaminate(Declared, RowWiseMap):
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
+    def keeping(self, field: str) -> Decontaminate:
+        """Return the mapper with a column for the filter's decision, which drops no row."""
+        made = replace(self, keep_field=field)
+        return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
+
     def at(self, folder: Store) -> Decontaminate:
         """Return the same mapper with its index in a folder, which need not exist yet."""
         moved = replace(self)

@@ -183,12 +183,11 @@ class AssignBuckets(Pipeline):
         if results is None:
             return job
         source, edges = results
-        chain = Chain((self.buckets.with_edges(edges),))
-        spec = replace(job.spec, chain=chain, meta_dtypes=chain.meta_dtypes(source.meta))
         if source is not job.source:
             schema, name = source.input_schema, source.options_name
-            spec = replace(spec, on_error="raise", input_schema=schema, input_name=name)
-        return replace(job, source=source, spec=spec)
+            spec = replace(job.spec, on_error="raise", input_schema=schema, input_name=name)
+            job = replace(job, source=source, spec=spec)
+        return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
         """Remove the scored copies, and take over the classifiers' quarantine."""
