@@ -123,6 +123,11 @@ class Runner(ABC):
         return
 
     @property
+    def is_slow(self) -> bool:
+        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        return False
+
+    @property
     def takes_gpu(self) -> bool:
         """Whether the model runs on a GPU if there is one."""
         return False
@@ -156,6 +161,11 @@ class Runner(ABC):
 
 class NetworkRunner(Runner):
     """Base class of runners of a torch network over the tokens of texts."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Always True."""
+        return True
 
     @property
     def takes_gpu(self) -> bool:

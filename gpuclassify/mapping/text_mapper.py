@@ -226,6 +226,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Whether there are filters without a column for their decision."""
         return self._keep_field is None and self.options.filters
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the runner is slow."""
+        return self.runner.is_slow
+
     def text_mappers(self) -> tuple[TextMapper, ...]:
         """Return this mapper, in a tuple."""
         return (self,)

@@ -79,8 +79,10 @@ class FileReader(Declared):
         Columns to read. Default: all but ``__null_dask_index__`` and ``__index_level_0__`` of
         Parquet files, which Dask and pandas call an index that has no name.
     part_bytes : int, optional
-        Bytes of a part. Default: a two-hundredth of all input, between 64 KiB (more for hundreds
-        of columns) and 64 MiB.
+        Bytes of a part, without compression: lines of a compressed file are taken for four times
+        its size. Default: a two-hundredth of all input, between 8 MiB and 64 MiB. If a neural
+        network or a callable is a stage, a small input is some 50 parts of at least 64 KiB (more
+        for hundreds of columns).
     files_per_partition : int, optional
         Maximum number of neighbouring small files in a part. Default: no maximum. Without
         `part_bytes`, files are joined up to this number whatever their size. Large files are cut.
@@ -151,7 +153,9 @@ class FileReader(Declared):
         narrowed._set("known", known)
         return narrowed
 
-    def find_parts(self, on_error: str = "refuse", needed: Collection[str] = ()) -> InputParts:
+    def find_parts(
+        self, on_error: str = "refuse", needed: Collection[str] = (), *, is_slow: bool = True
+    ) -> InputParts:
         """Find the files, their columns and their parts.
 
         Parameters
@@ -162,6 +166,8 @@ class FileReader(Declared):
             "whole" for an earlier corpus, which is never read in part.
         needed : collection of str
             Columns that all Parquet files must have if any does. Other columns may be null.
+        is_slow : bool
+            Whether the parts of a small input are small, so that slow workers are balanced.
 
         Raises
         ------
@@ -171,7 +177,7 @@ class FileReader(Declared):
         """
         if not self.annotations:
             files = find_files(self.paths, self.storage_options)
-            return self._find_parts(files, self.fields, on_error, needed)
+            return self._find_parts(files, self.fields, on_error, needed, is_slow)
         options = self.storage_options
         sets = [AnnotationSet.open(name, options) for name in self.annotations]
         for opened in sets:
@@ -182,7 +188,7 @@ class FileReader(Declared):
             fields = [name for name in self.fields if name not in annotated]
         needed = [name for name in needed if name not in annotated]
         files = find_files(self.paths, options)
-        plan = self._find_parts(files, fields, on_error, needed)
+        plan = self._find_parts(files, fields, on_error, needed, is_slow)
         listed = {redacted(file.real) for file in files}
         complete = self.annotations_complete
         plan = add_annotations(plan, sets, listed, self.paths, options, complete)
@@ -197,6 +203,7 @@ class FileReader(Declared):
         fields: Sequence[str] | None,
         on_error: str,
         needed: Collection[str],
+        is_slow: bool,
     ) -> InputParts:
         if self.only is not None:
             files = [file for file in files if redacted(file.real) in self.only]
@@ -206,7 +213,7 @@ class FileReader(Declared):
                 f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
                 f"{self.file_format} files, or take FileReader, which goes by names"
             )
-        finder = PartFinder(files, self, on_error, needed, fields)
+        finder = PartFinder(files, self, on_error, needed, fields, is_slow)
         if kind == PARQUET:
             return finder.parquet()
         return self._find_lines(finder)
