@@ -44,14 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         write_crawl(root / "crawl", options.documents, options.files)
         stored = sum(path.stat().st_size for path in (root / "crawl").iterdir())
         rounds = [measure(root, client) for _ in range(options.repeats)]
-    steps = {
+    commands = {
         name: {
             "seconds": [steps[name]["seconds"] for steps in rounds],
             **{key: value for key, value in rounds[0][name].items() if key != "seconds"},
         }
         for name in rounds[0]
     }
-    return finish(QUESTION, head | {"stored_bytes": stored, "steps": steps}, options, table)
+    return finish(QUESTION, head | {"stored_bytes": stored, "commands": commands}, options, table)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -131,7 +131,7 @@ def measure(root: Path, client: Any) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """Return the measured times and counts as text."""
     lines = [f"{result['stored_bytes'] / 1e6:.1f} MB of compressed lines"]
-    for name, step in result["steps"].items():
+    for name, step in result["commands"].items():
         counts = ", ".join(f"{v:,} {k}" for k, v in step.items() if k != "seconds")
         seconds = statistics.median(step["seconds"])
         lines.append(f"{name:28} {seconds:7.2f} s   {counts.replace('_', ' ')}")
