@@ -305,7 +305,7 @@ def test_a_set_of_types_that_contradict_each_other_can_be_mended(tmp_path):
 # Runs at once.
 
 
-@pytest.mark.parametrize("number", range(1, 12))
+@pytest.mark.parametrize("number", range(1, 16))
 def test_another_run_may_finish_while_a_file_is_published(tmp_path, monkeypatch, number):
     """Whoever finishes removes the private files of attempts, those of other runs, too."""
     corpus, notes = Corpus(tmp_path / "crawl", "parquet", seed=0), tmp_path / "notes"

@@ -431,7 +431,7 @@ class Manifest:
         except FileNotFoundError as err:
             raise metadata_gone(self.directory) from err
         self._remove_scratch()
-        self.directory.prune(PARTS)
+        self.directory.remove(*self._strays())  # of parts that a late attempt has written again
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
         self._remove_parts(earlier)  # late attempts may have written some
         self.directory.prune(QUARANTINE)
