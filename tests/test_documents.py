@@ -28,7 +28,7 @@ def sentences_of(page):
 
 @pytest.mark.contract
 def test_no_sentence_of_a_page_is_long():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         if page.parent.name != "reference":  # its texts are docstrings
             long = [s for s in sentences_of(page) if len(re.findall(WORD, s)) > MOST_WORDS]
@@ -61,6 +61,14 @@ def test_each_guarantee_has_a_test_of_the_contract():
     tests = done.stdout.splitlines()
     without = [n for n, paths in named.items() if not any(t.startswith((*paths,)) for t in tests)]
     assert not without, f"mark a test of these guarantees with pytest.mark.contract: {without}"
+
+
+def test_the_page_for_coding_agents_is_short_and_names_what_exists():
+    agents = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    targets = re.findall(r"^(\S+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {*re.findall(r"^make ([\w-]+)", agents, re.MULTILINE)} <= {*targets}
+    assert all((ROOT / path).exists() for path in re.findall(r"tests/\S+\.py", agents))
+    assert len(agents.splitlines()) <= 40
 
 
 def test_the_readme_is_short():
