@@ -1,5 +1,6 @@
 """What the README says of the classifiers, and the guarantees of their tests, is true."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -69,6 +70,56 @@ def test_the_page_for_coding_agents_is_short_and_names_what_exists():
     assert {*re.findall(r"^make ([\w-]+)", agents, re.MULTILINE)} <= {*targets}
     assert all((ROOT / path).exists() for path in re.findall(r"tests/\S+\.py", agents))
     assert len(agents.splitlines()) <= 40
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The module that writes tables and reference into pages."""
+    paths = [str(ROOT / "docs"), str(ROOT / "tests")]
+    sys.path[:0] = paths
+    try:
+        yield importlib.import_module("tables")
+    finally:
+        for path in paths:
+            sys.path.remove(path)
+
+
+@pytest.mark.contract
+def test_pages_hold_the_tables_of_today(tables):
+    stale = [str(path) for path, text, today in tables.pages() if text != today]
+    assert not stale, f"run `make tables`: {stale}"
+
+
+def test_no_reference_of_a_page_is_empty():
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        marks = re.findall(r"^<!-- reference: .*\n", text, re.MULTILINE)
+        signatures = re.findall(r"^<!-- reference: .*\n\n```none\n\w+\(", text, re.MULTILINE)
+        assert len(marks) == len(signatures), page
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n\n", "\nof another day\n\n"])
+def test_marks_are_filled_however_they_are_spaced(tables, between):
+    for mark, words in (("reference: gpuclassify.agreement", "agreement(dataset"),
+                        ("table: classifiers", "| class |")):  # fmt: skip
+        filled = tables.written(f"# A\n\n<!-- {mark} -->\n{between}<!-- end -->\n", "guide/a")
+        assert words in filled and "another day" not in filled
+        assert tables.written(filled, "guide/a") == filled
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        ("<!-- reference: gpuclassify.agreement --> \n<!-- end -->", "is no mark"),
+        ("<!--table: classifiers -->\n<!-- end -->", "is no mark"),
+        ("<!-- table: classifiers -->\n", "is no mark"),
+        ("<!-- end -->", "is no mark"),
+        ("<!-- table: scale -->\n<!-- table: faults -->\n<!-- end -->", "no <!-- end --> before"),
+    ],
+)
+def test_marks_that_would_stay_empty_are_refused(tables, marks, reason):
+    with pytest.raises(ValueError, match=reason):
+        tables.written(marks, "guide/a")
 
 
 def test_the_readme_is_short():
