@@ -112,7 +112,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Set hooks that pack the first layer's input and unpack the last one's output, for the block.
+        """Set hooks for the block that pack the first layer's input and unpack the last's output.
 
         Each thread has its own layout, `current_layout`.
         """
