@@ -86,7 +86,7 @@ class LoadedModel(ProbedModel):
             return self._tokenizers[key]
 
     def padding_side(self, wanted: str | None) -> str:
-        """Return the side on which to pad: the user's setting `wanted`, else the tokenizer's."""
+        """Return the side to pad, "left" or "right": the user's setting, else the tokenizer's."""
         return wanted or self.tokenizer.padding_side
 
     @property

@@ -219,7 +219,7 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The network's configuration in transformers' format, from which it can be built.
+        """The network's configuration in transformers' format, used to build the network.
 
         It is the backbone's if the model's own has no sizes. Raises CheckpointError if
         transformers' classes do not support a setting.
@@ -386,7 +386,7 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
-    """Raise CheckpointError if a tokenizer has token ids for which the model has no embedding."""
+    """Raise CheckpointError if the model lacks an embedding for any of a tokenizer's token ids."""
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
     ids = backend.get_vocab()
     token = max(ids, key=ids.__getitem__, default="")

@@ -148,7 +148,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Yield a list to which each layer appends its output during the block."""
+        """Yield a list that gets each layer's output during the block."""
         seen: list[torch.Tensor] = []
 
         def note(_: nn.Module, _arguments: object, output: Any) -> None:
