@@ -148,7 +148,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     by_name = load_file(path)
 
     def natural(name: str) -> list[Any]:
-        """Return a sort key for a tensor's name by which "layers.10" follows "layers.9"."""
+        """Return a sort key for tensor names that puts "layers.10" after "layers.9"."""
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
     return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=natural)}

@@ -40,7 +40,7 @@ Made = TypeVar("Made")
 
 
 class TokenStore:
-    """Cache of texts' tokens, by which the mappers (models) over one partition share tokenizing.
+    """Cache of texts' tokens, so that mappers (models) over one partition tokenize a text once.
 
     Another mapper's tokens are used if they must be equal: the tokenizers have equal fingerprints,
     and both cut in the same way or neither cuts this text. The key is the text itself, so mappers
