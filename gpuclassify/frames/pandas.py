@@ -60,7 +60,7 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
 
 
 def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column` as an Arrow array; values and errors are those of `texts`."""
+    """Return the strings of `column` as an Arrow array, with the values and errors of `texts`."""
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return pa.array(_object_texts(series, None), pa.large_string())

@@ -119,7 +119,7 @@ class RunStats:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics by name, without those that are None."""
+        """Return the statistics by name, without unknown ones (None)."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

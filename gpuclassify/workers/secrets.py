@@ -30,7 +30,7 @@ def remember(name: str, value: object) -> None:
 
 
 def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
-    """Return a name under which to `remember` storage options for fsspec, which may hold keys.
+    """Return a name for storage options of fsspec, to `remember` and share them as a secret.
 
     The name is not secret, and contains a digest of the options, because several clients may share
     a cluster, whose workers keep the secrets of all of them by name. `owner` begins the name.
