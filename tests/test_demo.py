@@ -35,7 +35,7 @@ def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypa
     assert labelled["text"].tolist() == held_out["text"].tolist()
     assert result.accuracy == (labelled["area"] == labelled["domain_pred"]).mean()
     assert result.majority_share == held_out["area"].value_counts(normalize=True).max()
-    assert result.job.rows_in == result.job.rows_out == len(held_out)
+    assert result.job.rows_read == result.job.rows_written == len(held_out)
     first, *rest = console.file.getvalue().splitlines()
     assert first.strip() == "collecting docstrings"
     assert any(line.startswith("training on") for line in rest)

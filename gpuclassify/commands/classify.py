@@ -82,8 +82,8 @@ def report(output: str, as_json: bool) -> None:
         return
     for job in reports:
         echo(
-            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_in']:,} rows read, "
-            f"{job['rows_out']:,} kept\nReport: {job['output']}/_report/report.html"
+            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_read']:,} rows read, "
+            f"{job['rows_written']:,} rows written\nReport: {job['output']}/_report/report.html"
         )
 
 

@@ -41,6 +41,8 @@ MARKS = "\ue000", "\ue001"  # enclose a passage; escaped texts never have these 
 LABELS = pa.list_(pa.string())  # type of a column with several labels per row
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
+SELECT = "Select "  # the name of a condition begins with it
+NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "spans": {}}
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,8 @@ class StageCounts:
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
-    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, ``labels`` by
-    # column before the filters, ``truncated_texts`` and ``seconds``.
+    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, before the
+    # filters the result of `count_labels`, ``truncated_texts`` and ``seconds``.
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Examples by mapper: ``most``, and the result of `TextOutcomes.examples`.
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class StageCounts:
         self.counts[name] = {
             **{"read": rows, "kept": rows - sum(dropped.values())},
             **{"dropped": dropped, "would_drop": would_drop},
-            "labels": count_labels(columns, label_fields([mapper])),
+            **count_labels(columns, label_fields([mapper])),
             **counts,
         }
         if self.most_examples:
@@ -163,7 +165,7 @@ class StageCounts:
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
-        rest = {"read": unrouted, "kept": 0 if dropped else unrouted, "labels": {}}
+        rest = {"read": unrouted, "kept": 0 if dropped else unrouted, **NOTHING_LABELLED}
         rest |= {"dropped": dropped, "would_drop": would_drop, "truncated_texts": 0, "seconds": 0.0}
         total: dict[str, Any] = {}
         add_counts(total, {**rest, "models": {NO_MODEL: rest} if unrouted else {}})
@@ -185,13 +187,19 @@ class StageCounts:
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
         dropped = {reason: count for reason, count in refused.items() if count}
-        counts = {"read": rows, "kept": kept, "dropped": dropped, "would_drop": {}, "labels": {}}
-        self.counts[f"Select {term}"] = {**counts, "truncated_texts": 0, "seconds": seconds}
+        counts = {"read": rows, "kept": kept, "dropped": dropped, "would_drop": {}}
+        counts |= {**NOTHING_LABELLED, "truncated_texts": 0, "seconds": seconds}
+        self.counts[f"{SELECT}{term}"] = counts
 
     def _name(self, mapper: PartitionMap) -> str:
         name = mapper.__name__
         same = sum(known.partition(" ")[0] == name for known in self.counts)
         return f"{name} {same + 1}" if same else name
+
+
+def is_condition(name: str) -> bool:
+    """Return whether counts of this name are those of a condition, not of a mapper."""
+    return name.startswith(SELECT)
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
@@ -217,14 +225,7 @@ def _has_labels(kind: pa.DataType) -> bool:
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by value, without nulls, and return the most frequent `MOST_LABELS`.
-
-    Lists count for each of their values, and structs by their field "label".
-    """
-    if pa.types.is_list(column.type):
-        column = pc.list_flatten(column)
-    if pa.types.is_struct(column.type):
-        column = pc.struct_field(column, "label")
+    """Count occurrences by value, without nulls, and return the most frequent `MOST_LABELS`."""
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
@@ -232,10 +233,27 @@ def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 
 def count_labels(
     columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
-) -> dict[str, dict[str, int]]:
-    """Count the values of each named column that exists, as `count_values` does."""
+) -> dict[str, dict[str, Any]]:
+    """Count labels of the named columns in a table or a dict of arrays.
+
+    ``labels`` has rows by label for each column; a row with several labels counts once for each of
+    them. ``labelled`` has the rows whose value is not null, which may be an empty list. ``spans``
+    has the spans by label, for columns of spans.
+    """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
-    return {name: count_values(columns[name]) for name in names if name in there}
+    counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "spans": {}}
+    for name in (name for name in names if name in there):
+        column = columns[name]
+        counts["labelled"][name] = len(column) - column.null_count
+        if pa.types.is_list(column.type):
+            rows, values = pc.list_parent_indices(column), pc.list_flatten(column)
+            if pa.types.is_struct(values.type):
+                values = pc.struct_field(values, "label")
+                counts["spans"][name] = count_values(values)
+            pairs = pa.table({"row": rows, "value": values}).group_by(["row", "value"])
+            column = pairs.aggregate([])["value"]  # each label once per row
+        counts["labels"][name] = count_values(column)
+    return counts
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:

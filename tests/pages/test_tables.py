@@ -16,8 +16,8 @@ from gpuclassify.pages.sections import Bars, Section, Table, Text, sections_page
 HOSTILE = "<script>alert('&')</script>"
 SUMMARY = JobSummary(
     files=[f"out/part-{n}.parquet" for n in range(500)],
-    rows_in=1_000_000,
-    rows_out=250_000,
+    rows_read=1_000_000,
+    rows_written=250_000,
     elapsed_seconds=100.0,
     totals={"tokens": 5e8},
     columns={"label": {f"label {n}": 100 - n for n in range(26)} | {HOSTILE: 500}},

@@ -125,38 +125,51 @@ class SpanOutputs(Outputs):
 
 
 class SpanReport(ReportPart):
-    """Part of a job's report about spans, with their number by label."""
+    """Part of a job's report about spans, with their number and their rows by label."""
 
     reasons = {"spans": "with too few spans, or too much of the text in them"}
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the characters read, and the spans by label, for each column of spans."""
+        """Return counts before filters for each column of spans.
+
+        ``chars`` and ``labelled`` are the characters and the rows that were searched; ``spans`` and
+        ``labels`` are spans, and rows with such a span, by label.
+        """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
-            for name, chars in stage.get("chars", {}).items():
-                labels = stage["labels"].get(name, {})
-                add_counts(counts, {name: {"chars": chars, "labels": labels}})
+            for name in stage.get("chars", {}):
+                kinds = ("chars", "labelled", "spans", "labels")
+                known = {kind: stage[kind][name] for kind in kinds if name in stage[kind]}
+                add_counts(counts, {name: known})
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
         """Return a section for each column of spans."""
         found = report.get("spans", {})
-        sections = [_section(name, **counts) for name, counts in found.items() if counts["labels"]]
+        sections = [_section(name, counts) for name, counts in found.items() if counts["labels"]]
         return PagePart(sections=sections, columns=found)
 
 
-def _section(name: str, chars: int, labels: Mapping[str, int]) -> Section:
-    ordered = sorted(labels.items(), key=lambda pair: -pair[1])
+def _section(name: str, found: Mapping[str, Any]) -> Section:
+    searched, chars = found["labelled"], found["chars"]
+    ordered = sorted(found["labels"].items(), key=lambda pair: (-found["spans"][pair[0]], pair[0]))
     rows = [
-        (label, f"{count:,}", f"{1000 * count / (chars or 1):.3g}")
+        (
+            label,
+            f"{(spans := found['spans'][label]):,}",
+            f"{count:,}",
+            f"{count / (searched or 1):.1%}",
+            f"{1000 * spans / (chars or 1):.3g}",
+        )
         for label, count in ordered[:MOST_ROWS]
     ]
-    note = "In all rows that were read, before filters."
-    if len(labels) > MOST_ROWS:
-        note += f" {len(labels) - MOST_ROWS} more labels are in report.json."
-    table = Table(("label", "spans", "a thousand characters"), rows, numbers=(1, 2))
+    note = f"Before filters. Shares are of {searched:,} rows labelled."
+    if len(ordered) > MOST_ROWS:
+        note += f" {len(ordered) - MOST_ROWS} more labels are in report.json."
+    header = ("label", "spans", "rows labelled", "share", "spans per thousand characters")
+    table = Table(header, rows, numbers=range(1, len(header)))
     return Section(f"Spans: {name}", (table, Text(note)))
 
 

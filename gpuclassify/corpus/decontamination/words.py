@@ -1,9 +1,9 @@
 """Split texts into normalized words, with their hashes and byte offsets.
 
-Characters are decomposed by NFKD, so that texts equal in NFKC are equal, and case is folded.
-Decimal digits of any script become ASCII digits. Letters, digits and marks form words; a character
-of a script without spaces is a word by itself. Invisible format characters are removed. All other
-characters, such as punctuation, symbols and white space, separate words.
+Characters are decomposed by NFKD, and case is folded. Decimal digits of any script become ASCII
+digits. Letters, digits and marks form words; a character of a script without spaces is a word by
+itself. Invisible format characters are removed. All other characters, such as punctuation, symbols
+and white space, separate words.
 """
 
 from __future__ import annotations
