@@ -37,7 +37,7 @@ class PartitionMap(Public):
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """Mappers that this one runs, such as those of a chain; empty for a single mapper."""
+        """Mappers that this one runs, such as the mappers of a chain; empty for a single mapper."""
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
