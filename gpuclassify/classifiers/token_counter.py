@@ -173,8 +173,9 @@ class CountHead(Head):
 class TokenCounter(TextMapper):
     """Mapper that counts the tokens of texts for a model.
 
-    Counts are exact and of whole texts, without special tokens by default, so
-    that they add up to a corpus's budget. `model` may be any model or tokenizer;
+    Counts are exact and of whole texts. Special tokens that the tokenizer adds,
+    such as ``[CLS]``, are not counted unless ``special_tokens=True``, so that
+    counts add up to a corpus's budget. `model` may be any model or tokenizer;
     weights are not read, and no GPU is used.
 
     Examples

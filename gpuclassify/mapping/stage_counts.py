@@ -1,4 +1,4 @@
-"""Counts of rows that each mapper reads, keeps and drops in a part, and example texts."""
+"""Count the rows that each mapper of a job reads, keeps and drops, and collect example texts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "spans": {}
 
 @dataclass(frozen=True)
 class TextOutcomes:
-    """Results of a mapper for distinct texts."""
+    """Result of one mapper for each distinct text: passed filters, label and certainty."""
 
     texts: Texts
     passed: Mapping[str, np.ndarray] | None  # mask by filter reason; None without filters
@@ -56,7 +56,7 @@ class TextOutcomes:
 
     @property
     def names(self) -> list[str]:
-        """Reasons to drop a text, in order of precedence."""
+        """Names of the reasons to drop a text, such as "score", in order of precedence."""
         return [*dict.fromkeys([*REASONS, *(self.passed or ())])]
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class TextOutcomes:
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the `most` texts with the highest, and with the lowest, certainties.
+        """Return example texts: `most` with the highest certainties, and `most` with the lowest.
 
         ``labels`` (by label) and ``dropped`` (by reason) have pairs of certainty, or None, and
         beginning of the text, highest first. A mapper without labels has one group, "".
@@ -83,7 +83,7 @@ class TextOutcomes:
         return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return the examples by label."""
+        """Return the examples for each label, in the form that `examples` describes."""
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
             coded = self.labels.dictionary_encode()
@@ -111,7 +111,7 @@ class TextOutcomes:
 
 @dataclass
 class StageCounts:
-    """Counts and examples of one run's mappers, by name in run order.
+    """Counts of rows and example texts of one run, by mapper name in run order.
 
     Filled by the mappers that run within ``run_context(stages=...)``.
     """
@@ -131,7 +131,7 @@ class StageCounts:
         columns: Mapping[str, pa.Array],
         **counts: object,
     ) -> None:
-        """Record the counts of a mapper. A repeated name gets a number.
+        """Record the counts and examples of a mapper. A repeated mapper name gets a number.
 
         `positions` is the index of each row's text in `outcomes`, int64 (rows,); -1 for null.
         """
@@ -159,7 +159,7 @@ class StageCounts:
         unrouted: int,
         has_filters: bool,
     ) -> None:
-        """Record the counts of a mapper that routes rows to others, by route and in total.
+        """Record the counts of a `Route`, in total and for each of its mappers.
 
         `unrouted` is the number of rows without a route. They pass no filter.
         """
@@ -179,7 +179,11 @@ class StageCounts:
     def add_condition(
         self, term: str, read: np.ndarray, met: np.ndarray, unknown: int, seconds: float
     ) -> None:
-        """Record the rows `read` that `met` a condition, bool (rows,); `unknown` were null."""
+        """Record the counts of one term of a condition.
+
+        `read` masks the rows that passed earlier terms, and `met` the rows for which the term is
+        true, both bool (rows,). The term is null for `unknown` of the rows read.
+        """
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
         dropped = {reason: count for reason, count in refused.items() if count}
@@ -199,7 +203,7 @@ def is_condition(name: str) -> bool:
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Return the new columns with values that a report counts: labels, integers and decisions.
+    """Return the names of new columns whose values a report counts: labels, integers and decisions.
 
     In a column of lists all labels of a row count, including structs with a field "label".
     """
@@ -253,7 +257,7 @@ def count_labels(
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Merge another part's examples into `sums`, both in the form of `StageCounts`."""
+    """Merge another part's examples into `sums`, both in the form of `StageCounts.examples`."""
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])
@@ -265,7 +269,7 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 
 
 def beginning(text: str | tuple[str, str]) -> str:
-    """Return the first `EXAMPLE_CHARS` characters of a text in one line, without invisible ones.
+    """Return the first `EXAMPLE_CHARS` characters of a text as one line, to show it as an example.
 
     Control characters, direction marks and lone surrogates would change the text around them.
     """
@@ -276,7 +280,7 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 
 def marked_line(text: str, start: int, end: int) -> str:
-    """Return a passage between `MARKS` with context, in the form of `beginning`."""
+    """Return a passage of a text as one line, marked by `MARKS`, with the text around it."""
     first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (
@@ -292,5 +296,5 @@ def _without_controls(line: str) -> str:
 
 
 def best_and_worst(ordered: list[Any], most: int) -> list[Any]:
-    """Return the first and the last `most` of a list, or all of a shorter one."""
+    """Return the first `most` and the last `most` items of a list; all if they would overlap."""
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

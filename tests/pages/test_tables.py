@@ -150,15 +150,3 @@ def test_html_keeps_line_breaks_and_spaces():
     assert "&lt;</th>" in page
     assert "1  2\n3</td>" in page
     assert "pre-wrap" in page
-
-
-def test_pages_hold_the_tables_of_today(run_python):
-    stale = run_python(
-        """
-import sys
-sys.path[:0] = ["docs", "tests"]
-import tables
-print([str(path) for path, text, today in tables.pages() if text != today])
-"""
-    )
-    assert stale.strip() == "[]", "run `make tables`"

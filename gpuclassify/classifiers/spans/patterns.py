@@ -1,8 +1,8 @@
 """PatternSpans: find addresses by rules, without a model, in linear time.
 
-The rules are those of FineWeb's authors. Their regular expression for e-mail addresses starts at
-every word and takes quadratic time for some texts; here an address is read from its ``@`` in both
-directions.
+The rules are those of datatrove's ``PIIFormatter``. Its regular expression for e-mail addresses
+starts at every word and takes quadratic time for some texts; here an address is read from its ``@``
+in both directions.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
 
-_LOCAL = re.compile(r"[a-z0-9!#$%&'*+/=?^_`{|}~.-]*")
-_DOMAIN = re.compile(r"[a-z0-9.-]*")
-_PART = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")  # part of a domain between dots
+_LOCAL = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*")
+_DOMAIN = re.compile(r"[A-Za-z0-9.-]*")
+_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")  # part of a domain between dots
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
-_LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[a-z0-9-]*[a-z0-9]:)\]")
+_LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]")
 
 Bounds = Iterator[tuple[int, int]]
 
 
 def find_emails(text: str) -> Bounds:
-    """Yield start and end of e-mail addresses in lower case, as in FineWeb."""
+    """Yield start and end of e-mail addresses, as in datatrove."""
     reached, at = 0, text.find("@")
     while at >= 0:
         start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
@@ -56,7 +56,7 @@ def find_emails(text: str) -> Bounds:
 def _start_of_local(text: str, first: int, at: int) -> int | None:
     """Return the start of the parts before an ``@``, at a word boundary, or None.
 
-    The end of another address is a boundary, too, because that address may be removed.
+    A word may also begin where another address ends, because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
@@ -64,8 +64,8 @@ def _start_of_local(text: str, first: int, at: int) -> int | None:
     if local.endswith("."):
         return None
     for index in range(at - len(local), at):
-        before = index > first and _is_word(text[index - 1])
-        if text[index] != "." and before != _is_word(text[index]):
+        before, own = index > 0 and _is_word(text[index - 1]), _is_word(text[index])
+        if text[index] != "." and (before != own or (own and index == first)):
             return index
     return None
 
@@ -135,7 +135,7 @@ class PatternOptions(SpanOptions):
 class PatternModel(PinnedModel):
     """Rules as a model without files; their version changes when their spans change."""
 
-    identity = checkpoint = Identity("rules", "1", is_directory=False)  # type: ignore[assignment]
+    identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
     repositories = identities = ()  # type: ignore[assignment]
     weights_files: ClassVar[dict[Identity, str]] = {}
     unpinned = ""
@@ -202,9 +202,9 @@ class PatternHead(SpanHead):
 class PatternSpans(TextMapper[PatternOptions]):
     """Mapper that finds e-mail addresses and public IP addresses by rules, without a model.
 
-    The rules are those of FineWeb, in linear time. Columns are those of
-    `SpanClassifier`. A chain of both runs in one pass, and `merge_spans` joins their
-    spans.
+    The rules are those of datatrove's ``PIIFormatter``, in linear time. Columns
+    are those of `SpanClassifier`. A chain of both runs in one pass, and
+    `merge_spans` joins their spans.
 
     Examples
     --------
