@@ -24,6 +24,7 @@ from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -153,7 +154,9 @@ class Recipe(Declared):
         """Make and check the job of a reader, a writer and stages."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
-        needed = as_chain(stages).read_fields
+        # Conditions take null for a column that a file lacks; other stages need the column.
+        demanding = [m for m in as_chain(stages).mappers if not isinstance(m, RowFilter)]
+        needed = as_chain(demanding).read_fields
         source = self.open_source(reader, self.on_error, needed, lends_positions=writer.annotates)
         chain = self.make_chain(source, stages)
         chain.prepare()

@@ -97,7 +97,7 @@ def test_every_value_comes_out_as_it_was_in_its_file(tmp_path, kind):
     ddf = read_files(folder)
     for part in ddf.to_delayed():
         pd.testing.assert_series_equal(part.compute().dtypes, ddf.dtypes)
-    few = first_rows([str(folder)], 100)
+    few = first_rows(FileReader([str(folder)]), 100)
     assert few["x"].isna().tolist() == [value is None for value in wanted]
 
 
@@ -113,7 +113,10 @@ def test_every_value_comes_out_as_it_was_in_its_file(tmp_path, kind):
 )
 def test_values_of_other_kinds_are_refused_with_their_column(tmp_path, kinds):
     folder = write(tmp_path, kinds)
-    for read in (lambda: FileReader(folder).find_parts(), lambda: first_rows([str(folder)], 100)):
+    for read in (
+        lambda: FileReader(folder).find_parts(),
+        lambda: first_rows(FileReader([str(folder)]), 100),
+    ):
         with pytest.raises(UnreadableInputError, match=r"do not fit together: x is "):
             read()
     assert len(read_files(folder, fields=["text"]).compute()) == sum(len(rows) for rows, _ in kinds)
@@ -146,7 +149,7 @@ def test_a_file_without_rows_fits_any_other(tmp_path, values, kind, other, name,
     write_empty(tmp_path / f"in/{name}.parquet", columns, has_group)
     both = read_files(str(tmp_path / "in")).compute()
     pd.testing.assert_frame_equal(both[[*alone.columns]], alone)
-    assert len(first_rows([str(tmp_path / "in")], 5)) == len(values)
+    assert len(first_rows(FileReader([str(tmp_path / "in")]), 5)) == len(values)
 
     def adds(frame):
         return frame.assign(new=frame["text"] + "!")
