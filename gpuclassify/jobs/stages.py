@@ -36,6 +36,11 @@ class Function(PartitionMap):
         """Return the digest of the callable's code; users may accept changes of it."""
         return {FUNCTION: value_digest(self.function)}
 
+    @property
+    def is_slow(self) -> bool:
+        """Always True, because a callable may run a model."""
+        return True
+
     def check(self, frame: Frame) -> None:
         """Raise ValueError unless the callable accepts an empty frame, which a part may be."""
         try:

@@ -130,6 +130,11 @@ class LinesRunner(Runner):
         self.runner.check_tokenizer()
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the runner of lines is slow."""
+        return self.runner.is_slow
+
+    @property
     def takes_gpu(self) -> bool:
         """Whether the model runs on a GPU if there is one."""
         return self.runner.takes_gpu

@@ -68,6 +68,11 @@ class PartitionMap(Public):
         return bool(self.members) and all(member.is_row_wise for member in self.members)
 
     @property
+    def is_slow(self) -> bool:
+        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        return any(member.is_slow for member in self.members)
+
+    @property
     def moves_frames(self) -> bool:
         """Whether the result may change the dataframe library, such as from pandas to cudf."""
         return any(member.moves_frames for member in self.members)

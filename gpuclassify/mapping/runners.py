@@ -126,6 +126,11 @@ class Runner(ABC):
         return
 
     @property
+    def is_slow(self) -> bool:
+        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        return False
+
+    @property
     def takes_gpu(self) -> bool:
         """Whether the model runs on a GPU if there is one."""
         return False
@@ -159,6 +164,11 @@ class Runner(ABC):
 
 class NetworkRunner(Runner):
     """Base class of runners that tokenize texts and run a torch network over the token ids."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Always True."""
+        return True
 
     @property
     def takes_gpu(self) -> bool:

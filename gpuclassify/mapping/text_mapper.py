@@ -229,6 +229,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         """Whether filters drop rows; False if `keep_field` gets their decision instead."""
         return self._keep_field is None and self.options.filters
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the runner is slow."""
+        return self.runner.is_slow
+
     def text_mappers(self) -> tuple[TextMapper, ...]:
         """Return this mapper, in a tuple; see `PartitionMap.text_mappers`."""
         return (self,)

@@ -256,17 +256,19 @@ def as_source(
     *,
     lends_positions: bool = False,
     keeps_partitions: bool = False,
+    is_slow: bool = False,
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
     With `lends_positions`, `POSITION_FIELDS` among the needed columns are added. With
-    `keeps_partitions`, a frame has the same partitions each time it is read.
+    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, parts
+    of files are small; see `FileReader.find_parts`.
 
     Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
     if the files are empty.
     """
     if isinstance(reader, FileReader):
-        plan = reader.find_parts(on_error, needed)
+        plan = reader.find_parts(on_error, needed, is_slow=is_slow)
         missing = {*needed} - {*plan.schema.arrow.names}
         lent = tuple(f for f in POSITION_FIELDS if lends_positions and f.name in missing)
         source = FileSource(reader, plan, lent)
