@@ -201,11 +201,15 @@ class PartFinder:
     ) -> pa.Schema:
         """Return the columns of Parquet files and of JSON lines, with a common type for each.
 
-        Raises UnreadableInputError if there is none for a column that is read.
+        A column that is JSON in lines is JSON in all files. Raises UnreadableInputError if there is
+        no common type for a column that is read.
         """
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
             known = columns.get(field.name, field)
+            if isinstance(field.type, pa.JsonType):  # holds values of Parquet files, too
+                columns[field.name] = known.with_type(field.type)
+                continue
             if known.metadata == NO_VALUES or field.metadata == NO_VALUES:
                 columns[field.name] = field if known.metadata == NO_VALUES else known
                 continue
@@ -221,8 +225,8 @@ class PartFinder:
                 raise UnreadableInputError(
                     f"the inputs' columns do not fit together: {field.name} is {known.type} in "
                     f"{redacted(table)}, and {field.type} in {name}: read them separately, name "
-                    f"the columns to keep without it (fields=), or name its type in JSON lines "
-                    f"(types={{{field.name!r}: {str(known.type)!r}}})"
+                    f"the columns to keep without it (fields=), or read values of both as JSON "
+                    f"(types={{{field.name!r}: 'json'}})"
                 ) from err
         return pa.schema(columns.values())
 
