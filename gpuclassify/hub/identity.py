@@ -42,6 +42,9 @@ class Identity:
         """Token that this process has for the model, or None."""
         return token_for(self.token_name or self.name)
 
+    def __dask_tokenize__(self) -> tuple[str, str, bool]:
+        return self.name, self.revision, self.is_directory  # any token reads the same files
+
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
 
