@@ -140,9 +140,10 @@ def unreachable(name: str, revision: str, reason: str) -> str:
     """Return the error message for an uncached model while the Hub is out of reach."""
     return (
         f"{name} at {revision} is not (completely) in the cache, there is no directory "
-        f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
-        f"same cache, or pass the path of a directory that holds the model. If it is gated, ask "
-        f"for access at https://huggingface.co/{name} first, and `hf auth login`"
+        f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download "
+        f"{name} --revision {revision}` once with a network, with the same cache, or pass the path "
+        "of a directory that holds the model. If it is gated, ask for access at "
+        f"https://huggingface.co/{name} first, and `hf auth login`"
     )
 
 
