@@ -232,14 +232,14 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
     `folders` are those of installed packages; default: this environment's.
     """
     if folders is None:
-        folders = [*site.getsitepackages(), site.getusersitepackages()]
+        folders = site.getsitepackages()
+        folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     for folder in dict.fromkeys(folders):
         left = Path(folder, "gpuclassify")
         if left.is_dir() and not Path(left, "__init__.py").exists():
             detail = f"{left} has no __init__.py: Python may import it as an empty package"
-            yield Check(
-                "leftover folder", "problem", detail, f"remove it: rm -r {quote(str(left))}"
-            )
+            cure = f"remove it: rm -r {quote(str(left))}"
+            yield Check("leftover folder", "problem", detail, cure)
 
 
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
