@@ -118,6 +118,11 @@ class CountRunner(Runner):
 
     model: PinnedTokenizer
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages of tokenizers."""
+        return ("tokenizers", "transformers")
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Count the tokens of distinct texts; see `Runner.run`."""
         from gpuclassify.tokenizing.prefetch import text_blocks

@@ -221,8 +221,9 @@ class Recipe(Declared):
             store reports. "size" compares names and sizes, and reads nothing. Damaged parts are
             done again, and named in Python's log.
         accept_changed_code : bool
-            Continue, and keep finished parts, although a callable among the stages has other code.
-            Use it if you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep finished parts, although a callable or class among the stages has
+            other code, or a library that computes a stage's results another version. Use it if you
+            know that the rows are the same. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
             a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a

@@ -117,6 +117,11 @@ class Runner(ABC):
     def batch_bytes(self) -> int | None:
         """Estimate the number of bytes of the largest batch, without weights; None if unknown."""
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages whose versions may change outputs."""
+        return ()
+
     def check_weights(self) -> None:
         """Raise CheckpointError if tensors in the weight files do not fit the model."""
         return
@@ -174,6 +179,12 @@ class NetworkRunner(Runner):
     def takes_gpu(self) -> bool:
         """Whether the network runs on a GPU if there is one."""
         return self.options.device.startswith(("auto", "cuda"))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that tokenize texts and run the network; peft runs adapters."""
+        adapters = ("peft",) if self.model.has_adapter else ()
+        return ("tokenizers", "torch", "transformers", *adapters)
 
     def lease_loaded(
         self,

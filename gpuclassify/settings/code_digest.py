@@ -26,12 +26,14 @@ from typing import Any
 
 from gpuclassify.settings.signatures import as_json
 
-_PACKAGE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
-# Packages whose arrays and frames Dask digests by value, and fast.
-_ARRAYS = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
+# Packages of arrays and frames, whose classes are digested by name.
+_ARRAYS = {"numpy", "pandas", "pyarrow", "scipy", "torch", "cudf", "cupy"}
+# Those on GPUs, and the methods that copy to the host.
+_TO_HOST = {"cudf": "to_pandas", "cupy": "get"}
 # Attributes of modules and classes that state the location of their source.
 _SOURCE_NAMES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
 _LINES = {"__firstlineno__", "__static_attributes__"}
@@ -65,6 +67,9 @@ def value_digest(value: Any) -> str:
       numbers, comments and docstrings are ignored.
     - Any other object is digested by its class and its pickled state, or only by its class if it
       cannot be pickled, such as a lock.
+
+    Dask's `tokenize` is unsuitable for digests that are stored: it hashes buffers, such as arrays
+    and pickled classes, by xxhash or mmh3 if one of these is installed, and else by SHA-1.
     """
     return _Digest(tuple(_names_in_full(value))).of(value)
 
@@ -139,7 +144,7 @@ class _Digest:
             return value.__func__, value.__self__
         if kind is property:
             return value.fget, value.fset, value.fdel
-        return kind, *_object_parts(value)
+        return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
         """Return whether a function or class is installed, so that all processes can import it."""
@@ -160,7 +165,7 @@ def _names_in_full(value: Any) -> Iterator[str]:
         bound = value.__self__ if isinstance(value, MethodType) else value
         owner = bound if isinstance(bound, type) else type(bound)
         for base in owner.__mro__:
-            if _top(base.__module__) == _top(owner.__module__) != _PACKAGE:
+            if _top(base.__module__) == _top(owner.__module__) not in {PACKAGE, *_ARRAYS}:
                 yield f"{base.__module__}.{base.__qualname__}."
 
 
@@ -173,7 +178,7 @@ def _is_installed(name: str) -> bool:
     if file is None:
         return name in sys.builtin_module_names
     is_library = file.startswith(_LIBRARY) or not _PACKAGES.isdisjoint(Path(file).parts)
-    return is_library or file in ("built-in", "frozen") or _top(name) == _PACKAGE
+    return is_library or file in ("built-in", "frozen") or _top(name) == PACKAGE
 
 
 def _function_parts(function: FunctionType) -> tuple[Any, ...]:
@@ -256,42 +261,58 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Return values that identify an object among objects of its class."""
-    from dask.tokenize import normalize_object, normalize_token, tokenize
-
-    kind = type(value)
-    is_array = _top(kind.__module__) in _ARRAYS
+    """Return values that identify an object, beginning with its class."""
+    kind, home = type(value), _top(type(value).__module__)
     if isinstance(value, _CACHES):
-        return ()
-    if (is_array and normalize_token.dispatch(kind) is not normalize_object) or (
-        hasattr(kind, "__dask_tokenize__")
-    ):
-        return (tokenize(value),)
+        return (kind,)
+    if hasattr(kind, "__dask_tokenize__"):
+        return kind, value.__dask_tokenize__()
     if hasattr(value, "__wrapped__"):  # a classmethod, or a cached function
-        return (value.__wrapped__,)
-    if _top(kind.__module__) == "torch" and hasattr(value, "untyped_storage"):
+        return kind, value.__wrapped__
+    if hasattr(value, method := _TO_HOST.get(home, "")):
+        return kind, getattr(value, method)()
+    if home == "torch" and hasattr(value, "untyped_storage"):
         import torch
 
         flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-        return str(value.dtype), tuple(value.shape), flat.numpy()
+        return kind, str(value.dtype), tuple(value.shape), flat.numpy()
+    if home == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
+        return kind, value.dtype.descr, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+    if home == "pyarrow" and hasattr(value, "nbytes") and hasattr(value, "validate"):
+        return kind, _arrow_digest(value)
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     except Exception:  # a lock, or any error of a user's class
-        return ()
-    if isinstance(reduced, str):
-        return value.__module__, reduced
+        return (kind,)
+    if isinstance(reduced, str):  # a name, such as of a function that C or Cython defines
+        return getattr(value, "__module__", kind.__module__), reduced
     create, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    states = [_lasting(kind, part) for part in (state if isinstance(state, tuple) else (state,))]
-    return create, arguments, states, list(items or ()), list(pairs or ())
+    states = [lasting(kind, part) for part in (state if isinstance(state, tuple) else (state,))]
+    return kind, create, arguments, states, list(items or ()), list(pairs or ())
 
 
-def _lasting(kind: type, state: Any) -> Any:
+def _arrow_digest(value: Any) -> str:
+    """Return a digest of an Arrow array, batch or table; a pickle of one tells what was counted."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        value = pa.Table.from_batches([value])
+    table = value if isinstance(value, pa.Table) else pa.table({"": value})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return hashlib.sha256(sink.getvalue()).hexdigest()
+
+
+def lasting(kind: type, state: Any) -> Any:
     """Return an object's state without cached properties and source locations."""
     if not isinstance(state, dict):
         return state
     cached = functools.cached_property
     kept = [name for name in state if not isinstance(getattr(kind, str(name), None), cached)]
+    if _top(kind.__module__) == "pandas":
+        kept = [name for name in kept if name != "_cache"]
     # An object whose state is cached properties only has no state before the first is cached.
     return {name: state[name] for name in kept if name not in _IGNORED} or None
 

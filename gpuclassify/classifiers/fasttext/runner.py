@@ -60,6 +60,12 @@ class FastTextRunner(Runner):
 
     model: FastTextModel
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that have the module fasttext, and tokenizers if texts are tokenized before."""
+        tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
+        return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Find the most probable labels of distinct texts; see `Runner.run`."""
         labels, options = self.model.checkpoint.labels, self.options
