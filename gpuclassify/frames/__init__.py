@@ -78,7 +78,7 @@ class LazyFrame(Protocol):
 
     @property
     def divisions(self) -> tuple[Any, ...]:
-        """Index labels at the partitions' bounds; None if unknown."""
+        """Index labels at the partitions' bounds; each is None if they are unknown."""
 
     def __getitem__(self, key: object) -> Any: ...
 

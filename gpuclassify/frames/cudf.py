@@ -60,7 +60,7 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 
 
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
-    """Return the strings of `column` on the GPU, cut to `max_chars` characters.
+    """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
     Returns None for a partition without strings, whose column may have been read as any type.
     """

@@ -93,7 +93,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, owner: str) -> Any:
-    """Parse untrusted JSON text; `owner` names its file in messages.
+    """Parse JSON text from a file of an untrusted model; messages call the file `owner`.
 
     Raises CheckpointError unless it is JSON of at most `DEEPEST` levels with numbers within
     float64's range. NaN and Infinity are accepted, because transformers writes them.
@@ -482,7 +482,7 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return a Hub model's file names from the cache, or None if no download listed them."""
+    """Return the names of a Hub model's files as a download has cached them; None if none has."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

@@ -102,7 +102,7 @@ class BatchLimits:
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """Return the number of rows of `width` tokens that fit, at least 1."""
+        """Return the number of rows padded to `width` tokens that a batch may have, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -201,7 +201,7 @@ class BatchMemory:
         check_settings(self)
 
     def size_bytes(self, tokens: int) -> int:
-        """Return the bytes planned for a batch of `tokens` tokens."""
+        """Return the number of bytes planned for a batch of `tokens` tokens."""
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
@@ -429,7 +429,7 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the peak of `held_bytes` since `forget_peak`."""
+        """Return the highest value of `held_bytes` since `forget_peak` was called."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
@@ -437,7 +437,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch can still allocate.
+        """Return the number of bytes that torch can still allocate on the GPU.
 
         This is the device's free memory plus the unused memory of torch's cache or of RMM's pool,
         limited by the process's share of the device.

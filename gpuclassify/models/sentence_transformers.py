@@ -221,7 +221,10 @@ class _Files:
 
     @property
     def are_from_model2vec(self) -> bool:
-        """Whether the configuration is model2vec's; its older models have no ``modules.json``."""
+        """Whether the model's ``config.json`` was saved by model2vec.
+
+        Older models of model2vec have no ``modules.json``.
+        """
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:

@@ -178,7 +178,7 @@ class TextOptions(Declared):
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return False
 
     @property
@@ -260,7 +260,7 @@ class ModelOptions(TextOptions):
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return self.long_text == "lines"
 
     @property

@@ -135,7 +135,7 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Tell whether a normalizer changes nothing but letter case in printable ASCII."""
+    """Tell whether a normalizer leaves printable ASCII as it is, except for letter case."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -290,7 +290,7 @@ class _Rules:
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether words provably have the same tokens alone and in their text."""
+        """Tell whether the tokenizer provably gives a word the same tokens alone and in a text."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -302,7 +302,10 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space that is normalized alike before a word alone and in its text."""
+        """Return the white space characters of gaps, which may separate words, or "".
+
+        They are normalized alike before a word alone and in its text.
+        """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -330,7 +333,7 @@ class _Rules:
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Tell whether each ASCII punctuation mark is a word of its own."""
+        """Tell whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
             and not (self.local or self.later)
@@ -594,7 +597,7 @@ _caching = threading.Lock()
 
 @panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
-    """Return the process's cache for a ``tokenizers.Tokenizer``, shared by equal tokenizers.
+    """Return this process's `WordCache` for a ``tokenizers.Tokenizer``; equal ones share it.
 
     It is freed with its last reference. The tokenizer must not truncate or pad.
     """

@@ -431,7 +431,7 @@ class TokenBatch:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that were kept, float32 (texts,).
+        """Share of each text's tokens that were kept when it was cut, float32 (texts,).
 
         It is below 1 if the text was cut, but exact only if the removed tokens were counted.
         """

@@ -74,7 +74,7 @@ _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads
 
 
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
-    """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
+    """Speed up each DeBERTa-v2 encoder within `module`, by the forward of `DisentangledEncoder`.
 
     Weights and their names do not change. An encoder whose outputs would differ from transformers'
     keeps transformers' forward, with a warning in the log. The module must be on the device where
@@ -242,7 +242,7 @@ def _time_attention(
 
 
 def _compilations() -> int:
-    """Count the graphs that torch has compiled in this process."""
+    """Return the number of graphs that torch has compiled in this process, for a log message."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -271,11 +271,11 @@ class FusedAttention(DisentangledAttention):
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad states, (1, tokens, size), to whole blocks."""
+        """Pad hidden states, (1, tokens, size), to whole blocks of `BLOCK_TOKENS` tokens."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention; queries of first tokens only use `DisentangledAttention`."""
+        """Compute attention like `DisentangledAttention`, which does it for first tokens only."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)
