@@ -92,7 +92,7 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
 
 
 def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and text of every text in nested options, such as ``environ.HF_TOKEN``."""
+    """Yield every text in nested options, with its name, such as ``environ.HF_TOKEN``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

@@ -148,12 +148,12 @@ def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
 
 
 def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `frame` itself, because cudf has no types for Arrow's views."""
+    """Return `frame` itself, because cudf has no view types like Arrow's string_view."""
     return frame
 
 
 def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `plain` itself, because cudf has no types for Arrow's views."""
+    """Return `plain` itself, because cudf has no view types like Arrow's string_view."""
     return plain
 
 

@@ -205,7 +205,7 @@ class SharedContext:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Keep the shared context entered during this thread's block."""
+        """Keep the shared context manager entered while this thread's block runs."""
         with self._lock:
             if not self._users:
                 self._begun.enter_context(self._begin())

@@ -322,7 +322,7 @@ class _Parts:
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch and return its outputs; set `late` and `called` by the modules that ran."""
+        """Run a batch, return its outputs, and record the order of modules and layers that ran."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -205,7 +205,7 @@ class BatchMemory:
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Return the number of tokens of the largest batch that fits; 0 if none does."""
+        """Return the number of tokens of the largest batch within `usable_bytes`; 0 for none."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
@@ -565,7 +565,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Describe a device and library versions, as the part of a measurement's key on the machine."""
+    """Describe a device and the versions of libraries, for the key of a saved measurement."""
     import transformers
 
     return {

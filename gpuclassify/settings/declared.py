@@ -90,7 +90,7 @@ def declared(owner: type[Kind]) -> type[Kind]:
 
 @declared
 class Declared:
-    """Base class of dataclasses whose fields are a user's settings, checked when it is made.
+    """Base class of frozen dataclasses whose fields are a user's settings, checked at creation.
 
     Subclasses are decorated by `declared`. Values of numpy become plain values, and paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's

@@ -131,7 +131,7 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError unless `text_field` is a column, or two of text pairs."""
+        """Raise TypeError or ValueError unless `text_field` is a column, or the two of a pair."""
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -524,7 +524,7 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if `keep_field` names a column for the filters' decision without filters."""
+    """Raise ValueError if `keep_field`, the column of the filters' decision, has no filters."""
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "

@@ -80,9 +80,10 @@ _ASCII = range(0x21, 0x7F)
 
 
 def prefix_end(text: str, chars: int) -> int:
-    """Return the offset of the first gap after `chars` characters; the text's length if none.
+    """Return the offset of the first space after `chars` characters where a text can be cut.
 
-    Used to tokenize only a prefix of a long text.
+    The space is single and between printable ASCII characters. Without one, it is the text's
+    length. Used to tokenize only a prefix of a long text.
     """
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
@@ -239,7 +240,7 @@ def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
-    """Derive the rules for a tokenizer's gaps from its ``tokenizer.json``, parsed.
+    """Derive the rules for cutting a tokenizer's texts from its parsed ``tokenizer.json``.
 
     Returns None if the tokenizer has steps that are not proven to work word by word.
     """

@@ -165,7 +165,7 @@ class TokenStream:
 
     @property
     def positions(self) -> np.ndarray:
-        """Number of each window among the distinct windows, int64 (windows,); known ones first."""
+        """Index of each window among the distinct windows, int64 (windows,); known ones first."""
         return np.asarray(self._positions, dtype=np.int64)
 
     @property
@@ -278,8 +278,8 @@ def text_blocks(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts with these numbers of characters into blocks; yield each block's (start, stop).
 
-    A block has at most twice as many characters as the previous one, and `largest_chars`, unless a
-    single text has more.
+    The limit on a block's characters begins at `first_chars` and doubles up to `largest_chars`. A
+    single text that exceeds it is a block of its own.
     """
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):

@@ -36,7 +36,7 @@ from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128  # block size of torch's block mask
-FEWEST_BLOCKS = 2  # torch would compile a graph that is for a single block only
+FEWEST_BLOCKS = 2  # with a single block, torch would compile for that size only
 _MOST_GRAPHS = 256  # graphs of one kernel for all head shapes; torch's default limit is eight
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
@@ -275,7 +275,7 @@ class FusedAttention(DisentangledAttention):
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention like `DisentangledAttention`, which does it for first tokens only."""
+        """Compute attention like `DisentangledAttention`; leave queries of first tokens to it."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)
