@@ -27,7 +27,7 @@ LEAST_SECRET = 8  # minimum characters of a secret to search for
 
 
 def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
-    """Start a cluster with Coiled, and return its client, which owns it.
+    """Start a cluster with Coiled, and return its client, which closes the cluster with itself.
 
     Each machine has one worker, which runs one task at a time with all cores for torch. The
     scheduler has no GPU, and the cluster ends after 20 idle minutes. The client's ``HF_TOKEN``, and
@@ -92,7 +92,7 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
 
 
 def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and text of every text in nested options, such as ``environ.HF_TOKEN``."""
+    """Yield every text in nested options, with its name, such as ``environ.HF_TOKEN``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

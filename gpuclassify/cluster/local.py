@@ -47,7 +47,7 @@ class OwningClient(Client):
 
     @property
     def dashboard_link(self) -> str:
-        """Address of the dashboard, which may differ from the scheduler's."""
+        """Address of the dashboard, which may listen on another host than the scheduler."""
         spec = getattr(self.cluster, "scheduler_spec", None)
         if spec and str(spec["options"].get("dashboard_address")).startswith(f"{LOOPBACK}:"):
             port = self.cluster.scheduler_info["services"]["dashboard"]
@@ -181,7 +181,7 @@ def end_workers(cluster: Cluster) -> None:
 
 
 def shield_children() -> None:
-    """Block SIGINT in this thread, and in threads and processes started from it.
+    """Block SIGINT (Ctrl-C) in this thread, and in threads and processes started from it.
 
     A terminal sends Ctrl-C to all processes of a command, but the client ends its workers itself.
     The main thread, in which Python runs signal handlers, is not changed.
@@ -244,7 +244,7 @@ def start(
 
 
 def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Return a client of `cluster` that closes it with itself, also at the end of this process.
+    """Return a client of `cluster` that closes the cluster, too, when it or this process ends.
 
     ``set_up(client)`` configures the cluster; if it fails, the cluster is closed.
     """

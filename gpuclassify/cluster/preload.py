@@ -115,7 +115,7 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
 
 
 def dask_setup(service: Scheduler | Worker) -> None:
-    """Configure the scheduler or worker that preloads this module; called by Dask."""
+    """Configure the Dask scheduler or worker that preloads this module; called by Dask."""
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return

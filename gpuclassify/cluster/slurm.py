@@ -76,7 +76,7 @@ class SlurmPlan(NamedTuple):
 
 
 def start_slurm(options: Mapping[str, Any]) -> Client:
-    """Submit Slurm jobs with workers, and return a client of the scheduler, which runs here.
+    """Submit Slurm jobs with Dask workers; return a client of the scheduler, which runs here.
 
     Options are those of `plan_slurm`, and ``look_every_seconds``, the interval of squeue. The
     client is returned as soon as the jobs are submitted; they may still be queued. It closes the
@@ -399,7 +399,7 @@ async def _output(*command: str) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Extract a Slurm command's message from dask-jobqueue's error."""
+    """Return a Slurm command's own message from the error that dask-jobqueue raised for it."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
 

@@ -53,11 +53,11 @@ class DatasetAccessError(PermissionError):
 
 
 class HubRefusedError(RuntimeError):
-    """Error raised when the Hub refuses a request for good."""
+    """Error raised when the Hub refuses a request, and a retry would not help."""
 
 
 class HubUnreachableError(ConnectionError):
-    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and the cache cannot help."""
+    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and a file is not cached."""
 
 
 class HubBusyError(HubUnreachableError):

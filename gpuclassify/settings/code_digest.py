@@ -51,7 +51,7 @@ _CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakS
 
 
 def json_setting(value: Any) -> Any:
-    """Convert a setting to a JSON value, and a function to the digest of its code."""
+    """Convert a setting to a JSON value to describe it; a function becomes a digest of its code."""
     return value_digest(value) if callable(value) else as_json(value)
 
 
@@ -75,9 +75,10 @@ def value_digest(value: Any) -> str:
 
 
 class _Digest:
-    """Hash of a value, computed recursively from its parts.
+    """Digest of a value, computed recursively from simpler values that make it up.
 
-    `in_full` are names, each followed by a dot, of installed code to digest by its content.
+    Installed functions and classes are digested by name, except for those in `in_full`: dotted
+    names, each followed by a dot, of code to digest by its content.
     """
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
@@ -88,7 +89,7 @@ class _Digest:
         self._count = 0
 
     def of(self, value: Any) -> str:
-        """Return the digest of a value."""
+        """Return the digest of a value, 64 hex digits."""
         self._hash = hashlib.sha256()
         self._add(value)
         return self._hash.hexdigest()
@@ -115,7 +116,7 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _item_digest(self, item: Any) -> str:
-        """Digest an item of a set independently of the set's order in this process."""
+        """Return an item of a set in a form to sort by, so that the set's order has no effect."""
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -123,7 +124,7 @@ class _Digest:
         return other.of(item)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return simpler values that identify a value among values of its type."""
+        """Break a value into simpler values to digest, such as a class into its members."""
         kind = type(value)
         if isinstance(value, type):
             members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
@@ -147,7 +148,7 @@ class _Digest:
         return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Return whether a function or class is installed, so that all processes can import it."""
+        """Tell whether a function or class can be digested by name, because it is installed."""
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -156,7 +157,10 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield the dotted names of functions and classes in a value."""
+    """Yield the dotted names, each with a dot at the end, of code to digest by its content.
+
+    It is the code of `value` itself: a function, or the class of an object or method.
+    """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
     elif isinstance(value, FunctionType):
@@ -170,7 +174,10 @@ def _names_in_full(value: Any) -> Iterator[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module is in this package, the standard library or an installed package."""
+    """Tell whether a module is in this package, the standard library or an installed package.
+
+    Other modules, of notebooks and scripts, are the user's, and their code may change.
+    """
     file = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         with contextlib.suppress(ImportError, ValueError):
@@ -198,7 +205,10 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return the members with these names of the user's modules in `values`."""
+    """Return members of the user's modules that code reads as attributes, by dotted name.
+
+    `values` are what the code can reach, modules among them, and `names` the attribute names in it.
+    """
     members: dict[str, Any] = {}
     for module in values:  # `values` grows in the loop
         if isinstance(module, ModuleType) and not _is_installed(module.__name__):
@@ -212,7 +222,10 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Return a module that code imports at run time, if it is the user's."""
+    """Import a module that a function imports when it runs; return None unless it is the user's.
+
+    `scope` are the function's globals, to resolve a relative name.
+    """
     with contextlib.suppress(Exception, SystemExit):  # only workers may have it
         name = importlib.util.resolve_name(name, scope.get("__package__"))
         if not _is_installed(name):
@@ -221,9 +234,10 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 
 
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield names in code and nested code, with the kind of their use.
+    """Yield each name in a code object and its nested ones, with its use.
 
-    Outer variables that code assigns are state, not a part of its definition.
+    A use is "named" (any attribute or global), "read", "written" or "imported". Outer variables
+    that code assigns are state, not a part of its definition.
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -253,7 +267,7 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the instructions, except stores of a class body's line numbers."""
+    """Return the instructions of a code object, without stores of a class body's line numbers."""
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
@@ -261,7 +275,7 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Return values that identify an object, beginning with its class."""
+    """Break an object into values to digest: its class, and such as its pickled state."""
     kind, home = type(value), _top(type(value).__module__)
     if isinstance(value, _CACHES):
         return (kind,)
@@ -306,7 +320,10 @@ def _arrow_digest(value: Any) -> str:
 
 
 def lasting(kind: type, state: Any) -> Any:
-    """Return an object's state without cached properties and source locations."""
+    """Return an object's pickled state without cached properties and source locations.
+
+    These may differ between equal objects. `kind` is the object's class.
+    """
     if not isinstance(state, dict):
         return state
     cached = functools.cached_property
