@@ -299,7 +299,7 @@ class RegressionHead(LabelHead):
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the score column."""
+        """Return the score column, from the model's outputs, float32 (texts, outputs)."""
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}

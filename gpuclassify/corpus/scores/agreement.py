@@ -372,7 +372,7 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows whose values differ, those with most labels or the largest spread first."""
+    """Return the rows whose values differ, by number of labels or by spread (largest first)."""
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":
         spread = (np.diff(ordered, axis=1) > 0).sum(axis=1)
