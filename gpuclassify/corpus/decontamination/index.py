@@ -527,7 +527,7 @@ def _all_words(data, starts, table):
 
 @njit(nogil=True, cache=True)
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
-    """Number the distinct n-grams of all items in order of appearance, by a hash table.
+    """Assign numbers to the distinct n-grams of all items, in order of appearance.
 
     Returns the number of the n-gram at each position, and key, first word and width of each n-gram.
     Equal keys are told apart by their words.
@@ -642,7 +642,7 @@ def _find_hits(data, starts, table, ngrams):
 
 @njit(nogil=True, cache=True)
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Write the indices of words at which an n-gram passes the Bloom filter; return their number.
+    """Write the indices of words whose n-gram passes the Bloom filter; return their number.
 
     Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
     in flight at once.

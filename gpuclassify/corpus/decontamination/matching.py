@@ -27,7 +27,7 @@ class Matches(NamedTuple):
     shares: np.ndarray
 
     def select(self, mask: np.ndarray) -> Matches:
-        """Return the matches for which the mask is True."""
+        """Return the matches selected by a mask, bool (matches,)."""
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:

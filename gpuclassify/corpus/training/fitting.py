@@ -99,10 +99,7 @@ class Fit:
             return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
 
     def _linear(self) -> list[Layer]:
-        """Fit a linear model of scikit-learn for each penalty; return the one with the least loss.
-
-        The loss is on the validation part.
-        """
+        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss."""
         mean, deviation = _spread(self.train.vectors)
         vectors = (self.train.vectors - mean) / deviation
         losses, layers = {}, {}

@@ -56,7 +56,7 @@ class Task(ABC):
         """Raise ValueError if there is nothing to learn, because all labels are the same."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of each label, of which every part needs some; empty for numbers."""
+        """Count the rows of each label, because every part needs some; empty for numbers."""
         return {}
 
     @abstractmethod
