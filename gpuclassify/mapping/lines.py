@@ -54,7 +54,7 @@ class LineOutputs(Outputs):
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return activated outputs for `head`, one row for each line that is run."""
+        """Return the outputs for `head`, activated, one row for each line that is run."""
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
