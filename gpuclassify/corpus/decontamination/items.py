@@ -84,7 +84,7 @@ class ItemFiles:
         }
 
     def _files(self) -> list[InputFile]:
-        """List the files. All files of a path have the same format; paths may differ."""
+        """List the files of all paths, each once."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
