@@ -109,7 +109,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         summary = Pipeline([source, classifier, target]).prepare().run(client, look)
         seconds = time.perf_counter() - started
         others = other_core_seconds() - others - (host_core_seconds() - hosts)
-    assert (summary.rows_in, summary.rows_out) == (options.rows, options.rows)
+    assert (summary.rows_read, summary.rows_written) == (options.rows, options.rows)
     return {
         "seconds": seconds,
         "rows_per_second": options.rows / seconds,

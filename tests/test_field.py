@@ -136,7 +136,7 @@ def test_rows_of_one_language_are_kept_and_all_others_counted(run, field):
 
     report = run("report", "english", "--json", has_cluster=False)
     report = json.loads(report)
-    assert (report["rows_in"], report["rows_out"]) == (every, len(english))
+    assert (report["rows_read"], report["rows_written"]) == (every, len(english))
     assert report["left_out"] == {"line": broken_lines()}
     assert report["stages"]["LanguageIdentifier"]["dropped"] == dict(+reasons)
     run("verify", "english", has_cluster=False)

@@ -82,8 +82,8 @@ def report(output: str, as_json: bool) -> None:
         return
     for job in reports:
         echo(
-            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_in']:,} rows read, "
-            f"{job['rows_out']:,} kept\nReport: {job['output']}/_report/report.html"
+            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_read']:,} rows read, "
+            f"{job['rows_written']:,} rows written\nReport: {job['output']}/_report/report.html"
         )
 
 
@@ -142,7 +142,7 @@ def run_job(
     arguments: Mapping[str, Any],
 ) -> NoReturn:
     """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
-    options = {name: arguments[name] for name in ("restart", "verify")}
+    options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []
 
     def prepare() -> Job:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gpuclassify.pages import visible, visible_json
+from gpuclassify.pages import counted_kinds, visible, visible_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpuclassify.jobs.report.progress import JobProgress
-    from gpuclassify.jobs.report.summary import JobSummary
+    from gpuclassify.jobs.report.summary import ColumnLabels, JobSummary
 
 # Matches in a message: whole calls, which stay unchanged; or an argument outside of calls, with
 # True or False, a word, a list or dict, the beginning of any other value, or no value.
@@ -252,29 +252,28 @@ def start_progress(what: str) -> JobProgress:
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
     """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then the paths."""
-    lines = numbers or _job_lines(summary, console)
+    lines = [*(numbers or _job_lines(summary, console)), *summary.warnings]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_paths(summary, console)
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
     """Print tables of labels, and return the lines of dropped rows, totals and speed."""
-    from gpuclassify.jobs.report.summary import label_rows, textless_warnings
+    from gpuclassify.jobs.report.summary import column_labels
     from gpuclassify.workers.run_context import advice
 
-    columns = summary.columns or {"label": summary.labels}
-    for name, rows in label_rows(columns, summary.stages).items():
-        if rows:
-            _print_labels(name, rows, summary.rows_out, console)
+    columns = column_labels(summary.columns, summary.labelled, summary.stages)
+    for name, column in columns.items():
+        if column.rows:
+            _print_labels(name, column, console)
     totals = summary.totals
     tokens = totals.get("tokens", 0)
     tokens_run = tokens - totals.get("prefix_tokens", 0)
     padded = totals.get("padded_tokens", 0)
     padding = f"padding {padded / tokens_run - 1:.1%}, " if tokens_run else ""
     lines = [
-        *_drops(summary),
-        *textless_warnings(summary.textless),
-        f"{summary.rows_in:,} rows read, {summary.rows_out:,} kept, {padding}"
+        *summary.drops,
+        f"{summary.rows_read:,} rows read, {summary.rows_written:,} rows written, {padding}"
         f"{int(totals.get('truncated_texts', 0)):,} texts truncated",
     ]
     if summary.resumed_parts:
@@ -291,38 +290,30 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
     return [*lines, *advice(totals)]
 
 
-def _drops(summary: JobSummary) -> list[str]:
-    """Return a line for each classifier that has filters."""
-    lines = []
-    for name, stage in summary.stages.items():
-        for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
-            if counts := stage[kind]:
-                reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
-                total = sum(counts.values())
-                lines.append(f"{name}: {words} {total:,} of {stage['read']:,} rows ({reasons})")
-    return lines
-
-
 def print_paths(summary: Any, console: Console) -> None:
     """Print the count of rows left out, and the paths of quarantine, report and upload."""
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
-        counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
-        lines.insert(0, f"Left out: {counted}; see {summary.output}/_quarantine")
+        left_out = counted_kinds(summary.left_out)
+        lines.insert(0, f"Left out: {left_out}; see {summary.output}/_quarantine")
     if summary.commit_url:
         lines.append(f"Uploaded: {summary.commit_url}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_labels(name: str, labels: list[Any], rows: int, console: Console) -> None:
+def _print_labels(name: str, column: ColumnLabels, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    more = len(labels) - MOST_LABELS
-    has_drops = any(count < before for _, count, before in labels)
-    table = Table(escape(name), "rows", "share", *["dropped"] * has_drops)
-    table.caption = f"{more:,} more labels are in the report" if more > 0 else None
-    for label, count, before in labels[:MOST_LABELS]:
-        dropped = [f"{max(0, before - count):,}"] * has_drops
-        table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}", *dropped)
+    more = len(column.rows) - MOST_LABELS
+    has_drops, has_spans = column.has_drops, bool(column.spans)
+    titles = ["spans"] * has_spans + ["rows labelled", "share"] + ["rows written"] * has_drops
+    table = Table(escape(name), *titles)
+    notes = [f"shares are of {column.labelled:,} rows labelled"]
+    notes += [f"{more:,} more labels are in the report"] * (more > 0)
+    table.caption = "; ".join(notes)
+    for label, labelled, written in column.rows[:MOST_LABELS]:
+        spans = [f"{column.spans.get(label, 0):,}"] * has_spans
+        numbers = [f"{labelled:,}", column.share(labelled), *[f"{written:,}"] * has_drops]
+        table.add_row(escape(label), *spans, *numbers)
     console.print(table)

@@ -218,6 +218,10 @@ def run_options() -> list[GroupedOption]:
             show_default=True,
             help="How to check that parts of earlier runs are unchanged: by the digests of "
             "their files, which reads them, or by sizes only."),
+        GroupedOption(
+            ["--accept-changed-code"], is_flag=True,
+            help="Continue although the code of a stage, or the version of a library that "
+            "computes its results, has changed, if you know that the results are the same."),
         GroupedOption(["--json", "as_json"], is_flag=True, help="Print the summary as JSON."),
     ]  # fmt: skip
 

@@ -139,7 +139,7 @@ class JobSettings(Declared):
         "leave them out and list them.")
     source_field: str | None = setting(
         default=None, group=REPORT, metavar="COLUMN",
-        help="Count rows read and kept by the values of this column, such as url_host.")
+        help="Count rows read and rows written by the values of this column, such as url_host.")
     examples: int = setting(
         default=2, group=REPORT, least=0,
         help="Number of texts that the report shows of the most and of the least certain of each "

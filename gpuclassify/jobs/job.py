@@ -103,7 +103,7 @@ class Job:
     @property
     def title(self) -> str:
         """Title of the work in progress, for people."""
-        return self.spec.chain.__name__
+        return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:

@@ -20,7 +20,7 @@ from gpuclassify.jobs.task import row_errors
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.route import Route
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.pages import html_table, readable_time, short_number, text_table
+from gpuclassify.pages import counted_kinds, html_table, readable_time, short_number, text_table
 from gpuclassify.workers.run_context import add_up, advice, collected_stats, shared_layers
 
 FIRST_ROWS = 4  # rows of the warm-up, and of the run that predicts how many rows can be timed
@@ -111,7 +111,7 @@ class Plan:
         stored = "" if self.input_bytes is None else f", {format_bytes(self.input_bytes)} in files"
         nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
         yield "input", f"{rows}{stored}, {format_bytes(int(self.text_bytes))} of text{nulls}"
-        left_out = "".join(f"; {kind}s left out: {n:,}" for kind, n in self.left_out.items())
+        left_out = f"; left out: {counted_kinds(self.left_out)}" if self.left_out else ""
         yield "sample", f"{self.sample_rows:,} rows from all over the input{left_out}"
         largest = format_bytes(int(self.largest_part_text_bytes))
         rows = f"{self.largest_part_rows:,.0f} rows"

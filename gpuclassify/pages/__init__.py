@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
     )
     environment.filters |= {
         "edge": bin_edge,
+        "kinds": counted_kinds,
         "percent": "{:.1%}".format,
         "short": short_number,
         "thousands": "{:,.0f}".format,
@@ -80,6 +81,16 @@ def short_number(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, such as ``1 file`` or ``2 files``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def counted_kinds(counts: Mapping[str, int]) -> str:
+    """Return the numbers of several kinds, such as ``3 lines, 1 file``."""
+    return ", ".join(counted(number, kind) for kind, number in counts.items())
 
 
 def bin_edge(value: float) -> str:

@@ -100,6 +100,11 @@ class PagePart(NamedTuple):
     has_speed: bool = True  # False if rows read, speed and times leave out a part of the job
 
 
+def annotates(report: Mapping[str, Any]) -> bool:
+    """Return whether a report is on a job that writes annotations, which removes no row."""
+    return bool(report["settings"]["output"].get("annotations"))
+
+
 @dataclass(frozen=True)
 class ReportPart:
     """Base class of additions to a job's report by a head, a mapper or a recipe.

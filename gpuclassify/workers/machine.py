@@ -1,4 +1,4 @@
-"""Cores and memory of this machine that this process may use.
+"""Numbers of cores and of bytes of memory that this process may use.
 
 Slurm's ``--mem`` and systemd's slices limit a control group somewhere above the process. Dask reads
 the topmost group alone, which has the whole machine; here the tightest limit of all levels counts.
@@ -26,21 +26,30 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
 def usable_cores() -> int:
-    """Return the CPUs this process may use, by the machine, its affinity and cgroup quotas."""
+    """Return the number of CPU cores that this process may use.
+
+    It is the smallest of the machine's cores, the process's affinity and its cgroups' quotas.
+    """
     from dask.system import cpu_count
 
     return min([cpu_count(), *(max(1, math.ceil(quota)) for quota in _quotas())])
 
 
 def usable_memory() -> int:
-    """Return the bytes this process may use, by the machine's, cgroups' and its own limits."""
+    """Return the number of bytes of memory that this process may use in all.
+
+    It is the smallest of the machine's memory, cgroup limits and the process's own limit.
+    """
     from distributed.system import MEMORY_LIMIT
 
     return min([int(MEMORY_LIMIT), *(limit for _, limit in _memory_limits())])
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still allocate, by the machine and its cgroups."""
+    """Return the number of bytes that this process may still allocate.
+
+    It is the smaller of the machine's available memory and the rest of its cgroups' limits.
+    """
     import psutil
 
     free = [int(psutil.virtual_memory().available)]
@@ -53,8 +62,8 @@ def free_memory() -> int:
 def keep_freed_memory() -> None:
     """Raise glibc's mmap and trim thresholds, so that freed memory is reused without page faults.
 
-    Dask's nanny sets a low trim threshold, with which every large activation is a new mapping. The
-    price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
+    Dask's nanny sets a low trim threshold, so that every large activation would be a new mapping.
+    The price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
     thread's arena, are mapped anew regardless; token budgets for CPUs stay below that.
     """
     if platform.libc_ver()[0] != "glibc":
@@ -82,7 +91,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the CPU quota of each control group that has one."""
+    """Yield the CPU quota, in cores, of each control group of this process that has one."""
     for group in _groups("cpu"):
         try:
             quota, period = (group / "cpu.max").read_text().split()
@@ -94,7 +103,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the positive number in a file, or None, also for "max" and -1, which mean no limit."""
+    """Return the number in a control group's file; None if missing, or "max" or -1 (no limit)."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):
@@ -103,7 +112,10 @@ def _read_number(path: Path) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, innermost first."""
+    """Yield the folders of this process's control groups (cgroups), innermost first.
+
+    `controller` is the limited resource: "cpu" or "memory".
+    """
     try:
         lines = (PROCESS / "cgroup").read_text().splitlines()
         mounts = (PROCESS / "mountinfo").read_text().splitlines()

@@ -463,7 +463,7 @@ def test_columns_filters_and_formats(run, folder, scheduler):
     assert summary["labels"] == {top: (everything["domain_pred"] == top).sum()}
     kept = pd.concat(pd.read_json(file, lines=True) for file in summary["files"])
     assert set(kept["domain_pred"]) == {top}
-    assert (summary["rows_in"], summary["rows_out"]) == (ROWS, len(kept))
+    assert (summary["rows_read"], summary["rows_written"]) == (ROWS, len(kept))
 
 
 def test_fields_of_an_answer_are_plain_values(run, folder, scheduler, tmp_path):
@@ -732,7 +732,7 @@ assert not {"torch", "transformers", "distributed", "pandas", "dask"} & set(sys.
 
 def test_labels_that_look_like_markup_are_shown():
     console = Console(record=True, file=io.StringIO(), width=80)
-    print_summary(JobSummary(rows_out=1, labels={"[/red]": 1}), console)
+    print_summary(JobSummary(rows_written=1, labels={"[/red]": 1}), console)
     assert "[/red]" in console.export_text()
 
 

@@ -113,7 +113,7 @@ def test_json_and_going_on(run):
     call = ["in.jsonl", "out", "--method", "exact", "--id-field", "url", "--json"]
     first = json.loads(run(*call).stdout)
     assert first["duplicates"]["removed"] == 90 - 31
-    assert first["removal"]["rows_out"] == 31
+    assert first["removal"]["rows_written"] == 31
     again = json.loads(run(*call).stdout)
     assert again["removal"]["resumed_parts"] == len(again["removal"]["files"])
     other = run(*call[:-3], "--by", "source")

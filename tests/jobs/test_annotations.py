@@ -526,7 +526,7 @@ def test_a_second_run_does_new_files_alone(crawl, tmp_path, caplog):
     write_file(root / "lang=en/e.parquet", [{"id": 99, "text": "new"}])
     write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
     summary = annotate(root, notes, with_length)
-    assert summary.rows_in == 2 and "4 of the files: 2 are new" in caplog.text
+    assert summary.rows_read == 2 and "4 of the files: 2 are new" in caplog.text
     assert {path: path.read_bytes() for path in notes.glob("part-*")} == before
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
@@ -557,7 +557,7 @@ def test_changed_files_are_refused_and_redone_alone(crawl, tmp_path):
     with pytest.raises(AnnotationError, match=r"d\.parquet changed since.*redo_changed=True"):
         annotate(root, notes, with_length)
     summary = annotate(root, notes, with_length, redo_changed=True)
-    assert summary.rows_in == 1
+    assert summary.rows_read == 1
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
     annotate(root, notes, with_length, redo_changed=True)
@@ -650,7 +650,7 @@ def test_an_unfinished_generation_is_finished_before_new_files(crawl, tmp_path):
     for path in [*notes.glob("part-00002*"), *notes.glob("_gpuclassify/records/part-00002*")]:
         path.unlink()
     write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
-    assert annotate(root, notes, with_length).rows_in == 1
+    assert annotate(root, notes, with_length).rows_read == 1
     assert len(read_files(str(root), annotations=str(notes)).compute()) == 73
 
 

@@ -80,7 +80,7 @@ def test_the_best_of_equal_texts_stay_and_a_finished_job_is_left_as_it_is(folder
     kept = pd.read_parquet(folder / "out")
     assert kept["id"].tolist() == best_ids(documents)
     assert summary.duplicates.removed == 150 - len(kept)
-    assert (summary.removal.rows_in, summary.removal.rows_out) == (150, len(kept))
+    assert (summary.removal.rows_read, summary.removal.rows_written) == (150, len(kept))
     assert summary.duplicates.sources["web"][0] == 100
     assert list(summary.steps)[:3] == ["ids", "signatures", "components"]
     assert {path.name for path in (folder / "out/_dedup").iterdir()} == {

@@ -155,7 +155,7 @@ def test_edges_of_before_annotate_new_files_alone(crawl, tmp_path):
     (crawl / f"more{last.suffix}").write_bytes(last.read_bytes())
     run(Pipeline([reader(crawl), with_score, AnnotationWriter(scores)]))
     summary = run(Pipeline([reader(crawl, annotations=scores), *stages]))
-    assert summary.rows_in == 31
+    assert summary.rows_read == 31
 
 
 def test_classifiers_come_before_buckets(crawl, tmp_path):

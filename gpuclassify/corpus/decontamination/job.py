@@ -17,6 +17,7 @@ from gpuclassify.jobs.recipe import RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.columns import check_is_there
+from gpuclassify.pages import counted
 from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
@@ -111,14 +112,16 @@ class DecontaminateFiles(Pipeline):
         index.save(folder)
 
     def numbers(self, summary: JobSummary) -> list[str]:
-        """Return counts of documents, and of the items found in them by benchmark."""
-        counts = next(iter(summary.stages.values()))["contamination"]
-        documents, rows = counts["documents"][""], summary.rows_in
+        """Return counts of rows, and of the items found in them by benchmark."""
+        stage = next(stage for stage in summary.stages.values() if "contamination" in stage)
+        counts = stage["contamination"]
+        found = counts["documents"][""]
         items = sorted(counts["items"].items())
         return [
-            f"{rows:,} documents, {documents:,} contaminated ({documents / max(1, rows):.2%}), "
-            f"{summary.rows_out:,} written",
-            *(f"    {name}: {len(ids):,} items found" for name, ids in items),
+            f"{summary.rows_read:,} rows read, {found:,} contaminated "
+            f"({found / max(1, stage['read']):.2%}), {summary.rows_written:,} rows written",
+            *(f"    {name}: {counted(len(ids), 'item')} found" for name, ids in items),
+            *summary.drops,
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:

@@ -229,7 +229,7 @@ def appendix(found: Mapping[str, Any]) -> str:
     )
     return (
         f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
-        "after Unicode compatibility normalization (NFKC), case folding, and removal of "
+        "after Unicode compatibility decomposition (NFKD), case folding, and removal of "
         "punctuation, symbols and white space; characters of scripts without spaces were words. "
         f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
         "whole, and shorter ones were left out. N-grams in more than "

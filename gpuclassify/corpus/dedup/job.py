@@ -23,6 +23,8 @@ from gpuclassify.jobs.recipe import Recipe, RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import describe_settings
 from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
+from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.pages import counted
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
 
@@ -40,7 +42,7 @@ class DedupSummary:
     ----------
     duplicates : DuplicatesSummary
     removal : JobSummary
-        Rows read and kept, and the files written.
+        Rows read and rows written, and the files.
     steps : dict of str to dict
         Steps before the removal, by name: ``rows`` of the result, None if it has none, and
         ``seconds`` of the run that finished the step.
@@ -70,6 +72,11 @@ class DedupSummary:
     def commit_url(self) -> str | None:
         """Address of the commit, if the output is uploaded."""
         return self.removal.commit_url
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on files without rows or texts."""
+        return self.removal.warnings
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
@@ -136,12 +143,12 @@ class Deduplicate(Recipe):
         "edges": "Linking documents with equal signatures, from band",
         "centroids": "Finding clusters of embeddings",
         "components": "Joining documents that may be duplicates",
-        "decisions": "Comparing them, and deciding which stay",
+        "decisions": "Comparing them, and deciding which are duplicates",
         "counts": "Counting",
         "duplicates": "Listing duplicates",
-        "removed": "Listing rows that go",
-        "marks": "Listing rows that are marked",
-        "removal": "Writing the documents that stay",
+        "removed": "Listing rows to remove",
+        "marks": "Listing rows to mark",
+        "removal": "Writing documents",
     }
 
     def check_together(self) -> None:
@@ -167,6 +174,10 @@ class Deduplicate(Recipe):
     def other_inputs(self) -> dict[str, Any]:
         """Return the earlier corpus, if there is one."""
         return {} if self.against is None else {"against": self.against}
+
+    def step_mappers(self) -> list[PartitionMap]:
+        """Return the mappers of the method, such as an embedder."""
+        return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that change duplicates, and `on_error`, which changes positions."""
@@ -212,13 +223,15 @@ class Deduplicate(Recipe):
         """Return counts of documents and duplicates, and the folder with the duplicates."""
         duplicates, removal = summary.duplicates, summary.removal
         done = "marked" if self.writer.annotates else "removed"
-        groups = f"{duplicates.groups:,} groups of {duplicates.in_groups:,} documents"
+        groups = counted(duplicates.groups, "group")
+        groups += f" of {counted(duplicates.in_groups, 'document')}"
         if duplicates.compared:
-            groups += f"; {duplicates.compared:,} candidates compared, "
+            groups += f"; {counted(duplicates.compared, 'candidate')} compared, "
             groups += f"{duplicates.rejected:,} rejected"
+        found = counted(duplicates.duplicates, "duplicate")
         return [
-            f"{duplicates.documents:,} documents, {duplicates.removed:,} duplicates {done} "
-            f"({duplicates.removed_share:.1%}), {removal.rows_out:,} kept",
+            f"{removal.rows_read:,} rows read, {found} {done} ({duplicates.duplicate_share:.1%}), "
+            f"{removal.rows_written:,} rows written",
             groups,
             *(f"    {line}" for line in duplicates.shown),
             f"Duplicates: {removal.output}/{self.folder}/duplicates",

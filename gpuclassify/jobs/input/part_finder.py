@@ -54,14 +54,17 @@ from gpuclassify.jobs.stores.names import PARQUET, compression, file_format, red
 from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, BrokenContentError, UnreadableInputError
 
-# Some 200 parts show progress and balance workers. Smaller or larger parts lose speed.
+# Some 200 parts show progress and balance workers. Smaller or larger parts lose speed: each costs
+# a task, a file and a record.
 PARTS_AIMED_AT = 200
-SMALLEST_PART_BYTES, LARGEST_PART_BYTES = 64 << 10, 64 << 20
+FAST_PART_BYTES, LARGEST_PART_BYTES = 8 << 20, 64 << 20
+# A small input of a slow stage is some 50 parts, because few workers may take minutes for 1 MiB.
+FEW_PARTS, SMALLEST_PART_BYTES, SLOW_PART_BYTES = 50, 64 << 10, 1 << 20
 FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has one
 # A compressed file or a row group cannot be read in pieces. If the input has at most SHARED_BYTES,
 # several workers read it whole, and each keeps a share of the rows.
 MOST_SHARES, SHARED_BYTES = 16, 32 << 20
-COMPRESSION_RATIO = 4  # assumed for the number of shares
+COMPRESSION_RATIO = 4  # assumed size of lines by size of their compressed file
 COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column: each column costs time in each part
 FOOTER_BYTES = 64 << 10  # size of pyarrow's first read at the end of a file
 # Columns that pandas and Dask write to Parquet for an index without a name.
@@ -126,6 +129,7 @@ class PartFinder:
     needed: Collection[str] = ()
     fields: Sequence[str] | None = None
     expected: Collection[str] = ()
+    is_slow: bool = True
 
     def find(self) -> InputParts:
         """Find the parts, from the footers of Parquet files and samples of JSON lines."""
@@ -146,7 +150,9 @@ class PartFinder:
                 if reason is not None:
                     raise UnreadableInputError(f"{sample.part} does not fit other files: {reason}")
         self._check(_bad_lines(samples, schema))
-        part_bytes = self._part_bytes(schema)
+        sizes = {file.path: _line_bytes(file) for file in self.files}
+        sizes |= {path: sum(footer.group_bytes) for path, footer in self._footers.items()}
+        part_bytes = self._part_bytes(schema, sum(size or 0 for size in sizes.values()))
         parts: list[Part] = []
         for file in self.files:
             if file.path in self._footers:
@@ -154,8 +160,6 @@ class PartFinder:
             else:
                 parts += self._byte_ranges(file, part_bytes, splits_rows=True)
         self._check(_problems(parts))
-        sizes = {file.path: file.size_bytes for file in self.files}
-        sizes |= {path: sum(footer.group_bytes) for path, footer in self._footers.items()}
         return self._join_small(parts, sizes, schema, part_bytes)
 
     def schema(
@@ -198,11 +202,15 @@ class PartFinder:
     ) -> pa.Schema:
         """Return the columns of Parquet files and of JSON lines, with a common type for each.
 
-        Raises UnreadableInputError if there is none for a column that is read.
+        A column that is JSON in lines is JSON in all files. Raises UnreadableInputError if there is
+        no common type for a column that is read.
         """
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
             known = columns.get(field.name, field)
+            if isinstance(field.type, pa.JsonType):  # holds values of Parquet files, too
+                columns[field.name] = known.with_type(field.type)
+                continue
             if known.metadata == NO_VALUES or field.metadata == NO_VALUES:
                 columns[field.name] = field if known.metadata == NO_VALUES else known
                 continue
@@ -218,8 +226,8 @@ class PartFinder:
                 raise UnreadableInputError(
                     f"the inputs' columns do not fit together: {field.name} is {known.type} in "
                     f"{redacted(table)}, and {field.type} in {name}: read them separately, name "
-                    f"the columns to keep without it (fields=), or name its type in JSON lines "
-                    f"(types={{{field.name!r}: {str(known.type)!r}}})"
+                    f"the columns to keep without it (fields=), or read values of both as JSON "
+                    f"(types={{{field.name!r}: 'json'}})"
                 ) from err
         return pa.schema(columns.values())
 
@@ -349,10 +357,16 @@ class PartFinder:
     def _total_bytes(self) -> int:
         return sum(file.size_bytes or 0 for file in self.files)
 
-    def _part_bytes(self, schema: InputSchema) -> int:
-        """Return the bytes of a part: the reader's setting, or a size for some 200 parts."""
-        least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
-        aim = max(self._total_bytes // PARTS_AIMED_AT, least)
+    def _part_bytes(self, schema: InputSchema, total_bytes: int) -> int:
+        """Return the bytes of a part: the reader's setting, or a size for some 200 parts or fewer.
+
+        The cluster does not matter, because a job may continue on another one.
+        """
+        least = FAST_PART_BYTES
+        if self.is_slow:
+            few = min(total_bytes // FEW_PARTS, SLOW_PART_BYTES)
+            least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow), few)
+        aim = max(total_bytes // PARTS_AIMED_AT, least)
         return self.reader.part_bytes or min(aim, LARGEST_PART_BYTES)
 
     @functools.cached_property
@@ -385,8 +399,8 @@ class PartFinder:
         if end is None or path in self._indivisible:
             part = Part(path, file_bytes=end)
             is_split = splits_rows and compression(path)
-            size = COMPRESSION_RATIO * end if end and is_split else 0
-            return self._split_rows(part, size, part_bytes)
+            size = _line_bytes(file) if is_split else None
+            return self._split_rows(part, size or 0, part_bytes)
         return [
             Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
             for at in range(0, max(1, end), part_bytes)
@@ -462,6 +476,12 @@ def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[
     for sample in samples:
         for line in sample.parse(schema)[1]:
             yield sample.part, Problem(LINE, str(sample.part), line.reason, line.offset)
+
+
+def _line_bytes(file: InputFile) -> int | None:
+    """Return the size of a file's lines, estimated if they are compressed; None if unknown."""
+    ratio = COMPRESSION_RATIO if compression(file.path) else 1
+    return file.size_bytes and ratio * file.size_bytes
 
 
 def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:

@@ -91,6 +91,14 @@ class Part:
         return count * index // shares, count * (index + 1) // shares
 
     @property
+    def is_whole_file(self) -> bool:
+        """Whether the piece is all of its file."""
+        if self.row_groups is not None:
+            return self.rows == (0, 0)  # row groups of a file with rows may be all or some
+        is_to_end = self.length is None or self.start + self.length == self.file_bytes
+        return self.share is None and self.start == 0 and is_to_end
+
+    @property
     def position_range(self) -> tuple[float, float] | None:
         """First and end position that the piece's rows can have; None if the file must be read."""
         if self.rows is not None:
@@ -372,9 +380,10 @@ def read_chosen(
     on_error: str,
     annotations: AnnotationReader,
     choice: RowChoice,
-) -> tuple[pa.Table, list[Problem], float]:
+) -> tuple[pa.Table, list[Problem], int]:
     """Read the rows of a piece that `choice` chooses; see `read_table`.
 
+    Returns these rows, the problems, and the number of rows from which `choice` chose.
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
     chosen rows, and from JSON lines if any row is chosen. Two cases need all columns of all rows:
     columns of JSON lines decide, or columns of Parquet files do and bad rows are quarantined.
@@ -383,12 +392,12 @@ def read_chosen(
     reads_files = not {*names} <= {*schema.annotation_fields} or annotations.positions(part) is None
     whole = replace(schema, has_positions=True)
     if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
-        table, problems, share = read_table(part, whole, on_error, annotations=annotations)
-        tables = [table.filter(pa.array(choice.choose(table)))]
+        table, problems, _ = read_table(part, whole, on_error, annotations=annotations)
+        rows, tables = len(table), [table.filter(pa.array(choice.choose(table)))]
     else:
         deciding = replace(schema.projected(names), has_positions=True)
-        table, problems, share = read_table(part, deciding, on_error, annotations=annotations)
-        positions = table[ROW_POSITION].to_numpy()[choice.choose(table)]
+        table, problems, _ = read_table(part, deciding, on_error, annotations=annotations)
+        rows, positions = len(table), table[ROW_POSITION].to_numpy()[choice.choose(table)]
         tables = [pa.schema([*schema.arrow, (ROW_POSITION, pa.int64())]).empty_table()]
         for piece in _narrow(part, positions, schema.storage_options) if len(positions) else ():
             table, bad, _ = read_table(piece, whole, on_error, annotations=annotations)
@@ -397,7 +406,7 @@ def read_chosen(
             described = {problem.place for problem in bad}
             problems = [p for p in problems if p.place not in described] + bad
     names = [*schema.arrow.names, *[ROW_POSITION] * schema.has_positions]
-    return pa.concat_tables(tables).select(names), problems, share
+    return pa.concat_tables(tables).select(names), problems, rows
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:

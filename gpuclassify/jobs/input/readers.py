@@ -82,8 +82,10 @@ class FileReader(Declared):
         Columns to read. Default: all but ``__null_dask_index__`` and ``__index_level_0__`` of
         Parquet files, which Dask and pandas call an index that has no name.
     part_bytes : int, optional
-        Bytes of a part. Default: a two-hundredth of all input, between 64 KiB (more for hundreds
-        of columns) and 64 MiB.
+        Bytes of a part, without compression: lines of a compressed file are taken for four times
+        its size. Default: a two-hundredth of all input, between 8 MiB and 64 MiB. If a neural
+        network or a callable is a stage, a small input is some 50 parts of at least 64 KiB (more
+        for hundreds of columns).
     files_per_partition : int, optional
         Maximum number of neighbouring small files in a part. Default: no maximum. Without
         `part_bytes`, files are joined up to this number whatever their size. Large files are cut.
@@ -177,7 +179,9 @@ class FileReader(Declared):
         projected._set("fields", _distinct(tuple(fields)))
         return projected
 
-    def find_parts(self, on_error: str = "raise", needed: Collection[str] = ()) -> InputParts:
+    def find_parts(
+        self, on_error: str = "raise", needed: Collection[str] = (), *, is_slow: bool = True
+    ) -> InputParts:
         """Find the files, their columns and their parts.
 
         Parameters
@@ -188,6 +192,8 @@ class FileReader(Declared):
             Files, lines and rows that annotations list as left out never raise.
         needed : collection of str
             Columns that all Parquet files must have if any does. Other columns may be null.
+        is_slow : bool
+            Whether the parts of a small input are small, so that slow workers are balanced.
 
         Raises
         ------
@@ -219,7 +225,7 @@ class FileReader(Declared):
             for file in files
             if any(known.has_unread(redacted(file.real)) for known in sets)
         }
-        plan = PartFinder(files, self, on_error, needed, fields, expected).find()
+        plan = PartFinder(files, self, on_error, needed, fields, expected, is_slow).find()
         if not sets:
             return plan
         complete = self.annotations_complete

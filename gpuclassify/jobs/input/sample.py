@@ -17,6 +17,7 @@ from gpuclassify.jobs.input.schema import is_textless, to_pandas
 from gpuclassify.jobs.ledger.quarantine import FILE, counts_by_kind
 from gpuclassify.jobs.stores.names import JSONL, PARQUET, compression, file_format, redacted
 from gpuclassify.jobs.stores.store import UnreadableInputError
+from gpuclassify.pages import counted_kinds
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -61,10 +62,9 @@ class Sample:
 
         ends = np.cumsum([piece.rows for piece in pieces])
         if not len(ends) or not ends[-1]:
-            counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
+            counts = f" (left out: {counted_kinds(left_out)})" if left_out else ""
             raise UnreadableInputError(
-                f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
-                "look at its files"
+                f"the input has no rows to plan with{counts}: look at its files"
             )
         total = float(ends[-1] / sum(piece.size for piece in pieces) * size)
         shares = np.round(ends / ends[-1] * min(rows, math.ceil(total))).astype(int)

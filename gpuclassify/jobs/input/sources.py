@@ -256,17 +256,19 @@ def as_source(
     *,
     lends_positions: bool = False,
     keeps_partitions: bool = False,
+    is_slow: bool = False,
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
     With `lends_positions`, `POSITION_FIELDS` among the needed columns are added. With
-    `keeps_partitions`, a frame has the same partitions each time it is read.
+    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, parts
+    of files are small; see `FileReader.find_parts`.
 
     Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
     if the files are empty.
     """
     if isinstance(reader, FileReader):
-        plan = reader.find_parts(on_error, needed)
+        plan = reader.find_parts(on_error, needed, is_slow=is_slow)
         missing = {*needed} - {*plan.schema.arrow.names}
         lent = tuple(f for f in POSITION_FIELDS if lends_positions and f.name in missing)
         source = FileSource(reader, plan, lent)
@@ -318,27 +320,26 @@ def read_pieces(
     """Read the good rows of a part, its problems, and a description of the source for its record.
 
     With `select`, only the rows that it chooses are read; see `read_chosen`. The description lists
-    files in which all values of a column of `text_fields` are null. Raises ChangedInputError if one
-    of the `files` has changed since the job began.
+    files in which all values of a column of `text_fields` are null, and files without rows. Raises
+    ChangedInputError if one of the `files` has changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
 
-    def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
+    def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], int]:
         checked = file if piece.problem is None else None
         with _checking_changes(checked, schema.storage_options):
             if select is not None:
-                table, problems, share = read_chosen(piece, schema, on_error, annotations, select)
+                table, problems, rows = read_chosen(piece, schema, on_error, annotations, select)
             else:
-                table, problems, share = read_table(
-                    piece, schema, on_error, annotations=annotations
-                )
+                table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
+                rows = len(table)
         if schema.has_positions and file is not None:
             name = redacted(file.real)
             names = [PLACE if column == ROW_POSITION else column for column in table.column_names]
             table = table.rename_columns(names)
             table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
             problems = [replace(p, file=name) if p.place is not None else p for p in problems]
-        return table, problems, share
+        return table, problems, rows
 
     pieces = part.pieces
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # starts no thread until it is used
@@ -356,6 +357,13 @@ def read_pieces(
     }
     if textless:
         source["textless"] = textless
+    pairs = zip(pieces, results, strict=True)
+    if empty := [
+        redacted(piece.path)
+        for piece, (_, problems, rows) in pairs
+        if piece.is_whole_file and not (rows or problems)
+    ]:
+        source["empty"] = empty
     return pa.concat_tables(tables), [p for _, problems, _ in results for p in problems], source
 
 

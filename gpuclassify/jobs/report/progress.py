@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.pages import readable_time, short_number
+from gpuclassify.pages import counted_kinds, readable_time, short_number
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -142,7 +142,7 @@ class JobProgress:
         status = f"{done}/{total} parts"
         if summary.resumed_parts:
             status += f" ({summary.resumed_parts:,} were there already)"
-        rows = summary.rows_in + begun_rows
+        rows = summary.rows_read + begun_rows
         if rows or done < total:
             status += f", {rows:,} rows read"
         new = done - summary.resumed_parts
@@ -153,7 +153,7 @@ class JobProgress:
         elif done < total and not new + begun:
             status += f", {self._at_first}"
         if summary.left_out:
-            status += f", {sum(summary.left_out.values()):,} in quarantine"
+            status += f", left out: {counted_kinds(summary.left_out)}"
         self.share(self._share, status)
 
     def _speed(self, gained: float, left: float, summary: JobSummary, begun_rows: int) -> str:

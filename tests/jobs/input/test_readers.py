@@ -89,7 +89,7 @@ def test_a_file_without_the_text_beside_others_is_named_or_left_out(tmp_path, do
     with pytest.raises(UnreadableInputError, match=r"b\.parquet .*has no column 'text', which is"):
         Pipeline(stages).prepare()
     summary = Pipeline(stages, on_error="quarantine").run()
-    assert (summary.rows_in, summary.left_out) == (1, {"file": 1})
+    assert (summary.rows_read, summary.left_out) == (1, {"file": 1})
 
 
 def test_a_column_that_one_file_lacks_is_null_there_and_one_may_have_no_row_groups(tmp_path):
