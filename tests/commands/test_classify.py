@@ -432,7 +432,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
     command += ["--type", "id=double"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
-    assert "Left out: 1 lines; see" in done.output
+    assert "Left out: 1 line; see" in done.output
     assert "_report/report.html" in done.output
     found = pd.concat(map(pd.read_parquet, (folder / "left-out").glob("*.parquet")))
     assert found["id"].dtype == "float64"
