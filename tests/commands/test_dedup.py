@@ -55,7 +55,7 @@ def test_options_are_settings(run, tmp_path, documents):
     kept = pd.concat([pd.read_json(p, lines=True) for p in sorted(tmp_path.glob("out/*.jsonl.gz"))])
     assert kept["url"].tolist() == settings.remove(documents)["url"].tolist()
     gone = 90 - len(kept)
-    assert f"90 documents, {gone} duplicates removed ({gone / 90:.1%})" in done.stdout
+    assert f"90 rows read, {gone} duplicates removed ({gone / 90:.1%})" in done.stdout
     report = json.loads((tmp_path / "out/_report/report.json").read_text())
     assert report["command"].startswith("gpuclassify dedup in.jsonl out --method fuzzy --id-field")
     assert "10 documents: <b>We use cookies</b> to make" in done.stdout
