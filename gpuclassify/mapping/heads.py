@@ -109,7 +109,7 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask of passing texts, bool (texts,), for each filter.
+        """Return a mask of passing texts, bool (texts,), for each filter that is set, by its name.
 
         Names are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in
         `reasons` of a report part of the head.
@@ -133,7 +133,7 @@ class Head(ABC):
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return a finite number per text to sort examples by, or None if there is none."""
+        """Return a finite number per text, used to sort examples, or None if there is none."""
         return None
 
 

@@ -135,18 +135,18 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts with a label in `filter_by`; empty if that is not set."""
+        """Return the mask of texts with a label in `filter_by`, as "label"; {} if it is not set."""
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_confidence`; empty if that is not set."""
+        """Return the mask of texts that reach `min_confidence`, as "confidence"; {} if not set."""
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_score`; empty if that is not set."""
+        """Return the mask of texts that reach `min_score`, as "score"; {} if it is not set."""
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
@@ -299,7 +299,7 @@ class RegressionHead(LabelHead):
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the score column."""
+        """Return the score column, from the model's outputs, float32 (texts, outputs)."""
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}

@@ -451,7 +451,9 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
 def test_columns_filters_and_formats(run, folder, scheduler):
     words = ["classify", "in.jsonl", *DOMAIN, "--score-field", "scores", *scheduler]
     done = run(*words[:2], "all", *words[2:])
-    assert (done.exit_code, "62 rows read, 62 rows written" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "62 rows read, 62 rows written" in done.stdout) == (0, True), (
+        done.output
+    )
     everything = pd.read_parquet(folder / "all")
     assert everything["id"].tolist() == list(range(ROWS))
     assert everything["domain_pred"].isna().sum() == 1

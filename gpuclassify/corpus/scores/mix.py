@@ -1,4 +1,4 @@
-"""Plan a mixture: the number of epochs of each cell of a corpus for a budget of tokens."""
+"""Plan a data mixture: how often to repeat each cell of a corpus for a budget of tokens."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from gpuclassify.corpus.statistics.quantiles import (
 )
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import short_number, text_columns
 from gpuclassify.settings.checks import check_number, label_tuple, with_plain_values
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -63,7 +66,7 @@ class MixCell:
 
 @dataclass(frozen=True)
 class Mix(Saved):
-    """Mixture of the cells of a corpus.
+    """Data mixture: for each cell of a corpus, such as a topic, the number of epochs (repeats).
 
     Attributes
     ----------
@@ -87,19 +90,21 @@ class Mix(Saved):
     @with_plain_values
     def plan(
         cls,
-        dataset: Frame | LazyFrame,
+        dataset: Frame | LazyFrame | FileReader,
         *,
         by: str | Sequence[str],
         tokens: float,
         weights: Sequence[Mapping[str, Any]] | None = None,
         max_epochs: float = 4,
         token_field: str = "tokens",
+        on_error: OnError = "raise",
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs.
 
         Parameters
         ----------
-        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         by : str or sequence of str
             Columns, such as topic and bucket, whose combined values define a cell.
         tokens : float
@@ -113,6 +118,9 @@ class Mix(Saved):
             Maximum number of epochs of a cell, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -133,16 +141,18 @@ class Mix(Saved):
         ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
         ... )  # doctest: +SKIP
         """
-        return MixSettings(
+        settings = MixSettings(
             by=by,
             tokens=tokens,
             weights=weights,
             max_epochs=max_epochs,
             token_field=token_field,
-        ).find(dataset)
+        )
+        with left_out_logged():
+            return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
-        """Raise ValueError unless cells have values of `by`, and numbers are in range."""
+        """Raise ValueError unless cells have a value for each column, and numbers are in range."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
             values = json.loads(name)
@@ -161,15 +171,15 @@ class Mix(Saved):
 
     @property
     def missing(self) -> float:
-        """Tokens that the mixture lacks."""
+        """Number of tokens that the mixture lacks, because epochs are limited."""
         return sum(cell.missing for cell in self.cells.values())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each cell."""
+        """Return the lines of a table: a header, and a line for each cell."""
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
-        """Return sentences about the mixture as a whole."""
+        """Return sentences about the mixture as a whole, to show below the table."""
         total = sum(cell.tokens for cell in self.cells.values())
         used = self.tokens - self.missing
         notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
@@ -181,13 +191,16 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return each cell's name, and its tokens present and asked, relative to the maximum."""
+        """Return lengths of bars: each cell's name, and its tokens that exist and are asked for.
+
+        Both are relative to the largest number of all cells.
+        """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
         return [(_name(name), cell.tokens / most, cell.asked / most) for name, cell in cells]
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
@@ -223,7 +236,7 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless there are columns of cells, and numbers are in range."""
+        """Raise ValueError unless `by` names columns, and numbers are in range."""
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
@@ -234,22 +247,22 @@ class MixSettings(Declared):
 
     @property
     def names(self) -> list[str]:
-        """Columns whose combined values define a cell."""
+        """Names of the columns whose combined values define a cell."""
         return [*dict.fromkeys(self.by)]
 
     @property
     def read_fields(self) -> list[str]:
-        """Columns needed to count tokens."""
+        """Names of the columns to read in order to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame, possibly empty, has the columns of cells and tokens."""
+        """Raise unless the frame, which may be empty, has the columns of cells and tokens."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and plan the mix; `compute` runs delayed tasks."""
+        """Count the tokens of each cell, and plan the mixture; `compute` runs delayed tasks."""
         frame = as_dask(dataset)
         self.check(frame._meta)
         count = dask.delayed(_part_counts, pure=True)
@@ -274,7 +287,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell in one partition."""
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -300,7 +313,10 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return each entry's weight and cells. Raises ValueError if two entries match a cell."""
+    """Return the weight of each entry of ``weights=``, and the cells that it matches.
+
+    Raises ValueError if two entries match one cell.
+    """
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Choose the minimum score to keep, per group, from labelled rows."""
+"""Choose the minimum score to keep, for each group of rows, from labelled rows."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ from gpuclassify.corpus.statistics.quantiles import (
 )
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import text_columns, visible
 from gpuclassify.settings.checks import (
     check_choice,
@@ -138,7 +141,7 @@ class Thresholds(Saved):
     @with_plain_values
     def fit(
         cls,
-        labelled: Frame | LazyFrame,
+        labelled: Frame | LazyFrame | FileReader,
         *,
         score: str,
         label: str,
@@ -152,6 +155,7 @@ class Thresholds(Saved):
         min_labels: int = 100,
         small_groups: SmallGroups = "refuse",
         calibration: Calibration | None = None,
+        on_error: OnError = "raise",
     ) -> Self:
         """Find the threshold of each group from labelled rows, in one pass.
 
@@ -162,7 +166,8 @@ class Thresholds(Saved):
 
         Parameters
         ----------
-        labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        labelled : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         score : str
             Column of numbers; rows with a high score should have a positive label.
         label : str
@@ -191,6 +196,9 @@ class Thresholds(Saved):
             threshold of all rows, with a note.
         calibration : {"isotonic", "sigmoid"}, optional
             Also fit the probability of a positive label by score, and measure its reliability.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -221,7 +229,9 @@ class Thresholds(Saved):
         if positive is not None:
             sought = [positive] if isinstance(positive, str) else [*positive]
         columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
-        groups, left_out = columns.read(labelled)
+        with left_out_logged():
+            names = (score, label, by, weight)
+            groups, left_out = columns.read(read_columns(labelled, names, on_error))
         fit = functools.partial(
             _fit_group, target=target, value=value, cautious=cautious, calibration=calibration
         )
@@ -254,7 +264,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have names and complete figures."""
+        """Raise ValueError unless names of groups are JSON values, and figures are complete."""
         check_choice("target", self.target, TARGETS)
         for name, counts in self.few.items():
             if _plain_group(name) is None or len(counts) != 2:
@@ -270,7 +280,7 @@ class Thresholds(Saved):
                 check_calibration(group.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
-        """Return the threshold of each group; the pooled group, if any, comes last."""
+        """Return the threshold of each group by name; the pooled group, if any, comes last."""
         return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
 
     def of_group(self, value: Any) -> GroupThreshold | None:
@@ -278,12 +288,12 @@ class Thresholds(Saved):
         return self.groups.get(group_key(value), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each group."""
+        """Return the lines of a table: a header, and a line for each group."""
         groups = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
         return [_COLUMNS, *(_line(name, group) for name, group in groups.items() if group)]
 
     def notes(self) -> list[str]:
-        """Return the notes shown with the table."""
+        """Return sentences to show below the table, such as about groups with too few labels."""
         notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
                  f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
         if self.few:
@@ -300,7 +310,7 @@ class Thresholds(Saved):
         return notes
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         header, *lines = self.table()
@@ -327,7 +337,7 @@ class Thresholds(Saved):
 
 @dataclass(frozen=True)
 class _LabelColumns:
-    """Columns of labelled rows."""
+    """Names of the columns of labelled rows, and the labels that are positive."""
 
     scores: ScoreColumns
     label: str
@@ -362,7 +372,10 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Return one partition's rows by group, the number of incomplete rows, and the labels."""
+        """Read one partition's rows, by group.
+
+        Returns them, the number of rows without a score, label or weight, and some labels as text.
+        """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -404,14 +417,17 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Sums of the weights, and squared weights, of all rows down to each score."""
+    """Sums of weights, and of squared weights, of all rows with at least each distinct score."""
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights, 1 if None, of all rows or of those in the mask."""
+        """Sum the weights (1 if None) of all rows, or of the rows in the mask, down to each score.
+
+        `last` has the index of the last row with each distinct score.
+        """
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
             return cls(counts, counts)
@@ -422,7 +438,7 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of sorted rows.
+    """Find the threshold of one group, whose rows are sorted by score.
 
     The ends of its interval are the scores at which the target leaves its 95% confidence interval.
     """
@@ -478,7 +494,10 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Concatenate the rows of partitions by group. Raises ValueError for too many groups."""
+    """Concatenate the rows of several partitions by group.
+
+    Raises ValueError for too many groups.
+    """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
         for group, rows in groups.items():
@@ -499,7 +518,10 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the only target that is asked for."""
+    """Return name and value of the target that is given.
+
+    Raises ValueError unless exactly one of them is.
+    """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -514,7 +536,7 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _counts(few: Mapping[str, Sequence[int]]) -> str:
-    """List groups with their labelled and positive rows, smallest first."""
+    """List groups with numbers of labelled and positive rows, smallest first, for messages."""
     ordered = sorted(few.items(), key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(
         f"{group} ({rows:,} labelled, {positives:,} with the label)"
@@ -525,7 +547,7 @@ def _counts(few: Mapping[str, Sequence[int]]) -> str:
 
 
 def _plain_group(group: str) -> str | None:
-    """Return the value of a `group_key` as text; None if the key is invalid."""
+    """Return the value in a `group_key`, which is JSON, as text; None if it is invalid."""
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(group)
         return None if isinstance(value, (list, dict)) else str(value)
