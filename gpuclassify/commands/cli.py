@@ -77,6 +77,23 @@ class Visible(logging.Formatter):
         return visible(text)
 
 
+class Once(logging.Filter):
+    """Filter that lets each warning pass once, such as one about the types of several readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False for a warning or error whose message has passed before."""
+        message = record.getMessage()
+        if record.levelno < logging.WARNING:
+            return True
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
+
+
 class Commands(click.Group):
     """Group whose commands are imported when used, and print errors without a traceback."""
 
@@ -144,6 +161,7 @@ def main(context: click.Context, debug: bool) -> None:
     formatter = Visible("%(asctime)s %(name)s %(levelname)s %(message)s")
     formatter.context = context
     handler.setFormatter(formatter)
+    handler.addFilter(Once())
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
