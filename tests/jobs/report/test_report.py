@@ -212,7 +212,13 @@ def test_parts_of_a_report_add_entries_and_sections(finished, report):
 def test_a_job_without_rows_has_a_page(report):
     nothing = {"labels": {"a": {}}, "scores": {"b": []}, "text_lengths": {"c": [[0, 1, 0]]}}
     times = dict.fromkeys(report["worker_seconds"], 0.0)
-    empty = {"rows_read": 0, "rows_written": 0, "throughput": [], "worker_seconds": times, "tokens": 0}
+    empty = {
+        "rows_read": 0,
+        "rows_written": 0,
+        "throughput": [],
+        "worker_seconds": times,
+        "tokens": 0,
+    }
     empty |= {"stages": {}, "funnel": [], "examples": {}, "agreements": {}, "sources": {}}
     text = page({**report, **nothing, **empty, "output": "a & b"})
     assert text.count("<svg") == 2  # lengths and times
