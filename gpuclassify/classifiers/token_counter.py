@@ -1,4 +1,4 @@
-"""TokenCounter: count the tokens of texts for a model."""
+"""TokenCounter: count the tokens that texts have for a model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TokenOptions(TextOptions):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Pinned files of a tokenizer; equal for equal files."""
+    """Pinned repository or directory with a tokenizer; equal for equal files."""
 
     identity: Identity
     base: None = None
@@ -70,17 +70,20 @@ class TokenizerFiles:
 
 
 class PinnedTokenizer(PinnedModel):
-    """Tokenizer in a directory or repository; other files there are ignored."""
+    """Tokenizer in a directory or Hub repository, in place of a model.
+
+    Weights there are ignored.
+    """
 
     checkpoint: TokenizerFiles  # type: ignore[assignment]
 
     @property
     def repositories(self) -> list[str]:
-        """Name of the model."""
+        """Name of the repository or directory, in a list."""
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Find the files. Raises CheckpointError if there is no tokenizer."""
+        """Return the pinned tokenizer. Raises CheckpointError if there are no files of one."""
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -93,7 +96,7 @@ class PinnedTokenizer(PinnedModel):
         """Accept any tokenizer."""
 
     def fetch(self) -> None:
-        """Download the tokenizer, once per machine."""
+        """Download the tokenizer's files to this machine's cache, unless they are there."""
         cache_dir = self.options.cache_dir
         hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
 
@@ -115,6 +118,11 @@ class CountRunner(Runner):
 
     model: PinnedTokenizer
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages of tokenizers."""
+        return ("tokenizers", "transformers")
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Count the tokens of distinct texts; see `Runner.run`."""
         from gpuclassify.tokenizing.prefetch import text_blocks
@@ -134,7 +142,7 @@ class CountRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens. All of them are read; see `Runner.token_lengths`."""
+        """Count all tokens of the texts; see `Runner.token_lengths`."""
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts)
         return TokenLengths(counts, counts, np.ones_like(counts), None)
@@ -159,14 +167,14 @@ class CountRunner(Runner):
 
 
 class CountHead(Head):
-    """Head for the column of counts."""
+    """Head that writes the column of token counts."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the column of counts."""
+        """Return the field of the token count."""
         return [pa.field(self.options.tokens_field, pa.int64(), metadata=COUNT)]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the column for counts, int64 (texts, 1)."""
+        """Return the column of token counts, from the runner's int64 (texts, 1)."""
         return {self.options.tokens_field: values[:, 0]}
 
 

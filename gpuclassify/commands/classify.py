@@ -142,7 +142,7 @@ def run_job(
     arguments: Mapping[str, Any],
 ) -> NoReturn:
     """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
-    options = {name: arguments[name] for name in ("restart", "verify")}
+    options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []
 
     def prepare() -> Job:

@@ -161,13 +161,13 @@ def doctor(context: click.Context, as_json: bool) -> None:
         from rich.table import Table
 
         colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
-        table, console = Table("what", "status", "found", "what to do"), open_console()
-        if not console.is_terminal:
-            console.width = 10_000  # a pipe's reader wants whole commands, one per line
+        table = Table.grid(padding=(0, 1))
         for check in report.checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
-            table.add_row(check.name, status, escape(check.found), escape(check.cure))
-        console.print(table)
+            table.add_row(status, f"[bold]{escape(check.name)}[/]: {escape(check.found)}")
+            if check.cure:
+                table.add_row("", f"to do: {escape(check.cure)}")
+        open_console().print(table)  # 80 columns wide in a pipe
     context.exit(FAILED if report.has_problems else 0)
 
 

@@ -41,7 +41,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
         at_first = "waiting for rows"
         if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
-        progress.watch(job.spec.chain.__name__, client, at_first)
+        progress.watch(job.title, client, at_first)
         from gpuclassify.jobs.job import PartsNote
 
         ended = client or contextlib.nullcontext()

@@ -5,13 +5,15 @@ import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
@@ -49,6 +51,13 @@ INSTRUCTIONS = {
     "avx_vnni": "AVX-VNNI",
     "bf16": "bfloat16 (Arm)",
 }
+# Variables that s3fs' client reads for credentials, region and endpoint; AWS_REGION is not read.
+S3_VARIABLES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
+)
+S3_OPTIONS = "FSSPEC_S3_"  # begins variables with options of s3fs, such as FSSPEC_S3_ENDPOINT_URL
 LOW_DISK_BYTES = 5_000_000_000  # size of a large checkpoint with its other files
 TORCH_PROBE_SECONDS = 120
 KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0
@@ -106,6 +115,7 @@ def examine() -> Findings:
     survey, torch_probe = survey_gpus(), probe_torch()
     return Findings((
         *package_checks(installed),
+        *leftover_checks(),
         torch_check(torch_probe, survey),
         cpu_check(torch_probe),
         *gpu_checks(survey),
@@ -215,6 +225,23 @@ def package_checks(installed: Distributions) -> Iterator[Check]:
             yield Check(name, "problem", "not installed", f"pip install {name}")
 
 
+def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
+    """Find folders of this package without its files, which an uninstallation has left behind.
+
+    Python imports such a folder as an empty package, in place of an editable installation.
+    `folders` are those of installed packages; default: this environment's.
+    """
+    if folders is None:
+        folders = site.getsitepackages()
+        folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in dict.fromkeys(folders):
+        left = Path(folder, "gpuclassify")
+        if left.is_dir() and not Path(left, "__init__.py").exists():
+            detail = f"{left} has no __init__.py: Python may import it as an empty package"
+            cure = f"remove it: rm -r {quote(str(left))}"
+            yield Check("leftover folder", "problem", detail, cure)
+
+
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
     """Check the result of `probe_torch`: torch must see the installed GPUs."""
     if "error" in probe:
@@ -306,11 +333,22 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
             }
             detail = f"not for Python {platform.python_version()}: {', '.join(sorted(ranges))}"
             yield Check(f"extra {extra}", "missing", detail, f"do without {use}")
+    if "s3fs" in installed:
+        yield storage_check()
     if "bokeh" in installed:
         yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
     else:
         cure = "pip install bokeh, for the page that client.dashboard_link names"
         yield Check("Dask dashboard", "missing", "bokeh is not installed", cure)
+
+
+def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
+    """Name the environment variables that s3fs reads, and which are set; values are not shown."""
+    found = [name for name in S3_VARIABLES if environment.get(name)]
+    found += sorted(name for name in environment if name.startswith(S3_OPTIONS))
+    read = ", ".join((*S3_VARIABLES, f"{S3_OPTIONS}..."))
+    detail = f"set: {', '.join(found) or 'none'}; read: {read}"
+    return Check("S3 variables", "ok", detail)
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:

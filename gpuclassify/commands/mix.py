@@ -12,14 +12,15 @@ import click
 from gpuclassify.commands.client import open_client, runs_here
 from gpuclassify.commands.console import open_console, quiet_dask, start_progress, wrong_call_exits
 from gpuclassify.commands.options import (
-    READING,
     JobCommand,
+    option_of,
     options_of,
+    reading_options,
     setting_options,
     settings_from_options,
     split_paths,
 )
-from gpuclassify.commands.settings import CLUSTER, FILES, JobSettings
+from gpuclassify.commands.settings import CLUSTER, JobSettings
 
 if TYPE_CHECKING:
     from gpuclassify.corpus.scores.mix import Mix, MixSettings
@@ -34,12 +35,12 @@ def _options() -> list[click.Option]:
         "by": {"flags": ["--by"], "required": True},
         "tokens": {"required": True, "metavar": "NUMBER", "type": float, "flags": ["--tokens"]},
     }
-    reading = (*READING[1:], "on_error", "backend")
     return [
         *options_of(Mix.plan, "Options", *PLAN, **attributes),
-        *(option for option in setting_options(FILES, CLUSTER) if option.group == CLUSTER
-          or option.name in reading),
-    ]  # fmt: skip
+        *reading_options(),
+        option_of(JobSettings, "backend"),
+        *setting_options(CLUSTER),
+    ]
 
 
 @click.command(cls=JobCommand, options=_options)
@@ -91,6 +92,7 @@ def mix(
 def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
     """Count tokens on the cluster, and plan the mix."""
     from gpuclassify.jobs.execution import compute_tasks
+    from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.sources import as_source
 
     cluster = vars(settings)
@@ -102,7 +104,7 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
             if not runs_here(source, (), cluster):
                 client = open_client(cluster, progress, source.count)
         progress.waiting("Counting tokens")
-        with client or contextlib.nullcontext(), wrong_call_exits():
+        with client or contextlib.nullcontext(), left_out_logged(), wrong_call_exits():
             frame = source.frame(settings.on_error, settings.backend)
             return mixture.find(frame, functools.partial(compute_tasks, client))
 

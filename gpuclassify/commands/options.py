@@ -43,8 +43,26 @@ GROUPS = (
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # types with repeatable options
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 _WORDS = f"{__name__}.words"
-PROMPT_FILE = "prompt_file"
-READING = ("fields", "types", "surrogates", "annotations", "annotations_complete")
+PROMPT_FILE, COLUMN = "prompt_file", "COLUMN"
+ON_ERROR_HELP = (
+    "How to handle files, lines and rows that cannot be read: stop, or leave them out and count "
+    "them. What --annotations list as left out never stops the command."
+)
+# Settings of the files that a command reads, and of their rows.
+READING = (
+    *("fields", "types", "surrogates", "on_error"),
+    *("annotations", "annotations_complete"),
+)
+
+
+class ColumnName(click.ParamType):
+    """Type of options whose values are names of columns."""
+
+    name = COLUMN
+
+    def convert(self, value: Any, *context: Any) -> Any:
+        """Return the value; fail for an empty text."""
+        return self.fail("'' is no column: name one", *context) if value == "" else value
 
 
 class GroupedOption(click.Option):
@@ -56,6 +74,8 @@ class GroupedOption(click.Option):
     def __init__(
         self, *names: Any, group: str = "Options", is_shared: bool = True, **attributes: Any
     ) -> None:
+        if attributes.get("metavar") == COLUMN and attributes.get("type") is None:
+            attributes["type"] = ColumnName()
         super().__init__(*names, **attributes)
         self.group, self.is_shared = group, is_shared
 
@@ -152,7 +172,7 @@ def option_of(
     elif is_many:
         settings["multiple"] = True
     if name.endswith("_field") or name == "by":
-        settings["metavar"] = "COLUMN"
+        settings["metavar"] = COLUMN
     default = inspect.signature(target).parameters[name].default
     if has_default and default is inspect.Parameter.empty:
         settings["required"] = True
@@ -198,6 +218,10 @@ def run_options() -> list[GroupedOption]:
             show_default=True,
             help="How to check that parts of earlier runs are unchanged: by the digests of "
             "their files, which reads them, or by sizes only."),
+        GroupedOption(
+            ["--accept-changed-code"], is_flag=True,
+            help="Continue although the code of a stage, or the version of a library that "
+            "computes its results, has changed, if you know that the results are the same."),
         GroupedOption(["--json", "as_json"], is_flag=True, help="Print the summary as JSON."),
     ]  # fmt: skip
 
@@ -211,23 +235,28 @@ def setting_options(*groups: str) -> list[GroupedOption]:
     ]
 
 
-def reading_options() -> list[GroupedOption]:
-    """Make the options for reading files in commands that are not jobs."""
+def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
+    """Make the options for reading files in commands that are not jobs.
+
+    Without --field, the command reads only the columns that other options name.
+    """
     words = "Read only these columns and those that other options name; repeatable. Default: all."
-    return [
-        option_of(JobSettings, "fields", help=words),
-        *(option for option in setting_options(FILES) if option.name in READING[1:]),
-    ]
+    attributes: dict[str, dict[str, Any]]
+    attributes = {"fields": {"help": words}, "on_error": {"help": ON_ERROR_HELP}}
+    names = READING if has_fields else READING[1:]
+    return [option_of(JobSettings, name, **attributes.get(name, {})) for name in names]
 
 
 def reader_from_options(
     inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
 ) -> FileReader:
-    """Make the reader of files, and remove the `reading_options` from `options`.
+    """Make the reader of files, and remove the `reading_options` from `options`, but --on-error.
 
     Columns that are `needed` are always read.
     """
-    values = settings_from_options({name: options.pop(name, None) for name in READING})
+    names = [name for name in READING if name != "on_error"]
+    values = settings_from_options({name: options.pop(name, None) for name in names})
+    options["on_error"] = options["on_error"] or "raise"
     settings = JobSettings(input=[*inputs], **values)
     return settings.reader(settings.fields and [*settings.fields, *filter(None, needed)])
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gpuclassify.commands.settings import JobSettings
+    from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.mapping.chain import Chain
     from gpuclassify.mapping.text_mapper import TextMapper
 
@@ -43,6 +44,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality
     echo 'Stocks rose on Friday.' | gpuclassify preview - --classifier domain
     """
+    from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.readers import first_rows
     from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.jobs.stages import as_chain
@@ -56,21 +58,22 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
-        if settings.where or settings.annotations:
+        if settings.where:
             raise ValueError(
-                "a preview reads the first rows of the input alone: leave out "
-                f"{'where' if settings.where else 'annotations'}=, or take `gpuclassify show`"
+                "a preview reads the first rows of the input alone: leave out where=, or take "
+                "`gpuclassify show`"
             )
         most = settings.limit or ROWS_READ
         settings = replace(settings, limit=most)
         mappers = _with_confidence(settings)
         chain, fields = as_chain(mappers), settings.fields_read(mappers)
-        with open_console(stderr=True).status("Classifying"):
+        reader = settings.reader(fields)
+        with open_console(stderr=True).status("Classifying"), left_out_logged():
             if settings.input == [STANDARD_INPUT]:
                 texts = chain.main_text_fields
-                frame = first_texts(sys.stdin.buffer, most, texts, fields)
+                frame = first_texts(sys.stdin.buffer, most, texts, reader, settings.on_error)
             else:
-                frame = first_rows(settings.input, most, fields)
+                frame = first_rows(reader, most, settings.on_error)
             table = arrow_table(chain(frame), keep_index=False)
     if as_json:
         echo_rows(table)
@@ -80,26 +83,30 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def first_texts(
-    stream: BinaryIO, most: int, columns: Sequence[str], fields: Sequence[str] | None = None
+    stream: BinaryIO,
+    most: int,
+    columns: Sequence[str],
+    reader: FileReader | None = None,
+    on_error: str = "raise",
 ) -> pd.DataFrame:
     """Read the first rows of a stream of JSON lines, or of plain texts, one per line.
 
-    Lines are JSON if the first one begins with a brace; their `fields` are kept. Plain lines become
-    the values of all `columns`.
+    Lines are JSON if the first one begins with a brace; they are read with the settings of
+    `reader`. Plain lines become the values of all `columns`.
     """
     import pyarrow as pa
 
-    from gpuclassify.jobs.input.files import BrokenInputError
-    from gpuclassify.jobs.input.parts import Limit, first_lines
-    from gpuclassify.jobs.input.readers import table_of
-    from gpuclassify.jobs.input.schema import project, to_pandas
+    from gpuclassify.jobs.input.files import BrokenInputError, InputFile
+    from gpuclassify.jobs.input.parts import Limit, Lines, Part, first_lines
+    from gpuclassify.jobs.input.readers import FileReader, rows_of
+    from gpuclassify.jobs.input.schema import to_pandas
 
     lines, _ = first_lines(stream, Limit(most))
     if lines.lstrip().startswith(b"{"):
-        table = table_of(lines, "standard input")
-        return to_pandas(
-            table if fields is None else table.select(project(table.schema, fields).names)
-        )
+        name = "standard input"
+        read = [(name, Lines(Part(name), 0, lines))]
+        files = [InputFile(name, len(lines), "")]
+        return rows_of(reader or FileReader(STANDARD_INPUT), files, read, on_error)
     try:
         texts = [line.decode().rstrip("\r") for line in lines.split(b"\n") if line.strip()]
     except UnicodeDecodeError as err:

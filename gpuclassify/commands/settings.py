@@ -178,12 +178,6 @@ class JobSettings(Declared):
                 raise ValueError(
                     f"annotations are Parquet files of all rows: leave out {wrong[0]}="
                 )
-        other = "types" if self.types else "path_field" if self.path_field else ""
-        if self.limit is not None and other:
-            raise ValueError(
-                f"limit= and previews read the first rows as they are, so {other}= has no effect: "
-                "leave out one of them"
-            )
 
     @classmethod
     def of(
@@ -249,7 +243,7 @@ class JobSettings(Declared):
                 files, writer = find_files(self.input, {}), self.writer()
                 paths, real = add_link_targets(self.input, files), (f.real for f in files)
                 refuse_overlap(writer.directory, writer.sample_name, real, paths, {})
-            reader = first_rows_lazily(self.reader(read), self.limit)
+            reader = first_rows_lazily(self.reader(read), self.limit, self.on_error)
         stages.insert(0, reader)
         if self.output is not None:
             stages.append(self.writer())
@@ -257,7 +251,7 @@ class JobSettings(Declared):
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
         """Make the reader of the input, for these columns or all."""
-        from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+        from gpuclassify.jobs.input.readers import FileReader
 
         options: dict[str, Any] = {
             "fields": fields,
@@ -266,10 +260,9 @@ class JobSettings(Declared):
             "path_field": self.path_field,
             "annotations": self.annotations or (),
             "annotations_complete": self.annotations_complete,
+            "types": self.types,
+            "surrogates": self.surrogates,
         }
-        if self.types or self.surrogates != "refuse":
-            options |= {"types": self.types, "surrogates": self.surrogates}
-            return JsonlReader(self.input, **options)
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:

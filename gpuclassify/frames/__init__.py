@@ -52,7 +52,7 @@ class Frame(Protocol):
 
     @property
     def index(self) -> Any:
-        """Index of the rows."""
+        """Index with the rows' labels."""
 
     @property
     def iloc(self) -> Any:
@@ -78,7 +78,7 @@ class LazyFrame(Protocol):
 
     @property
     def divisions(self) -> tuple[Any, ...]:
-        """Index labels at the partitions' bounds; None if unknown."""
+        """Index labels at the partitions' bounds; each is None if they are unknown."""
 
     def __getitem__(self, key: object) -> Any: ...
 
@@ -193,7 +193,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def cast_views(values: Any, kind: pa.DataType) -> Any:
-    """Cast an Arrow array to an equal type except for views and dictionaries, at any depth.
+    """Cast an Arrow array to `kind`, which differs only in views (string_view) and dictionaries.
 
     Arrow 26 gives invalid offsets when it casts a list view to a list, and cannot cast lists to
     list views or dictionaries of views: these are rebuilt from Python values.
@@ -224,7 +224,7 @@ def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
 
 
 def to_pandas(frame: Frame) -> Any:
-    """Convert a frame to pandas, with plain types for Arrow's views.
+    """Convert a frame to pandas, with plain types in place of Arrow's views (string_view).
 
     A cudf frame is copied to the host, with nullable dtypes.
     """

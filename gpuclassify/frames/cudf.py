@@ -60,7 +60,7 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 
 
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
-    """Return the strings of `column` on the GPU, cut to `max_chars` characters.
+    """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
     Returns None for a partition without strings, whose column may have been read as any type.
     """
@@ -148,12 +148,12 @@ def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
 
 
 def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `frame` itself, because cudf has no types for Arrow's views."""
+    """Return `frame` itself, because cudf has no view types like Arrow's string_view."""
     return frame
 
 
 def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `plain` itself, because cudf has no types for Arrow's views."""
+    """Return `plain` itself, because cudf has no view types like Arrow's string_view."""
     return plain
 
 

@@ -47,7 +47,7 @@ def from_parts(
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Combine delayed objects to one, in a tree of tasks, so that none gets all of them at once.
+    """Combine delayed objects to one, in a tree of tasks, so that no task gets all of them.
 
     ``join(objects)`` combines a list of at most `fan_in` objects.
     """

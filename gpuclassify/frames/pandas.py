@@ -142,7 +142,7 @@ def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
-    """Return the Arrow types of the columns that hold views, at any nesting depth, by name."""
+    """Return the types of the columns with Arrow's views (string_view), nested or not, by name."""
     dtypes = frame.dtypes.items()
     kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
     return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}

@@ -53,11 +53,11 @@ class DatasetAccessError(PermissionError):
 
 
 class HubRefusedError(RuntimeError):
-    """Error raised when the Hub refuses a request for good."""
+    """Error raised when the Hub refuses a request, and a retry would not help."""
 
 
 class HubUnreachableError(ConnectionError):
-    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and the cache cannot help."""
+    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and a file is not cached."""
 
 
 class HubBusyError(HubUnreachableError):
@@ -139,10 +139,11 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 def unreachable(name: str, revision: str, reason: str) -> str:
     """Return the error message for a model that is not cached while the Hub is out of reach."""
     return (
-        f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
-        f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
-        f"same cache, or pass a directory that holds the model: none here is called {name}. If it "
-        f"is gated, ask for access at https://huggingface.co/{name} first, and `hf auth login`"
+        f"{name} at {revision} is not (completely) in the cache, there is no directory "
+        f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download "
+        f"{name} --revision {revision}` once with a network, with the same cache, or pass the path "
+        "of a directory that holds the model. If it is gated, ask for access at "
+        f"https://huggingface.co/{name} first, and `hf auth login`"
     )
 
 

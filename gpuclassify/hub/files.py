@@ -82,7 +82,7 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object of a model, its keys in the file's order; None if it has no such file."""
+    """Read a JSON object from a model's file, with keys in order; None if it has no such file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
     return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
@@ -93,7 +93,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, owner: str) -> Any:
-    """Parse untrusted JSON text; `owner` names its file in messages.
+    """Parse JSON text from a file of an untrusted model; messages call the file `owner`.
 
     Raises CheckpointError unless it is JSON of at most `DEEPEST` levels with numbers within
     float64's range. NaN and Infinity are accepted, because transformers writes them.
@@ -198,7 +198,7 @@ def download(
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return a model's folder; raise CheckpointError if its weights' index names files outside."""
+    """Return a model's folder; raise CheckpointError if its weight index names files elsewhere."""
     if is_file(folder / INDEX):
         _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
@@ -375,7 +375,7 @@ def _file_digest(path: Path) -> str:
 def read_file(
     model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
 ) -> Result:
-    """Return ``read(file)`` for the open file of a model in a single file.
+    """Return ``read(file)`` for the opened file of a model that is a single file.
 
     From the Hub, only the byte ranges that `read` reads are downloaded. It gets the file at offset
     0, and is called again if the Hub did not answer.
@@ -398,7 +398,7 @@ def read_file(
 
 
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
-    """Return the local path of a model in a single file, downloaded if need be.
+    """Return the local path of a model that is a single file, downloaded if need be.
 
     Raises ModelChangedError if a local file changed after it was pinned.
     """
@@ -456,7 +456,10 @@ def check_inside(owner: str, filename: object) -> None:
 
 
 def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the local path of a model's file, downloaded if need be; None if it has no such."""
+    """Return the local path of one file of a model, downloaded if need be.
+
+    Returns None if the model has no file of this name.
+    """
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -482,7 +485,7 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return a Hub model's file names from the cache, or None if no download listed them."""
+    """Return the names of a Hub model's files as a download has cached them; None if none has."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

@@ -42,6 +42,9 @@ class Identity:
         """Hub token that this process has for the model; None means HF_TOKEN or the login."""
         return token_for(self.token_name or self.name)
 
+    def __dask_tokenize__(self) -> tuple[str, str, bool]:
+        return self.name, self.revision, self.is_directory  # any token reads the same files
+
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
 

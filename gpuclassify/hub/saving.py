@@ -133,7 +133,7 @@ def refuse_unfinished(directory: Path) -> None:
 
 
 def _committed(directory: Path) -> list[Path]:
-    """Return the hidden folders of committed saves whose files are not all moved yet."""
+    """Return the hidden folders of a model directory's committed saves, with files to be moved."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]

@@ -99,7 +99,10 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """Import ``crossfit.backend.torch.loader``; raise ImportError for an unsupported release."""
+    """Import CrossFit's ``crossfit.backend.torch.loader``, made to work on today's RAPIDS.
+
+    Raises ImportError if CrossFit is missing, or is another release than the supported one.
+    """
     version = installed_versions("crossfit").get("crossfit")
     if version is None:
         raise ModuleNotFoundError(
@@ -136,7 +139,7 @@ def import_loader() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet_root_logger(folder: Path) -> Iterator[None]:
-    """Suppress records that modules in `folder` send to the root logger about missing backends.
+    """Drop log records that modules in `folder` send to the root logger during the block.
 
     Without a handler, such a record would also configure logging for the whole process.
     """

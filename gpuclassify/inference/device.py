@@ -68,7 +68,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
-    """Choose the precision of weights and activations.
+    """Choose the dtype of a model's weights and activations on `device`.
 
     ``dtype`` decides if set; else ``autocast`` picks bfloat16 on CUDA devices that have it
     natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
@@ -150,7 +150,7 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 @contextlib.contextmanager
 def _use_model_stream(device: torch.device) -> Iterator[None]:
-    """Queue the block's work on a separate stream, so that cuDF does not wait for it.
+    """Queue the block's GPU work on a CUDA stream of its own, so that cuDF does not wait for it.
 
     With an allocator other than torch's the default stream is used, because that allocator would
     reuse memory too early.
@@ -205,7 +205,7 @@ class SharedContext:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Keep the shared context entered during this thread's block."""
+        """Keep the shared context manager entered while this thread's block runs."""
         with self._lock:
             if not self._users:
                 self._begun.enter_context(self._begin())
@@ -360,7 +360,7 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """Memory and load of a device at one moment, as the driver reports them."""
+    """Memory in use and load of a GPU at one moment, as the driver reports them."""
 
     busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
     used_bytes: int | None  # includes other processes and libraries

@@ -322,7 +322,7 @@ class _Parts:
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Compute a batch's outputs; record which modules ran late, and the order of layers."""
+        """Run a batch, return its outputs, and record the order of modules and layers that ran."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -38,7 +38,7 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute the output, equal to `torch.nn.Linear` up to rounding."""
+        """Compute the same output as `torch.nn.Linear`, up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)

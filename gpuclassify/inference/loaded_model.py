@@ -91,7 +91,7 @@ class LoadedModel(ProbedModel):
 
     @property
     def type_pad_id(self) -> int:
-        """Segment id of padding."""
+        """Segment id (``token_type_ids``) for padding."""
         return getattr(self.tokenizer, "pad_token_type_id", 0)
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:

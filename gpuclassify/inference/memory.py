@@ -102,7 +102,7 @@ class BatchLimits:
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """Return the number of rows of `width` tokens that fit, at least 1."""
+        """Return the number of rows padded to `width` tokens that a batch may have, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -201,11 +201,11 @@ class BatchMemory:
         check_settings(self)
 
     def size_bytes(self, tokens: int) -> int:
-        """Return the bytes planned for a batch of `tokens` tokens."""
+        """Return the number of bytes planned for a batch of `tokens` tokens."""
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Return the number of tokens of the largest batch that fits; 0 if none does."""
+        """Return the number of tokens of the largest batch within `usable_bytes`; 0 for none."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
@@ -429,7 +429,7 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the peak of `held_bytes` since `forget_peak`."""
+        """Return the highest value of `held_bytes` since `forget_peak` was called."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
@@ -437,7 +437,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch can still allocate.
+        """Return the number of bytes that torch can still allocate on the GPU.
 
         This is the device's free memory plus the unused memory of torch's cache or of RMM's pool,
         limited by the process's share of the device.
@@ -565,7 +565,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Describe a device and library versions, as the part of a measurement's key on the machine."""
+    """Describe a device and the versions of libraries, for the key of a saved measurement."""
     import transformers
 
     return {

@@ -79,7 +79,7 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
             "left to do"
         )
     for job in jobs:
-        job.manifest.check_like(known.jobs[""]["identity"])
+        job.manifest.check_like(known.jobs[max(known.jobs)])
     return jobs
 
 

@@ -135,7 +135,8 @@ class Pipeline(Recipe):
         reader, *middle = self.stages
         if middle and isinstance(middle[-1], FileWriter):
             middle.pop()
-        source = as_source(reader, self.on_error, as_chain(middle).read_fields)
+        stages = as_chain(middle)
+        source = as_source(reader, self.on_error, stages.read_fields, is_slow=stages.is_slow)
         chain = self.make_chain(source, middle)
         if trial_seconds is not None:
             chain.prepare()

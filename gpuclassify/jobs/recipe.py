@@ -24,6 +24,7 @@ from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -68,6 +69,10 @@ class Recipe(Declared):
     def other_inputs(self) -> dict[str, Any]:
         """Return further readers and Dask frames by name."""
         return {}
+
+    def step_mappers(self) -> list[PartitionMap]:
+        """Return the mappers that steps run."""
+        return []
 
     def check_job(self, job: RecipeJob) -> None:
         """Raise TypeError or ValueError unless the settings fit the input of a planned job."""
@@ -153,13 +158,20 @@ class Recipe(Declared):
         """Make and check the job of a reader, a writer and stages."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
-        needed = as_chain(stages).read_fields
-        source = self.open_source(reader, self.on_error, needed, lends_positions=writer.annotates)
+        # Conditions take null for a column that a file lacks; other stages need the column.
+        demanding = [m for m in as_chain(stages).mappers if not isinstance(m, RowFilter)]
+        needed = as_chain(demanding).read_fields
+        open_source = functools.partial(
+            as_source,
+            keeps_partitions=bool(self.folder),  # of a frame, which steps read several times
+            is_slow=as_chain([*stages, *self.step_mappers()]).is_slow,
+        )
+        source = open_source(reader, self.on_error, needed, lends_positions=writer.annotates)
         chain = self.make_chain(source, stages)
         chain.prepare()
         others, identity = {}, self.job_identity()
         for name, other in self.other_inputs().items():
-            others[name] = self.open_source(other, "whole")
+            others[name] = open_source(other, "whole")
             others[name].refuse_output(writer.directory, writer.sample_name)
             parts = others[name].identity().items()
             identity |= {heading.replace("input", name, 1): values for heading, values in parts}
@@ -178,10 +190,6 @@ class Recipe(Declared):
         planned = RecipeJob(**vars(job), recipe=self, others=others)
         self.check_job(planned)
         return planned
-
-    def open_source(self, reader: Any, on_error: str, needed: Any = (), **options: Any) -> Source:
-        """Return the source of a reader or a Dask frame; with steps, its partitions stay."""
-        return as_source(reader, on_error, needed, keeps_partitions=bool(self.folder), **options)
 
     def make_chain(self, source: Source, stages: list[Any]) -> Chain:
         """Return the stages as one mapper, after checking that it accepts the source's columns."""
@@ -213,8 +221,9 @@ class Recipe(Declared):
             store reports. "size" compares names and sizes, and reads nothing. Damaged parts are
             done again, and named in Python's log.
         accept_changed_code : bool
-            Continue, and keep finished parts, although a callable among the stages has other code.
-            Use it if you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep finished parts, although a callable or class among the stages has
+            other code, or a library that computes a stage's results another version. Use it if you
+            know that the rows are the same. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
             a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a

@@ -10,7 +10,7 @@ from typing import Any
 from gpuclassify.frames import Frame, LazyFrame, backend_of, import_cudf
 from gpuclassify.jobs.ledger.records import FUNCTION
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import CODE, PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_ordered
 from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.declared import Declared
@@ -32,9 +32,14 @@ class Function(PartitionMap):
         # others by the name and lines of their file, which may change while their code does not.
         return (self.__name__, value_digest(self.function))
 
-    def digest(self) -> dict[str, str]:
+    def digest(self) -> dict[str, Any]:
         """Return the digest of the callable's code; users may accept changes of it."""
-        return {FUNCTION: value_digest(self.function)}
+        return {CODE: {FUNCTION: value_digest(self.function)}}
+
+    @property
+    def is_slow(self) -> bool:
+        """Always True, because a callable may run a model."""
+        return True
 
     def check(self, frame: Frame) -> None:
         """Raise ValueError unless the callable accepts an empty frame, which a part may be."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.frames import Frame, LazyFrame
-from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame, plain_token
+from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
 from gpuclassify.mapping.shared_layers import shared_layers
 from gpuclassify.settings.checks import check_count, with_plain_values
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.tokenizing.prefetch import shared_tokens
 
 
@@ -112,7 +113,7 @@ class Chain(PartitionMap):
         return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return plain_token(("Chain", self.mappers))
+        return "Chain", value_digest(self.mappers)
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:

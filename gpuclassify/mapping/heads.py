@@ -133,7 +133,7 @@ class Head(ABC):
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return a finite number per text to sort examples by, or None if there is none."""
+        """Return a finite number per text, used to sort examples, or None if there is none."""
         return None
 
 

@@ -77,6 +77,11 @@ class LinesRunner(Runner):
         super().__init__(runner.options, runner.model, runner.own_module)
         self.runner = runner
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages of the other runner."""
+        return self.runner.libraries
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
         """Compute outputs for the lines of distinct texts; see `Runner.run`.
 
@@ -128,6 +133,11 @@ class LinesRunner(Runner):
     def check_tokenizer(self) -> None:
         """Check the tokenizer's files; see `Runner.check_tokenizer`."""
         self.runner.check_tokenizer()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the runner of lines is slow."""
+        return self.runner.is_slow
 
     @property
     def takes_gpu(self) -> bool:

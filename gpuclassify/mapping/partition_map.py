@@ -8,12 +8,17 @@ from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
+from gpuclassify._version import installed_versions
 from gpuclassify.frames import Frame, LazyFrame, backend_of, frame_of_texts
 from gpuclassify.pages.sections import ReportPart
+from gpuclassify.settings.code_digest import PACKAGE, lasting, value_digest
+from gpuclassify.settings.declared import Declared
 from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import message_first, retire_on_broken_device
 
 Item = TypeVar("Item")
+# Entries of a mapper in the identity of a job: the parts of its code, and digests.
+CODE, FULL_SETTINGS, MODEL_DESCRIPTION = "code", "full settings", "model description"
 
 
 class PartitionMap(Public):
@@ -37,7 +42,7 @@ class PartitionMap(Public):
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """Mappers that this one runs, such as those of a chain; empty for a single mapper."""
+        """Mappers that this one runs, such as the mappers of a chain; empty for a single mapper."""
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
@@ -66,6 +71,11 @@ class PartitionMap(Public):
         Dask may then drop rows and other columns before the mapper runs.
         """
         return bool(self.members) and all(member.is_row_wise for member in self.members)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        return any(member.is_slow for member in self.members)
 
     @property
     def moves_frames(self) -> bool:
@@ -104,11 +114,28 @@ class PartitionMap(Public):
         """Return the settings as JSON values without secrets, to show them and to compare runs."""
         return {}
 
-    def digest(self) -> dict[str, str]:
-        """Return digests of code and inputs, used to detect that a resumed job has changed."""
-        from dask.tokenize import tokenize
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages whose versions may change results."""
+        return ()
 
-        return {"code": tokenize(self)}
+    def digest(self) -> dict[str, Any]:
+        """Return what identifies results beyond `describe`: full settings, model, and code."""
+        state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
+        return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
+
+    def code_parts(self) -> dict[str, str]:
+        """Return the parts of the code by name: class, its source, and versions of libraries.
+
+        Only classes outside this package have a source. A label of a build, such as "+cpu", is no
+        part of a version.
+        """
+        owner = type(self)
+        parts = {"class": owner.__qualname__}
+        if owner.__module__.partition(".")[0] != PACKAGE:
+            parts["source"] = value_digest(owner)
+        versions = installed_versions(*self.libraries)
+        return parts | {name: version.partition("+")[0] for name, version in versions.items()}
 
     def code(self) -> str:
         """Return the constructor call as Python code, with complete settings."""
@@ -234,16 +261,6 @@ class RowWiseMap(PartitionMap):
     def drops_rows(self) -> bool:
         """Whether the result may have fewer rows."""
         return False
-
-
-def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return `parts` normalized for ``dask.base.tokenize``, so that equal mappers get equal keys.
-
-    Strings are taken literally, so pass full values instead of shortened reprs.
-    """
-    from dask.base import normalize_token
-
-    return tuple(map(normalize_token, parts))
 
 
 def is_dask_frame(dataset: object) -> bool:

@@ -98,6 +98,11 @@ class PinnedModel:
         return self._checkpoint is not None
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether the checkpoint has an adapter, if it has been read."""
+        return self._checkpoint is not None and bool(self._checkpoint.adapter_json)
+
+    @property
     def unpinned(self) -> str:
         """Argument to pass in order to pin the revision, for messages; empty if it is pinned."""
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN

@@ -13,10 +13,11 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, backend_of, is_text, name_row
 from gpuclassify.mapping.columns import check_are_new, check_is_there, check_room
 from gpuclassify.mapping.heads import take
-from gpuclassify.mapping.partition_map import PartitionMap, plain_token
+from gpuclassify.mapping.partition_map import CODE, PartitionMap
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.declared import Declared
 from gpuclassify.workers.run_context import current_run, run_context
 
@@ -90,7 +91,16 @@ class Route(Declared, PartitionMap):
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         to = [(key, self.to[key]) for key in sorted(self.to)]
-        return plain_token(("Route", self.by, to, self.otherwise))
+        return "Route", value_digest((self.by, to, self.otherwise))
+
+    def digest(self) -> dict[str, Any]:
+        """Return the digests of each value's mapper, and the parts of its code."""
+        digests: dict[str, Any] = {CODE: {}}
+        for name, mapper in _named(self.to, self.otherwise):
+            found = mapper.digest()
+            digests[CODE] |= {f"{name} {part}": known for part, known in found.pop(CODE).items()}
+            digests |= {f"{name} {part}": known for part, known in found.items()}
+        return digests
 
     @property
     def members(self) -> tuple[TextMapper, ...]:

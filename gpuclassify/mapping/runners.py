@@ -117,6 +117,11 @@ class Runner(ABC):
     def batch_bytes(self) -> int | None:
         """Estimate the number of bytes of the largest batch, without weights; None if unknown."""
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages whose versions may change outputs."""
+        return ()
+
     def check_weights(self) -> None:
         """Raise CheckpointError if tensors in the weight files do not fit the model."""
         return
@@ -124,6 +129,11 @@ class Runner(ABC):
     def check_tokenizer(self) -> None:
         """Raise CheckpointError if the tokenizer's files do not match the model."""
         return
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        return False
 
     @property
     def takes_gpu(self) -> bool:
@@ -161,9 +171,20 @@ class NetworkRunner(Runner):
     """Base class of runners that tokenize texts and run a torch network over the token ids."""
 
     @property
+    def is_slow(self) -> bool:
+        """Always True."""
+        return True
+
+    @property
     def takes_gpu(self) -> bool:
         """Whether the network runs on a GPU if there is one."""
         return self.options.device.startswith(("auto", "cuda"))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that tokenize texts and run the network; peft runs adapters."""
+        adapters = ("peft",) if self.model.has_adapter else ()
+        return ("tokenizers", "torch", "transformers", *adapters)
 
     def lease_loaded(
         self,

@@ -27,7 +27,13 @@ from gpuclassify.mapping.columns import (
 from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
-from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap, plain_token
+from gpuclassify.mapping.partition_map import (
+    CODE,
+    FULL_SETTINGS,
+    MODEL_DESCRIPTION,
+    PartitionMap,
+    RowWiseMap,
+)
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
 from gpuclassify.mapping.runners import EncoderRunner, Runner
@@ -177,7 +183,22 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return {name: value for name, value in vars(self).items() if name not in made_anew}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return plain_token((*self._definition(), self.model.key()))
+        module, name, source, *settings = self._definition()
+        return module, name, source, value_digest(settings), value_digest(self.model.key())
+
+    def digest(self) -> dict[str, Any]:
+        """Return digests of the full settings and of the model's description, and the code."""
+        *_, options, attributes = self._definition()
+        return {
+            FULL_SETTINGS: value_digest((options, attributes)),
+            MODEL_DESCRIPTION: value_digest(self.model.key()),
+            CODE: self.code_parts(),
+        }
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that compute outputs, of the runner."""
+        return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
         """Return class, settings and attributes, to compare mappers and to make Dask's keys."""
@@ -228,6 +249,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def drops_rows(self) -> bool:
         """Whether filters drop rows; False if `keep_field` gets their decision instead."""
         return self._keep_field is None and self.options.filters
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the runner is slow."""
+        return self.runner.is_slow
 
     def text_mappers(self) -> tuple[TextMapper, ...]:
         """Return this mapper, in a tuple; see `PartitionMap.text_mappers`."""

@@ -1,4 +1,4 @@
-"""Token counts of texts, from which plans estimate run time; no weights are needed."""
+"""Count tokens of texts, so that a plan can estimate run time; no weights are needed."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The model's ``config.json``, parsed."""
+        """Parsed ``config.json`` of the model."""
         return json.loads(self.config_json)
 
     @property

@@ -173,7 +173,7 @@ class _Omitted:
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a pickle with torch, without running its code.
+    """Read the tensors of a head from a pickle with torch, without running its code.
 
     They are at the top level, or under a key such as Lightning's "state_dict". Lightning's
     checkpoints also hold hyper-parameters and callback states of any class; these are not needed,

@@ -45,7 +45,7 @@ CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of su
 
 @dataclass(frozen=True)
 class Backbone:
-    """Embedding model that a head was trained on, with its settings.
+    """Embedding model that a classification head was trained on, with its settings.
 
     For `pooling` and later fields, None means the setting in the model's own files.
     """
@@ -102,7 +102,7 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute outputs, float32 (texts, outputs), from embeddings, float32 (texts, width)."""
+        """Compute scores or logits, float32 (texts, outputs), from embeddings (texts, width)."""
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
             values = (activate(values) if number else values) @ weight.T + bias
@@ -198,7 +198,7 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> He
 
 
 def _check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `config` is a head's configuration."""
+    """Raise CheckpointError unless `config` is the ``config.json`` of a head on embeddings."""
     if config.get("model_type") != EMBEDDING_HEAD:
         raise CheckpointError(
             f"{name} is no head on embeddings: its model_type is {config.get('model_type')!r}, and "

@@ -167,7 +167,10 @@ def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None
 
 
 def _tied_names(module: nn.Module) -> list[list[str]]:
-    """List all names of each tensor; safetensors stores a shared tensor under one name only."""
+    """List the names of each tensor of a network; a tensor shared by layers has several.
+
+    safetensors stores a shared tensor under one name only.
+    """
     names = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
@@ -488,7 +491,7 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Build peft's configuration of a LoRA adapter, for a network without adapters."""
+    """Convert a LoRA adapter's settings to peft's configuration, for its base model `network`."""
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.

@@ -221,7 +221,10 @@ class _Files:
 
     @property
     def are_from_model2vec(self) -> bool:
-        """Whether the configuration is model2vec's; its older models have no ``modules.json``."""
+        """Whether the model's ``config.json`` was saved by model2vec.
+
+        Older models of model2vec have no ``modules.json``.
+        """
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
@@ -316,7 +319,7 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the settings of the pooling module; empty if `modules` (folders by kind) is."""
+        """Read the pooling module's settings, from its folder in `modules`; {} without modules."""
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -426,7 +429,7 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether a setting of the Transformer module does not change this package's outputs."""
+    """Tell whether a setting of the files' Transformer module does not change outputs here."""
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

@@ -36,7 +36,7 @@ def setting(
     group: str | None = None,
     **option: Any,
 ) -> Any:
-    """Declare a setting: a field of a `Declared` class.
+    """Declare a setting, a field of a `Declared` class, with its check and its option.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def declared(owner: type[Kind]) -> type[Kind]:
 
 @declared
 class Declared:
-    """Base class with settings as fields of a frozen dataclass.
+    """Base class of frozen dataclasses whose fields are a user's settings, checked at creation.
 
     Subclasses are decorated by `declared`. Values of numpy become plain values, and paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's

@@ -131,7 +131,7 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError unless `text_field` is a column, or two of text pairs."""
+        """Raise TypeError or ValueError unless `text_field` is a column, or the two of a pair."""
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -178,7 +178,7 @@ class TextOptions(Declared):
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return False
 
     @property
@@ -260,7 +260,7 @@ class ModelOptions(TextOptions):
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return self.long_text == "lines"
 
     @property
@@ -524,7 +524,7 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if `keep_field` names a column for the filters' decision without filters."""
+    """Raise ValueError if `keep_field`, the column of the filters' decision, has no filters."""
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "

@@ -57,6 +57,12 @@ def private_folder(parent: Location | None = None) -> Path:
     return folder
 
 
+def user_cache(name: str) -> Path:
+    """Return a folder in this user's cache, which need not exist yet."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "gpuclassify", name)
+
+
 def _mode(path: Location) -> int | None:
     try:
         return os.stat(path).st_mode  # noqa: PTH116 (names of the Hub are asked for as well)

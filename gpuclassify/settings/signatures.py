@@ -110,7 +110,7 @@ def call_text(
 
 
 def short(value: object) -> str:
-    """Return the repr of a value, shortened if it is long."""
+    """Return the repr of a value; a long one is cut, and its length shown."""
     shown = repr(value)
     if len(shown) <= LONGEST_SHOWN:
         return shown

@@ -80,9 +80,10 @@ _ASCII = range(0x21, 0x7F)
 
 
 def prefix_end(text: str, chars: int) -> int:
-    """Return the offset of the first gap after `chars` characters; the text's length if none.
+    """Return the offset of the first space after `chars` characters where a text can be cut.
 
-    Used to tokenize only a prefix of a long text.
+    The space is single and between printable ASCII characters. Without one, it is the text's
+    length. Used to tokenize only a prefix of a long text.
     """
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
@@ -135,7 +136,7 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Tell whether a normalizer changes nothing but letter case in printable ASCII."""
+    """Tell whether a normalizer leaves printable ASCII as it is, except for letter case."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -239,7 +240,7 @@ def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
-    """Derive the rules for a tokenizer's gaps from its ``tokenizer.json``, parsed.
+    """Derive the rules for cutting a tokenizer's texts from its parsed ``tokenizer.json``.
 
     Returns None if the tokenizer has steps that are not proven to work word by word.
     """
@@ -290,7 +291,7 @@ class _Rules:
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether words provably have the same tokens alone and in their text."""
+        """Tell whether the tokenizer provably gives a word the same tokens alone and in a text."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -302,7 +303,10 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space that is normalized alike before a word alone and in its text."""
+        """Return the white space characters of gaps, which may separate words, or "".
+
+        They are normalized alike before a word alone and in its text.
+        """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -330,7 +334,7 @@ class _Rules:
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Tell whether each ASCII punctuation mark is a word of its own."""
+        """Tell whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
             and not (self.local or self.later)
@@ -594,7 +598,7 @@ _caching = threading.Lock()
 
 @panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
-    """Return the process's cache for a ``tokenizers.Tokenizer``, shared by equal tokenizers.
+    """Return this process's `WordCache` for a ``tokenizers.Tokenizer``; equal ones share it.
 
     It is freed with its last reference. The tokenizer must not truncate or pad.
     """

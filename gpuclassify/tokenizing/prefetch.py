@@ -72,7 +72,10 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Share one `TokenStore` among the mappers (models) that this thread runs in the block."""
+    """Let the mappers (models) that this thread runs in the block tokenize a text only once.
+
+    They share one `TokenStore`.
+    """
     return set_variable(current_store, TokenStore())
 
 
@@ -162,7 +165,7 @@ class TokenStream:
 
     @property
     def positions(self) -> np.ndarray:
-        """Number of each window among the distinct windows, int64 (windows,); known ones first."""
+        """Index of each window among the distinct windows, int64 (windows,); known ones first."""
         return np.asarray(self._positions, dtype=np.int64)
 
     @property
@@ -172,22 +175,22 @@ class TokenStream:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that are run, float32 (texts,); see `TokenBatch`."""
+        """Share of each text's tokens that the model runs, float32 (texts,); see `TokenBatch`."""
         return np.concatenate([block.seen_share for block in self.blocks])
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of windows of each text that are run, int64 (texts,)."""
+        """Number of each text's windows that the model runs, int64 (texts,)."""
         return np.concatenate([block.counts for block in self.blocks])
 
     @property
     def text_of(self) -> np.ndarray:
-        """Index of the text that each run window belongs to, int64 (windows,)."""
+        """Index of the text of each window that the model runs, int64 (windows,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each run window, int64 (windows,)."""
+        """Number of tokens of each window that the model runs, int64 (windows,)."""
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
@@ -229,7 +232,7 @@ class Share:
 
 
 class SharedTime:
-    """Wall time of an activity, divided evenly among the threads that are doing it.
+    """Wall time of an activity, such as tokenizing, divided among the threads that do it.
 
     The shares of all threads add up to the time in which at least one of them was active.
     """
@@ -242,7 +245,7 @@ class SharedTime:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """Measure the thread's share of the time in the block."""
+        """Measure this thread's share of the block's time; its seconds are set at the end."""
         share = Share()
         began = self._change(1)
         try:
@@ -275,8 +278,8 @@ def text_blocks(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts with these numbers of characters into blocks; yield each block's (start, stop).
 
-    A block has at most twice as many characters as the previous one, and `largest_chars`, unless a
-    single text has more.
+    The limit on a block's characters begins at `first_chars` and doubles up to `largest_chars`. A
+    single text that exceeds it is a block of its own.
     """
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):

@@ -113,7 +113,7 @@ class TextTokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Key of the tokenizer, to share tokens: equal if every text has equal tokens uncut.
+        """Key, to share tokens: equal for tokenizers that give equal tokens before any cut.
 
         A tokenizer written in Python has no complete description, so it equals only itself.
         """
@@ -292,7 +292,10 @@ class TextTokenizer:
         return words
 
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
-        """Return a mask of texts whose tokenized prefix is too short, bool (sides, texts)."""
+        """Return a mask of texts whose prefix is too short to tell their tokens after truncation.
+
+        The mask is bool (sides, texts); `words` are the tokens of the prefixes.
+        """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
         if len(words) == 2 and self._room % 2:
@@ -431,7 +434,7 @@ class TokenBatch:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that were kept, float32 (texts,).
+        """Share of each text's tokens that were kept when it was cut, float32 (texts,).
 
         It is below 1 if the text was cut, but exact only if the removed tokens were counted.
         """
@@ -489,7 +492,7 @@ class Windows:
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
-    """Return every window of every text, for a model to run."""
+    """Convert tokenized texts to the windows that a model runs: all windows of each text."""
     counts = _window_counts(texts)
     types = [ids for text in texts if text.type_ids is not None for ids in text.type_ids]
     tokens = flat_batch([ids for text in texts for ids in text.windows], types)
@@ -498,7 +501,7 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def first_windows(texts: Sequence[TextTokens]) -> Windows:
-    """Return the first window of each text, for a model to run."""
+    """Convert tokenized texts to the windows that a model runs: the first one of each text."""
     whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
     types = [text.type_ids[0] for text in texts if text.type_ids is not None]
     tokens = flat_batch([text.windows[0] for text in texts], types, whole)
@@ -507,7 +510,7 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def only_windows(tokens: TokenBatch) -> Windows:
-    """Convert truncated texts to windows, one per text."""
+    """Convert a batch of truncated texts to the windows that a model runs, one per text."""
     ones = np.ones(len(tokens), dtype=np.int64)
     return Windows(tokens, ones, ones, tokens.seen_share)
 

@@ -28,7 +28,7 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use.
 
-    The smallest of the machine's cores, the process's affinity and cgroup quotas counts.
+    It is the smallest of the machine's cores, the process's affinity and its cgroups' quotas.
     """
     from dask.system import cpu_count
 
@@ -38,7 +38,7 @@ def usable_cores() -> int:
 def usable_memory() -> int:
     """Return the number of bytes of memory that this process may use in all.
 
-    The smallest of the machine's memory, cgroup limits and the process's own limit counts.
+    It is the smallest of the machine's memory, cgroup limits and the process's own limit.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -48,7 +48,7 @@ def usable_memory() -> int:
 def free_memory() -> int:
     """Return the number of bytes that this process may still allocate.
 
-    The smaller of the machine's available memory and the rest of its cgroups' limits counts.
+    It is the smaller of the machine's available memory and the rest of its cgroups' limits.
     """
     import psutil
 

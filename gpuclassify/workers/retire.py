@@ -37,7 +37,7 @@ class PanicError(RuntimeError):
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
-    """Convert a BaseException in the block to an Exception, except KeyboardInterrupt.
+    """Convert a BaseException in the block, except KeyboardInterrupt, to an Exception.
 
     A panic of a tokenizer is not an Exception: handlers do not catch it, and Dask cannot send it to
     the client. SystemExit would end the worker, and Dask would run the task again elsewhere.

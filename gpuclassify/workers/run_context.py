@@ -140,7 +140,7 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """Return advice if GPUs waited for the host's tokens; None otherwise, and on CPUs.
+    """Return advice to use more cores if GPUs waited for tokenizing; None otherwise, and on CPUs.
 
     `totals` are sums of `RunStats`. Waiting must exceed a tenth of the models' time. As that may
     also come from the first block of short parts, or from time in which the device worked on

@@ -99,7 +99,7 @@ def remember_token(name: str, token: str) -> None:
 
 
 class TokenName(str):
-    """Name of one user's token for a repository, used in storage options instead of the token."""
+    """Name of a token for a Hub repository, used in storage options instead of the token."""
 
     __slots__ = ()
 

@@ -218,7 +218,7 @@ def test_a_bit_that_flips_in_a_page_with_a_checksum_is_noticed(tmp_path, compres
     with pytest.raises(UnreadableInputError, match=message):
         Pipeline([reader, same, ParquetWriter(f"{tmp_path}/no")]).run()
     with pytest.raises(UnreadableInputError, match=r"a\.parquet.*checksum"):
-        first_rows([f"{tmp_path}/in"], 400)
+        first_rows(FileReader([f"{tmp_path}/in"]), 400)
     assert run(tmp_path, reader).left_out == {"file": 1}
     assert rows(tmp_path)["text"].tolist() == texts[:300] + texts[600:]
 
@@ -260,7 +260,7 @@ def test_what_is_no_file_is_named_and_hangs_nothing(odd_files, tmp_path, kind, s
     with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
         reader.find_parts()
     with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
-        first_rows([f"{scheme}{tmp_path}/in"], 100)
+        first_rows(FileReader([f"{scheme}{tmp_path}/in"]), 100)
     with pytest.raises(UnreadableInputError, match=r"gone.*a link to nowhere.*leads to no file"):
         FileReader(f"{tmp_path}/in/gone.{kind}").find_parts()
     assert run(tmp_path, reader).left_out == {"file": len(odd_files)}

@@ -24,9 +24,9 @@ WIDTH, HEIGHT = 1200, 1600  # in pixels
 LONG_NAMES = ("a_label_without_any_blank_" * 8, "漢字の長い名前" * 20, "Ω" * 200, "W" * 60)
 # What a report counts in rows or texts.
 COUNTED = (
-    "rows_read", "rows_written", "texts", "truncated_texts", "labels", "stages", "funnel", "agreements",
-    "sources", "scores", "text_lengths", "throughput", "busy_seconds", "rows_per_second", "tokens",
-    "tokens_per_second", "worker_seconds", "tokenize_seconds",
+    "rows_read", "rows_written", "texts", "truncated_texts", "labels", "stages", "funnel",
+    "agreements", "sources", "scores", "text_lengths", "throughput", "busy_seconds", "rows_per_second",
+    "tokens", "tokens_per_second", "worker_seconds", "tokenize_seconds",
 )  # fmt: skip
 # Every text of a picture that is not within it, and every box that is wider than its place.
 OUTSIDE = """

@@ -42,7 +42,7 @@ Bounds = Iterator[tuple[int, int]]
 
 
 def find_emails(text: str) -> Bounds:
-    """Yield start and end of e-mail addresses, as in datatrove."""
+    """Yield start and end of each e-mail address, by datatrove's rules."""
     reached, at = 0, text.find("@")
     while at >= 0:
         start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
@@ -54,9 +54,10 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return the start of the parts before an ``@``, at a word boundary, or None.
+    """Return the start of the local part of an e-mail address, before the ``@`` at `at`, or None.
 
-    A word may also begin where another address ends, because that address may be removed.
+    It is at a word boundary, not before `first`. The end of another address is a boundary, too,
+    because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
@@ -75,7 +76,10 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return the end of the domain after an ``@``: at least two parts, or an IP address."""
+    """Return the end of the domain that starts at `first`, after an ``@``, or None.
+
+    A domain has at least two parts, or is an IP address in brackets.
+    """
     if literal := _LITERAL.match(text, first):
         return literal.end()
     domain = _DOMAIN.match(text, first)
@@ -94,7 +98,7 @@ def _end_of_domain(text: str, first: int) -> int | None:
 
 
 def find_ips(text: str) -> Bounds:
-    """Yield start and end of public IPv4 addresses."""
+    """Yield start and end of each public IPv4 address in a text."""
     for match in _IP.finditer(text):
         with contextlib.suppress(ValueError):  # such as leading zeros
             if ipaddress.ip_address(match[0]).is_global:
@@ -133,7 +137,10 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(PinnedModel):
-    """Rules as a model without files; their version changes when their spans change."""
+    """Stand-in for a model, because rules have no files.
+
+    The version in `identity` changes when the rules find other spans.
+    """
 
     identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
     repositories = identities = ()  # type: ignore[assignment]
@@ -142,7 +149,7 @@ class PatternModel(PinnedModel):
 
 
 class PatternRunner(Runner):
-    """Runner of rules, on the CPU."""
+    """Runner that finds spans by rules, on the CPU."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
         """Find the spans of distinct texts; see `Runner.run`."""
@@ -159,7 +166,7 @@ class PatternRunner(Runner):
         return SpanOutputs(np.zeros((len(texts), 0)), ones, all_read, texts=texts, spans=spans)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return no tokens; see `Runner.token_lengths`."""
+        """Return zeros, because rules read no tokens; see `Runner.token_lengths`."""
         none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
         return TokenLengths(none, none, ones, None)
 
@@ -178,7 +185,10 @@ class PatternRunner(Runner):
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield index of the pattern and span, for one text, without spans in e-mail addresses."""
+    """Yield the index in `names` of the pattern, and the bounds, of each span in a text.
+
+    Addresses that overlap a span of an earlier pattern, such as an e-mail address, are left out.
+    """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
         if name not in names or _SIGNS[name] not in text:
@@ -191,11 +201,11 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
 
 
 class PatternHead(SpanHead):
-    """Head for columns of spans found by rules."""
+    """Head that writes columns about spans found by rules."""
 
     @property
     def labels(self) -> list[Any]:
-        """Names of the patterns."""
+        """Names of the patterns, which are the labels of the spans."""
         return list(self.options.patterns)
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
 from gpuclassify.corpus.decontamination.items import ITEM
 from gpuclassify.corpus.decontamination.words import (
@@ -30,6 +29,7 @@ from gpuclassify.corpus.decontamination.words import (
     power_of,
     read_words,
 )
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.jobs.ledger.records import sealed, unsealed
 from gpuclassify.jobs.stores.local import LocalStore
 from gpuclassify.jobs.stores.opening import open_store
@@ -498,7 +498,7 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
     return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _all_words(data, starts, table):
     """Return the words of all texts, and the byte offset and word count of each text."""
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
@@ -516,7 +516,7 @@ def _all_words(data, starts, table):
     return content[: offsets[-1]].copy(), offsets, counts
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     """Assign numbers to distinct n-grams in order of appearance; compare keys, then words."""
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
@@ -548,7 +548,7 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     return numbers, keys[:count].copy(), first_words[:count].copy(), widths[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
     """Return whether two runs of words are equal."""
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
@@ -561,7 +561,7 @@ def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_slots(keys, slots):
     last = np.int64(len(slots) - 1)
     for number in range(len(keys)):
@@ -571,13 +571,13 @@ def _fill_slots(keys, slots):
         slots[slot] = number
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_bits(keys, bits):
     for key in keys:
         bits[_block(key, bits)] |= _mask(key)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
     """Return the keys of the n-grams of `width` words that begin at `first_words`."""
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
@@ -588,12 +588,12 @@ def _keys_at(first_words, width, text, starts, key_bits, table):
     return keys
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _block(key, bits):
     return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _mask(key):
     """Return the three bits that a key sets in its block, so that memory is read only once."""
     one, six = np.uint64(1), np.uint64(63)
@@ -602,7 +602,7 @@ def _mask(key):
     return bits | one << (key >> np.uint64(12) & six)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_hits(data, starts, table, ngrams):
     """Find n-grams in texts by their keys, and compare the words; see `Hits`."""
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
@@ -624,7 +624,7 @@ def _find_hits(data, starts, table, ngrams):
     return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
     """Write the word indices whose key passes the Bloom filter; return their number.
 
@@ -643,7 +643,7 @@ def _propose(sums, words, width, key_bits, bits, proposed):
     return np.int64(count)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
     """Look up the proposed n-grams in the index, and append those found to the hits."""
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)

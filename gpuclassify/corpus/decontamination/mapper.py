@@ -6,11 +6,9 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,6 +52,7 @@ from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
+from gpuclassify.settings.paths import user_cache
 from gpuclassify.settings.signatures import short
 from gpuclassify.workers.run_context import current_run
 
@@ -330,7 +329,7 @@ class Decontaminate(Declared, RowWiseMap):
             if self.ignore:
                 raise ValueError(f"{saved} is an index, which ignore= cannot change: pass files")
             return saved
-        folder = open_store(self.index_dir or _cache()).below(self._key()[:32])
+        folder = open_store(self.index_dir or str(user_cache("indexes"))).below(self._key()[:32])
         if not is_sound(folder):
             if folder.has(ABOUT):
                 logger.warning("%s is not as it was written, and is built again", folder)
@@ -454,9 +453,3 @@ def _cut(texts: pa.LargeStringArray, passages: Spans, margin: int) -> pa.Array:
     cut = [remove_passages(texts[row].as_py(), spans, margin) for row, spans in passages.by_text()]
     is_cut = passages.counts > 0
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))
-
-
-def _cache() -> str:
-    """Return the folder of this user's indexes on this machine."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(home, "gpuclassify", "indexes"))

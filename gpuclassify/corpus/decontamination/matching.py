@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from gpuclassify.classifiers.spans.spans import Spans
 from gpuclassify.corpus.decontamination.index import Hits, ItemIndex, distinct
 from gpuclassify.corpus.decontamination.words import buffers
+from gpuclassify.corpus.dedup.compiling import compiled
 
 
 class Matches(NamedTuple):
@@ -87,7 +87,7 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return rows, index.ngrams.owners[starts[ngrams[rows]] + within].astype(np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _character_offsets(data, starts, documents, begins, ends):
     """Convert byte offsets, sorted within each document, to character offsets."""
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)

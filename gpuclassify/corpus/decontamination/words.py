@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, murmur64
 
 _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
@@ -99,7 +99,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(data, np.uint8), starts if len(texts) else np.zeros(1, np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def new_words(size):
     """Allocate buffers for the words of a text of `size` bytes; see `read_words`."""
     words = size // 2 + 2 * _ROOM
@@ -108,7 +108,7 @@ def new_words(size):
     return text, starts, sums, np.empty(words, np.int64), np.empty(words, np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def read_words(data, table, room):
     """Read a text's normalized words into `room`; return their number and the buffers used.
 
@@ -133,14 +133,14 @@ def read_words(data, table, room):
     return count, room
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def ngram_key(sums, first, width, power):
     """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
     stop = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
     return murmur64(sums[stop] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def power_of(width):
     """Return ``_START ** width``, the factor of a prefix sum `width` words later."""
     power = np.uint64(1)
@@ -149,7 +149,7 @@ def power_of(width):
     return power
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
     """Fill the buffers of `read_words`; return the number of words, or -1 if they are too small."""
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
@@ -209,7 +209,7 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
     """Read up to the next non-ASCII character; return the three offsets, the word and its state.
 
@@ -238,7 +238,7 @@ def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size
     return np.int64(at), np.int64(count), np.int64(size), word, _WORD if in_word else _GAP
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _end_word(word, text, size, starts, hashes, count):
     text[size] = SPACE
     starts[count + 1] = size + 1
@@ -246,7 +246,7 @@ def _end_word(word, text, size, starts, hashes, count):
     return _START, size + 1, count + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _write(code, word, text, size):
     """Write a code point as UTF-8."""
     if code < 0x80:

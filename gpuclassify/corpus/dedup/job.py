@@ -23,6 +23,7 @@ from gpuclassify.jobs.recipe import Recipe, RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import describe_settings
 from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
+from gpuclassify.mapping.partition_map import PartitionMap
 from gpuclassify.pages import counted
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
@@ -173,6 +174,10 @@ class Deduplicate(Recipe):
     def other_inputs(self) -> dict[str, Any]:
         """Return the earlier corpus, if there is one."""
         return {} if self.against is None else {"against": self.against}
+
+    def step_mappers(self) -> list[PartitionMap]:
+        """Return the mappers of the method, such as an embedder."""
+        return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that change duplicates, and `on_error`, which changes positions."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.settings.checks import check_choice
 
 # A text's sketch is this number of its smallest hashes. If two texts share 80% of their n-grams,
@@ -102,7 +102,7 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     return NgramSets(*_ngram_sets(characters, ends, n, kinds, least_bytes))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _ngram_sets(data, ends, n, kinds, least_bytes):
     texts = len(ends) - 1
     # Unwritten pages take no memory.
@@ -117,7 +117,7 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
     return offsets, hashes[: offsets[-1]].copy()
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_tokens(text, kinds, hashes):
     """Write the hashes of a text's tokens to `hashes`; return their number.
 
@@ -146,14 +146,14 @@ def _hash_tokens(text, kinds, hashes):
     return np.int64(count)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def character(text, at):
     """Return the code point of the UTF-8 character at a byte, and the offset of the next one."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _long_character(text, at):
     code = np.uint64(text[at])
     size = 2 + (code >= np.uint64(0xE0)) + (code >= np.uint64(0xF0))
@@ -163,13 +163,13 @@ def _long_character(text, at):
     return min(code, _LAST_CODE_POINT), at + size  # invalid UTF-8 may give more
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def add(state, value):
     """Add a value to a hash of several values."""
     return (state ^ value) * _FNV_PRIME
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def murmur64(value):
     """Return a hash whose every bit depends on every bit of the value."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
@@ -177,7 +177,7 @@ def murmur64(value):
     return value ^ (value >> _MIX_SHIFT)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_ngrams(hashes, tokens, n):
     """Replace each token hash by the hash of the n-gram that begins there; return their number."""
     size = min(n, tokens)
@@ -191,7 +191,7 @@ def _hash_ngrams(hashes, tokens, n):
     return tokens - size + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _drop_repeats(hashes, count):
     """Move the distinct values of a sorted array to its front; return their number."""
     distinct = 1
@@ -263,7 +263,7 @@ class _Sketches(NamedTuple):
     votes: np.ndarray  # float64 (documents,): buffer for sums; zero between calls
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     kept = np.arange(len(is_fixed))
     similarity = np.ones(len(is_fixed), np.float32)
@@ -287,7 +287,7 @@ def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     return kept, similarity, compared
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _empty_sketches(starts):
     slots = 0
     for group in range(len(starts) - 1):
@@ -300,14 +300,14 @@ def _empty_sketches(starts):
     )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _part(table, documents):
     """Return a part of the table for these documents, small enough for the processor's cache."""
     slots = _slots(documents)
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _slots(documents):
     """Return the hash table size for the documents' sketches: a power of two, at most half full."""
     slots = 1
@@ -316,18 +316,18 @@ def _slots(documents):
     return slots
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _set(sets, row):
     return sets.hashes[sets.offsets[row] : sets.offsets[row + 1]]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _similarity(ngrams, others, by_containment):
     shared = _count_shared(ngrams, others)
     return shared / (len(ngrams) if by_containment else len(ngrams) + len(others) - shared)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _count_shared(ngrams, others):
     """Count the values in both of two sorted arrays, in time nearly linear in the shorter one."""
     if len(ngrams) > len(others):
@@ -347,7 +347,7 @@ def _count_shared(ngrams, others):
     return shared
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _slot(sketches, ngram, first):
     """Return the slot of a hash, or the free slot for it."""
     last = np.uint64(len(sketches.owners) - 1)
@@ -357,7 +357,7 @@ def _slot(sketches, ngram, first):
     return slot
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _enter_document(sketches, ngrams, first, row):
     """Enter the sketch of a document that stays, and the hash of all its n-grams."""
     _enter(sketches, _whole(ngrams), first, row)
@@ -365,7 +365,7 @@ def _enter_document(sketches, ngrams, first, row):
         _enter(sketches, ngram, first, row)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _enter(sketches, ngram, first, row):
     slot = _slot(sketches, ngram, first)
     if sketches.owners[slot, 0] <= first:
@@ -374,7 +374,7 @@ def _enter(sketches, ngram, first, row):
     sketches.counts[slot] += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _whole(ngrams):
     """Return one hash of all n-grams of a text."""
     whole = np.uint64(len(ngrams))
@@ -383,7 +383,7 @@ def _whole(ngrams):
     return murmur64(whole)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _most_shared(sketches, ngrams, first):
     """Return the row with the same n-grams, or else sharing most of a document's sketch; or -1.
 

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.frames.hashing import mix64
 
 BLOCK = 512  # windows hashed at a time; their arrays fit in 32 KiB of L1
 SLICE = 1024  # texts hashed at a time; their signatures take about 1 MB
 
-_mix64 = njit(nogil=True, cache=True)(mix64)
+_mix64 = compiled(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -118,7 +118,7 @@ def _as_array(texts: pa.Array | pa.ChunkedArray) -> pa.LargeStringArray:
     return texts.cast(pa.large_string())
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_signatures(data, offsets, width, seed, a, b, result):
     starts = np.empty(BLOCK + width, np.int64)
     words = np.empty(4 * len(starts), np.uint32)
@@ -139,7 +139,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
             rest = rest[starts[windows] if len(block) < len(rest) else len(rest) :]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_chars(data, starts):
     """Write the byte offsets of characters and of the end; return the number of characters."""
     chars = 0
@@ -152,7 +152,7 @@ def _find_chars(data, starts):
     return chars
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scramble_words(data, words):
     """Compute, at every byte, the step of MurmurHash3_x86_32 that depends on four bytes only."""
     for byte in range(len(data) - 3):
@@ -161,7 +161,7 @@ def _scramble_words(data, words):
         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_heads(words, size, width, seed, heads):
     """Hash the common first bytes of all windows, vectorized over offsets; return their number."""
     head = min(width, size) // 4 * 4
@@ -174,7 +174,7 @@ def _hash_heads(words, size, width, seed, heads):
     return head
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
     """Complete MurmurHash3_x86_32 of each window after its `head` bytes; 0 becomes 1."""
     for window in range(len(hashes)):
@@ -193,22 +193,22 @@ def _hash_windows(data, words, starts, stops, head, heads, hashes):
         hashes[window] = max(np.uint32(h ^ h >> 16), np.uint32(1))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scramble(word):
     return np.uint32(_rotate(np.uint32(word * 0xCC9E2D51), 15) * 0x1B873593)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _rotate(word, bits):
     return np.uint32(word << bits | word >> (32 - bits))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_word(h, word):
     return np.uint32(_rotate(h ^ word, 13) * 5 + 0xE6546B64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take_minima(hashes, a, b, signature):
     for number in range(len(signature)):
         factor, term, least = a[number], b[number], signature[number]
@@ -217,7 +217,7 @@ def _take_minima(hashes, a, b, signature):
         signature[number] = least
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fold_bands(signatures, rows, keys):
     for text in range(len(keys)):
         for band in range(keys.shape[1]):

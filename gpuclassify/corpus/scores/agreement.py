@@ -22,6 +22,9 @@ from gpuclassify.corpus.statistics.agreement import (
 from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
 from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, frame_of
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, text_columns, visible
 from gpuclassify.pages.sections import Section, Table, Text, sections_page
@@ -137,12 +140,13 @@ class Agreement:
 
 @with_plain_values
 def agreement(
-    dataset: Frame | LazyFrame,
+    dataset: Frame | LazyFrame | FileReader,
     between: Sequence[str],
     *,
     by: str | None = None,
     weight: str | None = None,
     text_field: str = "text",
+    on_error: OnError = "raise",
 ) -> Agreement:
     """Measure the agreement of people or models that labelled or scored the same rows.
 
@@ -154,7 +158,7 @@ def agreement(
 
     Parameters
     ----------
-    dataset : pandas.DataFrame, dask.dataframe.DataFrame or cudf.DataFrame
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, cudf.DataFrame or FileReader
         Labelled rows. All of them are loaded into memory.
     between : sequence of str
         Two columns or more, all of labels or all of numbers; null is ignored.
@@ -165,6 +169,9 @@ def agreement(
         the whole dataset. Intervals assume independent rows, and are a little wide for strata.
     text_field : str
         Column of text shown with rows that differ, if it exists.
+    on_error : {"raise", "quarantine"}
+        Raise for the first file, line or row of a reader that cannot be read, or leave it out and
+        count it in Python's log. Rows that annotations list as left out never raise.
 
     Returns
     -------
@@ -184,9 +191,11 @@ def agreement(
     names = tuple(dict.fromkeys(label_tuple("between", between, keep_order=True) or ()))
     if len(names) < 2:
         raise ValueError(f"between={[*names]}: name two columns or more")
-    frame = _frame_of(
-        dataset, [*names, *(name for name in (by, weight) if name is not None)], text_field
-    )
+    needed = [*names, *(name for name in (by, weight) if name is not None)]
+    with left_out_logged():
+        if isinstance(dataset, FileReader):
+            dataset = frame_of(dataset, on_error)
+        frame = _columns_of(dataset, needed, text_field)
     labels, values = _values(frame, names)
     weights = _weights(frame, weight)
     groups, group_names = ScoreColumns((), by=by).groups(frame)
@@ -219,7 +228,7 @@ def agreement(
     )
 
 
-def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
+def _columns_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
     """Return the columns as a pandas frame. Raises ValueError unless each exists once."""
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:

@@ -25,6 +25,9 @@ from gpuclassify.corpus.statistics.quantiles import (
 )
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import short_number, text_columns
 from gpuclassify.settings.checks import check_number, label_tuple, with_plain_values
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -87,19 +90,21 @@ class Mix(Saved):
     @with_plain_values
     def plan(
         cls,
-        dataset: Frame | LazyFrame,
+        dataset: Frame | LazyFrame | FileReader,
         *,
         by: str | Sequence[str],
         tokens: float,
         weights: Sequence[Mapping[str, Any]] | None = None,
         max_epochs: float = 4,
         token_field: str = "tokens",
+        on_error: OnError = "raise",
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs.
 
         Parameters
         ----------
-        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         by : str or sequence of str
             Columns, such as topic and bucket, whose combined values define a cell.
         tokens : float
@@ -113,6 +118,9 @@ class Mix(Saved):
             Maximum number of epochs of a cell, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -133,13 +141,15 @@ class Mix(Saved):
         ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
         ... )  # doctest: +SKIP
         """
-        return MixSettings(
+        settings = MixSettings(
             by=by,
             tokens=tokens,
             weights=weights,
             max_epochs=max_epochs,
             token_field=token_field,
-        ).find(dataset)
+        )
+        with left_out_logged():
+            return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
         """Raise ValueError unless cells have values of `by`, and numbers are in range."""

@@ -30,6 +30,9 @@ from gpuclassify.corpus.statistics.quantiles import (
 )
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import text_columns, visible
 from gpuclassify.settings.checks import (
     check_choice,
@@ -140,7 +143,7 @@ class Thresholds(Saved):
     @with_plain_values
     def fit(
         cls,
-        labelled: Frame | LazyFrame,
+        labelled: Frame | LazyFrame | FileReader,
         *,
         score: str,
         label: str,
@@ -154,6 +157,7 @@ class Thresholds(Saved):
         min_labels: int = 100,
         small_groups: SmallGroups = "refuse",
         calibration: Calibration | None = None,
+        on_error: OnError = "raise",
     ) -> Self:
         """Find the threshold of each group from labelled rows, in one pass.
 
@@ -164,7 +168,8 @@ class Thresholds(Saved):
 
         Parameters
         ----------
-        labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        labelled : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         score : str
             Column of numbers; rows with a high score should have a positive label.
         label : str
@@ -193,6 +198,9 @@ class Thresholds(Saved):
             threshold of all rows, with a note.
         calibration : {"isotonic", "sigmoid"}, optional
             Also fit the probability of a positive label by score, and measure its reliability.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -223,7 +231,9 @@ class Thresholds(Saved):
         if positive is not None:
             sought = [positive] if isinstance(positive, str) else [*positive]
         columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
-        groups, left_out = columns.read(labelled)
+        with left_out_logged():
+            names = (score, label, by, weight)
+            groups, left_out = columns.read(read_columns(labelled, names, on_error))
         fit = functools.partial(
             _fit_group, target=target, value=value, cautious=cautious, calibration=calibration
         )

@@ -175,20 +175,19 @@ class TrainedHead:
             examples, there are fewer than three groups, or groups are so large that a part has too
             few rows.
         """
-        settings: dict[str, Any] = {
-            "kind": kind,
-            "task": task,
-            "text_field": text_field,
-            "label_field": label_field,
-            "group": group,
-            "balanced": balanced or class_weight == "balanced",
-            "class_weight": None if class_weight == "balanced" else by_label(class_weight),
-            "hidden_size": hidden_size if kind == "mlp" else None,
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "seed": seed,
-        }
-        _check_fit(settings)
+        settings = fit_settings(
+            label_field=label_field,
+            text_field=text_field,
+            kind=kind,
+            task=task,
+            group=group,
+            balanced=balanced,
+            class_weight=class_weight,
+            hidden_size=hidden_size,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
         embedder = _embedder_of(backbone, kind)
         columns = LabelColumns(text_field, label_field, group)
         labelled, selection = read_labels(annotated, columns, embedder, embeddings), None
@@ -373,6 +372,29 @@ class TrainedHead:
             f"Head(kind={settings['kind']!r}, task={settings['task']!r}, "
             f"labels={list(self.labels)}, backbone={self.embedder.options.model!r})"
         )
+
+
+def fit_settings(
+    *,
+    kind: str,
+    balanced: bool,
+    class_weight: str | Mapping[Any, float] | None,
+    hidden_size: int | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the settings of `TrainedHead.fit` that its record holds.
+
+    Raises TypeError or ValueError if one of them is invalid.
+    """
+    settings = {
+        "kind": kind,
+        **others,
+        "balanced": balanced or class_weight == "balanced",
+        "class_weight": None if class_weight == "balanced" else by_label(class_weight),
+        "hidden_size": hidden_size if kind == "mlp" else None,
+    }
+    _check_fit(settings)
+    return settings
 
 
 def _check_record(record: Mapping[str, Any], file: Path) -> None:

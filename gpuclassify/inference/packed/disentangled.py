@@ -86,7 +86,7 @@ class PositionTables:
         )
 
     def float(self) -> PositionTables:
-        """Return the tables in float32."""
+        """Return these tables in float32."""
         tables = (self.keys, self.queries)
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
@@ -141,7 +141,9 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute attention for texts of one width, each state (texts, heads, tokens, head size).
+    """Compute DeBERTa's attention for texts padded to one width.
+
+    Each of `states` is (texts, heads, tokens, head size), and `is_token` is False for padding.
 
     The result has the shape of the queries.
     """
@@ -289,7 +291,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Compute the embedding and every layer's output, each (rows, width, size)."""
+        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))

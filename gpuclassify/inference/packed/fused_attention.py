@@ -36,7 +36,7 @@ from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128  # block size of torch's block mask
-FEWEST_BLOCKS = 2  # torch would compile a graph that is for a single block only
+FEWEST_BLOCKS = 2  # with a single block, torch would compile for that size only
 _MOST_GRAPHS = 256  # graphs of one kernel for all head shapes; torch's default limit is eight
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
@@ -74,7 +74,7 @@ _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads
 
 
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
-    """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
+    """Speed up each DeBERTa-v2 encoder within `module`, by the forward of `DisentangledEncoder`.
 
     Weights and their names do not change. An encoder whose outputs would differ from transformers'
     keeps transformers' forward, with a warning in the log. The module must be on the device where
@@ -242,7 +242,7 @@ def _time_attention(
 
 
 def _compilations() -> int:
-    """Count the graphs that torch has compiled in this process."""
+    """Return the number of graphs that torch has compiled in this process, for a log message."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -271,11 +271,11 @@ class FusedAttention(DisentangledAttention):
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad states, (1, tokens, size), to whole blocks."""
+        """Pad hidden states, (1, tokens, size), to whole blocks of `BLOCK_TOKENS` tokens."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention; queries of first tokens only use `DisentangledAttention`."""
+        """Compute attention like `DisentangledAttention`; leave queries of first tokens to it."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)

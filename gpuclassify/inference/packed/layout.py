@@ -167,7 +167,7 @@ class Layout:
 
     @functools.cached_property
     def groups(self) -> list[TextGroup]:
-        """Groups of texts for calls of attention, of equal length on a CPU, else of similar."""
+        """Texts grouped for calls of attention, equally long on a CPU, else of similar length."""
         share = shortest_share(self._device)
         groups: list[TextGroup] = []
         first = start = 0

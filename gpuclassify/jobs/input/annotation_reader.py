@@ -46,7 +46,7 @@ class AnnotationRange:
     count: int
     low: int  # first position
     high: int  # last position
-    has_unread: bool  # whether some rows may stand for lines that could not be read
+    left_out: tuple[str, ...]  # kinds of what was left out of the annotation file's part
     total: int  # rows of the whole annotation file
 
     @property
@@ -72,7 +72,7 @@ class AnnotationColumns:
 class AnnotationReader:
     """Reader of one part's annotations, which opens each annotation file once and reads a section.
 
-    `positions` and `columns` take the pieces of the part.
+    The methods take the pieces of the part.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -81,13 +81,13 @@ class AnnotationReader:
         self._schema = schema
         for number, columns in enumerate(schema.annotations):
             fields = {n: name for n, name in columns.fields.items() if name in schema.arrow.names}
-            if not fields:
-                continue
-            self._sets.append((number, columns, fields))
+            if fields:
+                self._sets.append((number, columns, fields))
             by_file: dict[str, list[AnnotationRange]] = {}
             for piece in part.pieces:
-                for rows in piece.annotations[number] if piece.annotations else ():
-                    by_file.setdefault(rows.name, []).append(rows)
+                for rows in (piece.annotations[number] if piece.annotations else None) or ():
+                    if fields or rows.left_out:
+                        by_file.setdefault(rows.name, []).append(rows)
             for name, ranges in by_file.items():
                 with naming_damage(redacted(columns.address), name):
                     for rows, table in self._read_ranges(columns, name, ranges, fields):
@@ -103,19 +103,37 @@ class AnnotationReader:
             return None
         low, high = piece.position_range
         found = [np.zeros(0, dtype=np.int64)]
-        for rows in piece.annotations[complete]:
-            positions, table = self._read[complete, rows]
+        for rows in piece.annotations[complete] or ():
+            positions, _ = self._read[complete, rows]
             is_inside = (positions >= low) & (positions < high)
-            if rows.has_unread:  # Rows that were read but not scored are marked "row".
-                unread = pc.fill_null(pc.not_equal(table[LEFT_OUT], "row"), False)
-                is_inside &= ~unread.to_numpy()
             found.append(positions if is_inside.all() else positions[is_inside])
         return np.concatenate(found)
+
+    def unreadable(self, piece: Any) -> np.ndarray:
+        """Return the positions of a piece's rows that a set lists as unreadable, int64 (rows,)."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for number, ranges in enumerate(piece.annotations):
+            for rows in ranges or ():
+                if rows.left_out:
+                    positions, table = self._read[number, rows]
+                    # Rows that were read but not scored are marked "row".
+                    unread = pc.fill_null(pc.not_equal(table[LEFT_OUT], "row"), False)
+                    found.append(positions[unread.to_numpy()])
+        low, high = piece.position_range or (0, np.inf)
+        positions = np.unique(np.concatenate(found))
+        return positions[(positions >= low) & (positions < high)]
+
+    def lacks_content(self, piece: Any) -> bool:
+        """Return whether a set has left out a file, or a range of it, that this piece may be in."""
+        return any(
+            ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
+            for ranges in piece.annotations
+        )
 
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the name and values of each annotation column at these positions of a piece."""
         for number, columns, fields in self._sets:
-            pairs = [self._read[number, rows] for rows in piece.annotations[number]]
+            pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
             annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
             tables = [table.select([*fields]) for _, table in pairs]
             table = pa.concat_tables([pa.schema(self._types(fields)).empty_table(), *tables])
@@ -144,7 +162,7 @@ class AnnotationReader:
     ) -> Iterator[tuple[AnnotationRange, pa.Table]]:
         names = [*fields]
         names += [PLACE] * any(not rows.is_dense for rows in ranges)
-        names += [LEFT_OUT] * any(rows.has_unread for rows in ranges)
+        names += [LEFT_OUT] * any(rows.left_out for rows in ranges)
         start = min(rows.first for rows in ranges)
         stop = max(rows.first + rows.count for rows in ranges)
         # The path is checked again: since the set was opened, a link or a FIFO may have come there.

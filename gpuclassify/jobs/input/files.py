@@ -101,16 +101,10 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
         raise UnreadableInputError("no input is given: name files, directories or globs")
     files = [file for file in by_name.values() if file.problem is None]
     unreadable = [file for file in by_name.values() if file.problem is not None]
-    formats = {file_format(file.path): file.path for file in files}
-    if not formats:
+    if not files:
         raise UnreadableInputError(
             f"nothing of the input can be read; {redacted(unreadable[0].path)}: "
             f"{unreadable[0].problem}"
-        )
-    if len(formats) > 1:
-        one, other, *_ = formats.values()
-        raise UnreadableInputError(
-            f"inputs are of several formats, such as {one} and {other}: read them separately"
         )
     return [*files, *unreadable]
 

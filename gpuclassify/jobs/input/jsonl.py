@@ -329,6 +329,26 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
     return [field.name for field in schema if isinstance(field.type, pa.JsonType)]
 
 
+def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
+    """Return the types in which to parse `columns` of JSON lines, where these differ.
+
+    Columns of JSON stay JSON, and so do types of the lines if pyarrow cannot parse JSON as the
+    type in `columns`. None means that lines cannot hold the column.
+    """
+    types: dict[str, pa.DataType | None] = {}
+    own = {field.name: field.type for field in in_lines}
+    for field in columns:
+        kind = own.get(field.name)
+        if isinstance(kind, pa.JsonType):
+            types[field.name] = kind
+            continue
+        try:
+            parse([b"{}\n"], pa.schema([field]))
+        except pa.ArrowNotImplementedError:
+            types[field.name] = kind
+    return {name: kind for name, kind in types.items() if kind != columns.field(name).type}
+
+
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
     """Quote the values of columns `texts`, so that they are read as text; null stays null.
 

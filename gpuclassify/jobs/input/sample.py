@@ -15,7 +15,7 @@ from gpuclassify.jobs.input.part_finder import read_footers
 from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_table
 from gpuclassify.jobs.input.schema import is_textless, to_pandas
 from gpuclassify.jobs.ledger.quarantine import FILE, counts_by_kind
-from gpuclassify.jobs.stores.names import compression, redacted
+from gpuclassify.jobs.stores.names import JSONL, PARQUET, compression, file_format, redacted
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.pages import counted_kinds
 
@@ -123,16 +123,16 @@ def sample_files(
 
 
 def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
-    """Yield the row groups or line ranges of each part, with sizes in rows or bytes.
+    """Yield the row groups or line ranges of each part, with sizes.
 
-    If the size of any file is unknown, all sizes of line ranges are 1.
+    Sizes are rows in Parquet files, bytes of JSON lines, and stored bytes if the input has both. If
+    the size of any file is unknown, all sizes of line ranges are 1.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
-    rows: dict[str, tuple[int, ...]] = {}
-    if any(piece.row_groups for part in source.parts for piece in part.pieces):
-        footers = read_footers(source.files, source.schema.storage_options)
-        pairs = zip(source.files, footers, strict=True)
-        rows = {file.path: footer.group_rows for file, footer in pairs}
+    tables = [file for file in source.files if file_format(file.path) == PARQUET]
+    footers = read_footers(tables, source.schema.storage_options)
+    rows = {file.path: footer.group_rows for file, footer in zip(tables, footers, strict=True)}
+    is_mixed = bool(tables) and any(file_format(file.path) == JSONL for file in source.files)
     for part in source.parts:
         readable: list[tuple[Part, float]] = []
         for piece in part.pieces:
@@ -143,7 +143,12 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
                     (replace(piece, row_groups=(n,), rows=(starts[n], starts[n + 1])), n)
                     for n in piece.row_groups
                 ]
-                readable += [(group, len(range(*piece.bounds(counts[n])))) for group, n in groups]
+                share = 1.0  # size of a row
+                if is_mixed:
+                    share = (piece.file_bytes or 0) / max(1, starts[-1]) if is_sized else 0
+                for group, n in groups:
+                    size = share * len(range(*piece.bounds(counts[n])))
+                    readable.append((group, size if share else 1))
             elif piece.problem is None:
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
                 readable.append((piece, size if is_sized else 1))

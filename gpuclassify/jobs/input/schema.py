@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from gpuclassify.frames import import_cudf, is_text, map_nested, plain_type
 from gpuclassify.jobs.ledger.arrow_types import cast, changed, changed_schema, union
+from gpuclassify.jobs.ledger.encoding import json_texts
 from gpuclassify.jobs.ledger.records import JOB, MALFORMED
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
@@ -73,6 +74,8 @@ def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         with contextlib.suppress(pa.ArrowException):
+            if isinstance(wanted.get(name), pa.JsonType):  # can hold all values
+                continue
             if name not in wanted or union(wanted[name], _plain(kind)) == wanted[name]:
                 continue
         wrong[name] = f"{name} is {kind}, and {wanted[name]} in most"
@@ -106,12 +109,16 @@ def nulls_untyped(
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`, which are null if the table lacks them."""
-    names = {*table.column_names}
-    columns = [
-        table[field.name] if field.name in names else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
+    """Return the table with the columns of `schema`, which are null if the table lacks them.
+
+    A Parquet column becomes JSON texts if the column is JSON in other files.
+    """
+    columns = []
+    for field in schema:
+        missing = field.name not in table.column_names
+        column = pa.nulls(len(table), field.type) if missing else table[field.name]
+        is_json = [isinstance(kind, pa.JsonType) for kind in (field.type, column.type)]
+        columns.append(json_texts(column) if is_json == [True, False] else column)
     return cast(pa.table(columns, schema.names), schema)
 
 

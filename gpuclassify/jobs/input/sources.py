@@ -23,6 +23,7 @@ from gpuclassify.jobs.input.files import (
     check_unchanged,
     with_digests,
 )
+from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -105,9 +106,10 @@ class FileSource:
         schema, part_bytes = self.input.schema, self.input.part_bytes
         name = operator.attrgetter("path" if schema.path_field else "real")
         most = self.reader.files_per_partition
+        formats = {file_format(file.path) for file in self.files}
         return {
             "input": {
-                "format": file_format(self.files[0].path),
+                "format": " and ".join(sorted(filter(None, formats))),
                 "columns": ", ".join(f"{field.name} {field.type}" for field in schema.arrow),
                 "is_projected": schema.is_projected,
                 "part_bytes": part_bytes,
@@ -254,17 +256,19 @@ def as_source(
     *,
     lends_positions: bool = False,
     keeps_partitions: bool = False,
+    is_slow: bool = False,
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
     With `lends_positions`, `POSITION_FIELDS` among the needed columns are added. With
-    `keeps_partitions`, a frame has the same partitions each time it is read.
+    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, parts
+    of files are small; see `FileReader.find_parts`.
 
     Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
     if the files are empty.
     """
     if isinstance(reader, FileReader):
-        plan = reader.find_parts(on_error, needed)
+        plan = reader.find_parts(on_error, needed, is_slow=is_slow)
         missing = {*needed} - {*plan.schema.arrow.names}
         lent = tuple(f for f in POSITION_FIELDS if lends_positions and f.name in missing)
         source = FileSource(reader, plan, lent)
@@ -300,7 +304,8 @@ def read_frame(
     # A bad value in any column drops the row, so that the row numbers depend on all columns.
     if columns is not None and on_error != "quarantine":
         schema = schema.projected(columns)
-    table, _, _ = read_pieces(part, files, schema, on_error)
+    table, problems, _ = read_pieces(part, files, schema, on_error)
+    report_left_out(part, problems)
     return to_frame(table if columns is None else table.select(list(columns)), backend)
 
 

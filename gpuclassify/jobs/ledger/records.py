@@ -31,7 +31,7 @@ from gpuclassify.jobs.stores.store import Store
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
-FUNCTION = "function"  # the digest of a stage's code in the identity of a job
+FUNCTION, SOURCE = "function", "source"  # digests among the parts of a stage's code
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # enough of job.json for the key, which comes first

