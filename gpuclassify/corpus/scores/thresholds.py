@@ -448,7 +448,10 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a target for thresholds by index, and the number of rows that it is a share of."""
+        """Return the value of a target, such as recall, with the scores at `indices` as thresholds.
+
+        Also returns the number of rows that it is a share of.
+        """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
         known = part.weights[indices] / whole.weights[at]
