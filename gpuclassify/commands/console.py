@@ -85,7 +85,8 @@ def with_options(message: str, command: click.Command) -> str:
         if option is None and name in others:
             value = word or (flag or "").lower()
             return f"--set {name}={value}" if value or begun is not None else argument[0]
-        if option is None or option.is_flag != bool(flag):
+        has_value = bool(word or collection) or begun is not None
+        if option is None or (has_value if option.is_flag else flag):
             return argument[0]
         names = option.secondary_opts if flag == "False" else option.opts
         if not names:
@@ -109,13 +110,16 @@ def with_options(message: str, command: click.Command) -> str:
 
 
 def _values(text: str) -> list[str] | None:
-    """Return the values of a list, or NAME=VALUE of a dict; None if it holds anything but texts."""
+    """Return the values of a list, or NAME=VALUE of a dict; None if they are not plain."""
     try:
         parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     pairs = parsed.items() if isinstance(parsed, dict) else ()
-    items: list[Any] = [f"{name}={v}" if isinstance(v, str) else None for name, v in pairs]
+    items: list[Any] = [
+        f"{name}={value}" if isinstance(name, str) and type(value) in (str, int, float) else None
+        for name, value in pairs
+    ]
     items += parsed if isinstance(parsed, list) else []
     return items if items and all(isinstance(item, str) for item in items) else None
 

@@ -56,6 +56,7 @@ def test_messages_name_no_options():
         ('To go on without it: on_error="quarantine".',
          'To go on without it: --on-error quarantine.'),
         ("start over (restart=True, as before)", "start over (--restart, as before)"),
+        ("restart= or class_weight={'a': 2.5}", "--restart or class_weight={'a': 2.5}"),
         ("leave restart=False out", "leave --resume out"),
         ("strict=False", "strict=False"),  # which no option is
         ("name the columns (fields=), or types=", "name the columns (--field), or --type"),

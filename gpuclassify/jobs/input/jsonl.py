@@ -330,7 +330,7 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
 
 
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
-    """Return the types in which to parse `columns` of JSON lines, where these differ.
+    """Return the types to parse columns of JSON lines with, if they differ from `columns`.
 
     Columns of JSON stay JSON, and so do types of the lines if pyarrow cannot parse JSON as the
     type in `columns`. None means that lines cannot hold the column.
