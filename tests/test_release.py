@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import gpuclassify
+from tests import environment as make_environment
 from tests.replicas import sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -169,6 +170,16 @@ def test_make_changes_no_version_that_others_have_installed(environment, tmp_pat
     found = make("numba", "sphinx", "mypy", pins={**pins, "mypy": "2.0"})
     # What make has installed itself, it updates.
     assert found == {"numba": "1.0", "sphinx": "2.0", "mypy": "2.0"}
+
+
+def test_make_leaves_a_copy_that_others_have_installed(monkeypatch):
+    words = [".[docs]", "--no-deps"]
+    monkeypatch.setattr(make_environment, "has_copy", lambda: True)
+    first, *others, last = make_environment.arguments(words)
+    assert first.startswith("click") and any(one.startswith("sphinx") for one in others)
+    assert last == "--no-deps" and "--editable" not in others
+    monkeypatch.setattr(make_environment, "has_copy", lambda: False)
+    assert [*make_environment.arguments(words)] == ["--editable", f"{ROOT}[docs]", "--no-deps"]
 
 
 def test_the_citation_names_no_version_of_its_own():
