@@ -353,9 +353,38 @@ def buckets():
     assert "hares are of 90 rows labelled" in done.page.text
 
 
+def mixture():
+    """What was selected of each cell, next to what was planned and asked."""
+    words = ["--token-field", "id", *QUARANTINE]
+    plan = ["mix", "in", "mix.json", "--by", "lang", "--tokens", "12000", "--max-epochs", "2"]
+    assert CliRunner().invoke(main, [*plan, *words]).exit_code == 0
+    done = Done(["select", "in", "out", "--where", SELECTED, "--partition-by", "lang", *QUARANTINE])
+    compare = ["mix", "out", "mix.json", "--compare", *words]
+    shown = CliRunner().invoke(main, compare)
+    cells = json.loads(CliRunner().invoke(main, [*compare, "--json"]).stdout)["cells"]
+    rows, written = documents(), done.written()
+    assert len(written) == 59
+    done.agree(90, 59, {"line": 3, "row": 1, "file": 1}, EMPTY)
+    assert len(cells) == rows["lang"].nunique() == 3
+    for name, own in rows.groupby("lang"):
+        cell, selected = cells[json.dumps([name])], written[written["lang"] == name]
+        asked = 12_000 * own["id"].sum() / rows["id"].sum()
+        numbers = (len(own), len(selected), selected["id"].sum())
+        assert (cell["planned_rows"], cell["rows"], cell["tokens"]) == numbers
+        assert cell["asked"] == pytest.approx(asked)
+        assert cell["given"] == pytest.approx(2 * selected["id"].sum())
+        assert cell["missing"] == pytest.approx(asked - cell["given"])
+        line = next(line for line in shown.stdout.splitlines() if line.startswith(f"{name} "))
+        assert line.split()[1:3] == [f"{len(own)}", f"{len(selected)}"]
+    refused = CliRunner().invoke(main, [*compare, "--max-epochs", "3"])
+    assert refused.exit_code == 2 and "leave out --max-epochs" in refused.output
+    refused = CliRunner().invoke(main, ["mix", "in", "mix.json", *words])
+    assert refused.exit_code == 2 and "--by is missing" in refused.output
+
+
 CASES = (
     *(classify, redact, select, copy_all, dedup_exact, dedup_marks, dedup_fuzzy, dedup_semantic),
-    *(decontaminate, buckets),
+    *(decontaminate, buckets, mixture),
 )
 
 
