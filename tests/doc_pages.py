@@ -1,8 +1,8 @@
 """The code of the documentation's pages, and how it runs: ``python tests/doc_pages.py PAGE``.
 
 Fences run from top to bottom in the working directory, those of Python in one namespace. A fence
-``text`` is what the one above it prints (see `shows`), ``yaml`` a file that its first line names. Two comments,
-which readers do not see, steer this:
+``text`` is what the one above it prints (see `shows`), ``yaml`` a file that its first line names.
+Two comments, which readers do not see, steer this:
 
 ``<!-- setup`` to ``-->``      Python that runs and is not shown
 ``<!-- not run: REASON -->``   above a fence that cannot run here, and is only checked
