@@ -61,11 +61,37 @@ COLLECTED_SELDOM = (100_000, 20, 100)
 
 
 class Visible(logging.Formatter):
-    """Formatter that escapes control characters, so that a terminal does not interpret them."""
+    """Formatter that escapes control characters, so that a terminal does not interpret them.
+
+    Arguments in messages become options of the running command.
+    """
+
+    context: click.Context | None = None  # of `main`
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record, and escape control characters."""
-        return visible(super().format(record))
+        text = super().format(record)
+        if self.context is not None:
+            command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
+            text = with_options(text, command)
+        return visible(text)
+
+
+class Once(logging.Filter):
+    """Filter that lets each warning pass once, such as one about the types of several readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False for a warning or error whose message has passed before."""
+        message = record.getMessage()
+        if record.levelno < logging.WARNING:
+            return True
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
 
 
 class Commands(click.Group):
@@ -132,7 +158,10 @@ def main(context: click.Context, debug: bool) -> None:
     atexit.register(gc.freeze)
     context.obj = {"debug": debug, "began": time.perf_counter()}
     handler = logging.StreamHandler()
-    handler.setFormatter(Visible("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    formatter = Visible("%(asctime)s %(name)s %(levelname)s %(message)s")
+    formatter.context = context
+    handler.setFormatter(formatter)
+    handler.addFilter(Once())
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)

@@ -55,8 +55,8 @@ def plan(inputs: tuple[str, ...], **options: Any) -> None:
                 error.add_note("With --no-time, config.json and the tokenizer are enough.")
             raise
         except Exception as error:
-            signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
-            if len(inputs) > 1 and str(error).startswith(signs):
+            sign = f"no such input: {''.join(inputs[-1:])}"
+            if len(inputs) > 1 and str(error).startswith(sign):
                 error.add_note("`plan` takes inputs only: leave out OUTPUT.")
             raise
     if options["as_json"]:

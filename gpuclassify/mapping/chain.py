@@ -135,7 +135,7 @@ class Chain(PartitionMap):
             frame = mapper.meta(frame)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with every mapper's columns."""
+        """Return an empty frame with the columns that all mappers add."""
         for mapper in self.mappers:
             frame = mapper.meta(frame)
         return frame
@@ -157,7 +157,7 @@ class Chain(PartitionMap):
         return dataset
 
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
-        """Return a chain of the mappers that these `columns` need, or None if they need none.
+        """Return a chain of the mappers needed for these result `columns`, or None if none is.
 
         Those mappers drop rows, write one of the columns, or write an input of such a mapper.
         """

@@ -109,7 +109,7 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask of passing texts, bool (texts,), for each filter.
+        """Return a mask of passing texts, bool (texts,), for each filter that is set, by its name.
 
         Names are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in
         `reasons` of a report part of the head.

@@ -33,7 +33,7 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads that label each text and filter rows by it."""
+    """Base class of heads that give each text a label or scores, and filter rows by them."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -46,7 +46,7 @@ class LabelHead(Head):
         return list(self.options.labels or self.model.checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the labels to filter by exist."""
+        """Raise ValueError if `filter_by` names a label that the model does not have."""
         self.check_labels(*(self.options.filter_by or ()))
 
     @property
@@ -135,18 +135,18 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts with a label in `filter_by`; empty if that is not set."""
+        """Return the mask of texts with a label in `filter_by`, as "label"; {} if it is not set."""
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_confidence`; empty if that is not set."""
+        """Return the mask of texts that reach `min_confidence`, as "confidence"; {} if not set."""
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_score`; empty if that is not set."""
+        """Return the mask of texts that reach `min_score`, as "score"; {} if it is not set."""
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
@@ -262,7 +262,7 @@ class MultiLabelHead(CategoryHead):
         return passed
 
     def check_settings(self) -> None:
-        """Check settings as `CategoryHead`; raise ValueError for thresholds of unknown labels."""
+        """Raise ValueError as `CategoryHead` does, and for thresholds of unknown labels."""
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
             self.check_labels(*dict(self.options.thresholds))
@@ -299,7 +299,7 @@ class RegressionHead(LabelHead):
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the score column."""
+        """Return the score column, from the model's outputs, float32 (texts, outputs)."""
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}
@@ -321,7 +321,7 @@ class RegressionHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimums of unknown outputs."""
+        """Raise ValueError for settings of labels, and for minimum scores of unknown outputs."""
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
         for name, default in labels:

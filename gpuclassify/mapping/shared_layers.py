@@ -42,7 +42,10 @@ def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContext
 
 
 class _SharedOutputs:
-    """Outputs that models of later mappers made together with an earlier one, in one pass."""
+    """Cache of outputs for later mappers, whose models ran together with an earlier mapper's model.
+
+    It lives for one pass over a partition.
+    """
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
         self._mappers = mappers

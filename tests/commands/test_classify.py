@@ -432,7 +432,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
     command += ["--type", "id=double"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
-    assert "Left out: 1 lines; see" in done.output
+    assert "Left out: 1 line; see" in done.output
     assert "_report/report.html" in done.output
     found = pd.concat(map(pd.read_parquet, (folder / "left-out").glob("*.parquet")))
     assert found["id"].dtype == "float64"
@@ -451,7 +451,9 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
 def test_columns_filters_and_formats(run, folder, scheduler):
     words = ["classify", "in.jsonl", *DOMAIN, "--score-field", "scores", *scheduler]
     done = run(*words[:2], "all", *words[2:])
-    assert (done.exit_code, "62 rows read, 62 kept" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "62 rows read, 62 rows written" in done.stdout) == (0, True), (
+        done.output
+    )
     everything = pd.read_parquet(folder / "all")
     assert everything["id"].tolist() == list(range(ROWS))
     assert everything["domain_pred"].isna().sum() == 1

@@ -222,7 +222,7 @@ def test_a_set_is_refused_for_libraries_that_compute_it_and_no_others(
     (folder / "in/new.jsonl").write_text('{"text": "a new file"}\n')  # the set grows
     with pytest.raises(JobChangedError, match=r"tokenizers was .*\(accept_changed_code=True\)"):
         counted()
-    assert counted(accept_changed_code=True).rows_in == 1  # of the new file
+    assert counted(accept_changed_code=True).rows_read == 1  # of the new file
     assert "tokenizers was" in caplog.text
     assert counted().resumed_parts == 1  # these are the set's versions from now on
 

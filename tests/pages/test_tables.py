@@ -21,7 +21,7 @@ SUMMARY = JobSummary(
     elapsed_seconds=100.0,
     totals={"tokens": 5e8},
     columns={"label": {f"label {n}": 100 - n for n in range(26)} | {HOSTILE: 500}},
-    left_out={"lines": 3},
+    left_out={"line": 3},
     output_bytes=2**30,
     resumed_parts=2,
     resumed_rows=10_000,
@@ -29,7 +29,7 @@ SUMMARY = JobSummary(
 )
 COUNTED = DuplicatesSummary(
     documents=100,
-    removed=25,
+    duplicates=25,
     in_groups=40,
     groups=15,
     sources={HOSTILE: (60, 20), "other": (40, 5)},
@@ -93,11 +93,11 @@ def test_a_notebook_shows_a_table_with_every_text_escaped(name):
 
 def test_a_job_tells_its_rows_speed_and_labels():
     lines = [
-        "rows       1,000,000 read, 250,000 kept (25.0%)",
+        "rows       1,000,000 read, 250,000 written (25.0%)",
         f"output     out/{HOSTILE}: 500 files, 1.00 GiB",
         "this run   990,000 rows in 1:40, 9.9k rows/s, 5M tokens/s",
         "earlier    2 parts, 10,000 rows",
-        "left out   lines: 3",
+        "left out   3 lines",
         f"label      {HOSTILE}: 500, label 0: 100, label 1: 99, label 2: 98, label 3: 97,",
         "           and 22 more",
     ]
@@ -106,7 +106,7 @@ def test_a_job_tells_its_rows_speed_and_labels():
 
 
 def test_an_empty_job_has_a_repr():
-    assert repr(JobSummary()).startswith("rows       0 read, 0 kept\n")
+    assert repr(JobSummary()).startswith("rows       0 read, 0 written\n")
 
 
 def test_a_plan_is_one_line_until_it_is_printed():

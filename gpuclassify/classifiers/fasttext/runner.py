@@ -107,7 +107,10 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Keep the connection to the host process, and the tokenizer if any; see `Runner.lease`."""
+        """Keep a connection to the host process within a ``with`` block; see `Runner.lease`.
+
+        Yields the tokenizer, too, if texts are tokenized.
+        """
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:

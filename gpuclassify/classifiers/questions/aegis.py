@@ -164,7 +164,7 @@ class AegisHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, from the texts of answers, object (texts,)."""
+        """Return the columns that the settings name, from answer texts, object (texts,)."""
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),

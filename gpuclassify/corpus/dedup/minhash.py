@@ -1,4 +1,4 @@
-"""MinHash signatures of texts, and the band keys folded from them.
+"""MinHash signatures of texts, and the band keys that documents are compared by.
 
 Signatures equal those of libcudf's ``nvtext::minhash`` for 32-bit hashes, bit for bit
 (``cpp/src/text/minhash.cu``), so that a corpus may be hashed partly on GPUs and partly on hosts. A
@@ -27,7 +27,7 @@ _mix64 = compiled(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw factors `a` and terms `b` of the hash functions, uint32 (count,).
+    """Draw factors `a` and terms `b` of MinHash's hash functions, uint32 (count,).
 
     As in NeMo Curator, each a is drawn before its b, from ``RandomState`` below 2**31 - 1, and
     ``a[0]`` is also the seed of the windows' hash.
@@ -42,10 +42,11 @@ def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def signatures(
     texts: pa.Array | pa.ChunkedArray, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> np.ndarray:
-    """Compute MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
+    """Compute MinHash signatures of texts, uint32 (texts, hashes), equal to libcudf's.
 
     `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions, `seed` is the seed
-    of the windows' hash, and `width` the characters of a window. Null and empty texts get zeros.
+    of the windows' hash, and `width` the number of characters of a window. Null and empty texts get
+    zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -57,7 +58,7 @@ def signatures(
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Fold each band of signatures, with its number, into a key, int64 (texts, bands).
+    """Fold the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
     `mix64` mixes in the band's index, and then its numbers one by one. Two different bands have the
     same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
@@ -82,9 +83,9 @@ def band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the keys of texts' bands; texts that share a key are candidates for near-duplicates.
+    """Compute the band keys of a column of texts; texts that share a key are candidates.
 
-    Texts of a pandas frame are hashed on the host, those of a cudf frame on the GPU, with equal
+    Texts of a pandas frame are hashed on the host, and texts of a cudf frame on the GPU, with equal
     results. Returns keys, int64 (rows, bands), and which rows have a text, bool (rows,); the keys
     of other rows have no meaning. Besides texts and keys, a host needs a few megabytes. A GPU makes
     `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for each
@@ -141,7 +142,7 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 
 @compiled
 def _find_chars(data, starts):
-    """Write the byte offsets of characters and of the end; return the number of characters."""
+    """Write the byte offsets of characters, and of the end, to `starts`; return their number."""
     chars = 0
     for byte in range(len(data)):
         starts[chars] = byte
@@ -163,7 +164,10 @@ def _scramble_words(data, words):
 
 @compiled
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the common first bytes of all windows, vectorized over offsets; return their number."""
+    """Hash, at each byte, the first bytes of a window that begins there; return their number.
+
+    The inner loop, over bytes, is vectorized.
+    """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
     heads[:] = seed

@@ -1,4 +1,4 @@
-"""Part of a job's report about duplicates: steps, similarities, sources and groups."""
+"""Part of a job's HTML report about duplicates: steps, similarities, sources and groups."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ COUNTS = "duplicates"  # name of the counts in the ledger of the steps
 
 
 class DeduplicationReport(ReportPart):
-    """Part of a report about duplicates, from the ledger of the steps."""
+    """Part of a job's HTML report about duplicates, from the ledger of its earlier steps."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the ledger of the steps; its counts are None before they are made."""
+        """Return the ledger of the steps (rows and seconds of each), with counts of duplicates.
+
+        The counts are None before they are made; the result is empty if there is no ledger.
+        """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return tiles with counts, and sections about steps, similarities, sources and groups."""
+        """Return tiles with counts, and sections about steps, similarities and sources."""
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()

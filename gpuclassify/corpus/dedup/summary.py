@@ -1,4 +1,4 @@
-"""Summary of duplicates: counts, shares by source, the largest groups, and limits on them."""
+"""Count duplicates by source, list the largest groups, and refuse too many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEWEST_DOCUMENTS = 1_000  # minimum documents of a source whose share is checked
 
 
 class TooManyDuplicatesError(ValueError):
-    """More duplicates to remove than the settings allow."""
+    """Error if more duplicates would be removed than the settings allow."""
 
 
 class Group(NamedTuple):
@@ -79,7 +79,7 @@ class DuplicatesSummary:
 
     @property
     def shown(self) -> list[str]:
-        """Lines about the largest groups for people; groups of blank texts share one line."""
+        """Lines that describe the largest groups; groups of blank texts share one line."""
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
         blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
@@ -107,13 +107,13 @@ class DuplicatesSummary:
             yield "" if number else "largest", line
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON."""
+        """Return plain values by name, for JSON; see `of`."""
         groups = [group._asdict() for group in self.largest]
         return {**asdict(self), "duplicate_share": self.duplicate_share, "largest": groups}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> DuplicatesSummary:
-        """Make a summary from the values that `as_dict` returned."""
+        """Make a summary from values that `as_dict` returned."""
         known = {
             figure.name: values[figure.name] for figure in fields(cls) if figure.name in values
         }
@@ -123,7 +123,10 @@ class DuplicatesSummary:
 
 
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
-    """Count a partition's ``documents`` by ``source``, which is "" without `source_field`."""
+    """Return the number of a partition's ``documents`` for each ``source``.
+
+    The source is "" without `source_field`.
+    """
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
     values = frame[[source_field]]
@@ -134,14 +137,14 @@ def count_documents(frame: Frame, partition: int, source_field: str | None) -> p
 
 
 def source_names(values: pd.Series) -> pd.Series:
-    """Convert values to text; null becomes "null"."""
+    """Convert values of the source column to texts; null becomes "null"."""
     return pd.Series(value_texts(values), dtype="str").fillna("null")
 
 
 def summarize(
     documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
 ) -> DuplicatesSummary:
-    """Sum the partitions' results of `count_documents` and `count_decisions`."""
+    """Sum the results of `count_documents` and `count_decisions` for all partitions."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
@@ -163,7 +166,7 @@ def summarize(
 
 
 def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
-    """Count one partition's result of `gpuclassify.corpus.dedup.groups.decide`."""
+    """Count duplicates in one partition of `gpuclassify.corpus.dedup.groups.decide`'s results."""
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
@@ -190,7 +193,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if a limit is exceeded; None is no limit."""
+    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit."""
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(
@@ -214,7 +217,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the largest groups, but only one with blank texts."""
+    """Return the largest groups, with at most one group of blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
     blank = [group for group in ordered if not group.beginning][1:]
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

@@ -1,11 +1,11 @@
-"""Plan a mixture: the number of epochs of each cell of a corpus for a budget of tokens."""
+"""Plan a data mixture: how often to repeat each cell of a corpus for a budget of tokens."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import dask
@@ -66,7 +66,7 @@ class MixCell:
 
 @dataclass(frozen=True)
 class Mix(Saved):
-    """Mixture of the cells of a corpus.
+    """Data mixture: for each cell of a corpus, such as a topic, the number of epochs (repeats).
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ class Mix(Saved):
             return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
-        """Raise ValueError unless cells have values of `by`, and numbers are in range."""
+        """Raise ValueError unless cells have a value for each column, and numbers are in range."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
             if not isinstance(name, tuple) or len(name) != len(self.by):
@@ -168,17 +168,66 @@ class Mix(Saved):
         if not any(cell.tokens for cell in self.cells.values()):
             raise ValueError("no cell has tokens")
 
+    @with_plain_values
+    def compare(
+        self,
+        dataset: Frame | LazyFrame | FileReader,
+        *,
+        token_field: str = "tokens",
+        on_error: OnError = "raise",
+    ) -> MixComparison:
+        """Compare a selection, such as the output of `gpuclassify select`, with this mixture.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Rows that were selected for the mixture, with its columns `by`.
+        token_field, on_error
+            See `plan`.
+
+        Returns
+        -------
+        MixComparison
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is invalid, or a column is missing.
+        """
+        with left_out_logged():
+            counting = self.counting(token_field)
+            return self.compared(counting, read_columns(dataset, counting.read_fields, on_error))
+
+    def counting(self, token_field: str) -> MixSettings:
+        """Return the settings that count the rows and tokens of this mixture's cells."""
+        return MixSettings(by=self.by, tokens=self.tokens, token_field=token_field)
+
+    def compared(
+        self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
+    ) -> MixComparison:
+        """Count the cells of a selection by the result of `counting`, and compare them."""
+        found = counting.count(dataset, compute)
+        nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
+        cells = {}
+        for name in sorted({*self.cells, *found}):
+            cell, (rows, tokens) = self.cells.get(name, nothing), found.get(name, (0, 0))
+            given, asked = tokens * cell.epochs, cell.asked
+            # Rounding of epochs leaves less than a token.
+            missing = asked - given if asked - given >= 1 else 0.0
+            cells[name] = SelectedCell(cell.rows, rows, tokens, cell.epochs, given, asked, missing)
+        return MixComparison(cells)
+
     @property
     def missing(self) -> float:
-        """Tokens that the mixture lacks."""
+        """Number of tokens that the mixture lacks, because epochs are limited."""
         return sum(cell.missing for cell in self.cells.values())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each cell."""
+        """Return the lines of a table: a header, and a line for each cell."""
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
-        """Return sentences about the mixture as a whole."""
+        """Return sentences about the mixture as a whole, to show below the table."""
         total = sum(cell.tokens for cell in self.cells.values())
         used = self.tokens - self.missing
         notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
@@ -190,13 +239,16 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return each cell's name, and its tokens present and asked, relative to the maximum."""
+        """Return lengths of bars: each cell's name, and its tokens that exist and are asked for.
+
+        Both are relative to the largest number of all cells.
+        """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
         return [(_name(name), cell.tokens / most, cell.asked / most) for name, cell in cells]
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
@@ -221,6 +273,66 @@ class Mix(Saved):
         return "\n".join([*text_columns(lines), *self.notes()])
 
 
+@dataclass(frozen=True)
+class SelectedCell:
+    """Rows and tokens that were selected of a cell, next to what its mixture asks for.
+
+    Attributes
+    ----------
+    planned_rows : int
+        Rows in the corpus that the mixture was planned for.
+    rows, tokens : int
+        Rows and tokens that were selected.
+    epochs : float
+        Epochs in the mixture; 0 for a cell that it does not have.
+    given : float
+        Tokens that the selection gives: its tokens times the epochs.
+    asked : float
+        Tokens that the mixture should have of this cell.
+    missing : float
+        Tokens that the selection lacks.
+    """
+
+    planned_rows: int
+    rows: int
+    tokens: int
+    epochs: float
+    given: float
+    asked: float
+    missing: float
+
+
+@dataclass(frozen=True, repr=False)
+class MixComparison:
+    """Cells of a selection next to those of its mixture; ``print`` shows a table.
+
+    Attributes
+    ----------
+    cells : dict of str to SelectedCell
+        Cells of the mixture and of the selection, by a JSON list of the values of `by`.
+    """
+
+    cells: Mapping[str, SelectedCell]
+
+    def __repr__(self) -> str:
+        header = ("cell", "rows planned", "rows", "tokens", "epochs", "given", "asked", "missing")
+        lines = [header, *(_selected_line(*pair) for pair in self.cells.items())]
+        cells = self.cells.values()
+        given, asked = sum(cell.given for cell in cells), sum(cell.asked for cell in cells)
+        missing = sum(cell.missing for cell in cells)
+        return "\n".join(
+            [
+                *text_columns(lines),
+                f"{short_number(given)} tokens are given of {short_number(asked)} asked, and "
+                f"{short_number(missing)} are missing.",
+            ]
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values by name, for JSON."""
+        return asdict(self)
+
+
 @declared
 class MixSettings(Declared):
     """Arguments of `Mix.plan`, checked before anything is counted."""
@@ -232,7 +344,7 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless there are columns of cells, and numbers are in range."""
+        """Raise ValueError unless `by` names columns, and numbers are in range."""
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
@@ -243,29 +355,33 @@ class MixSettings(Declared):
 
     @property
     def names(self) -> list[str]:
-        """Columns whose combined values define a cell."""
+        """Names of the columns whose combined values define a cell."""
         return [*dict.fromkeys(self.by)]
 
     @property
     def read_fields(self) -> list[str]:
-        """Columns needed to count tokens."""
+        """Names of the columns to read in order to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame, possibly empty, has the columns of cells and tokens."""
+        """Raise unless the frame, which may be empty, has the columns of cells and tokens."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
 
-    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and plan the mix; `compute` runs delayed tasks."""
+    def count(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Counts:
+        """Count the rows and tokens of each cell; `compute` runs delayed tasks."""
         frame = as_dask(dataset)
         self.check(frame._meta)
         count = dask.delayed(_part_counts, pure=True)
         columns = ScoreColumns((), weight=self.token_field)
         parts = frame[self.read_fields].to_delayed()
         (sums,) = compute([reduce_tree(_added, [count(p, self.names, columns) for p in parts])])
-        counts = {cell: sums[cell] for cell in sorted(sums)}
+        return {cell: sums[cell] for cell in sorted(sums)}
+
+    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
+        """Count the tokens of each cell, and plan the mixture; `compute` runs delayed tasks."""
+        counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
             rows = sum(rows for rows, _ in counts.values())
             raise ValueError(
@@ -284,7 +400,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell in one partition."""
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -310,7 +426,10 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return each entry's weight and cells. Raises ValueError if two entries match a cell."""
+    """Return the weight of each entry of ``weights=``, and the cells that it matches.
+
+    Raises ValueError if two entries match one cell.
+    """
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:
@@ -364,3 +483,10 @@ def _line(name: tuple[Any, ...], cell: MixCell) -> tuple[str, ...]:
     numbers = (cell.rows, cell.tokens, cell.asked)
     missing = short_number(cell.missing) if cell.missing else "–"
     return (_name(name), *map(short_number, numbers), f"{cell.epochs:.3g}", missing)
+
+
+def _selected_line(name: str, cell: SelectedCell) -> tuple[str, ...]:
+    rows, selected = (f"{number:,}" for number in (cell.planned_rows, cell.rows))
+    tokens, given, asked = map(short_number, (cell.tokens, cell.given, cell.asked))
+    missing = short_number(cell.missing) if cell.missing else "–"
+    return (_name(name), rows, selected, tokens, f"{cell.epochs:.3g}", given, asked, missing)

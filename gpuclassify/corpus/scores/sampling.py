@@ -54,7 +54,7 @@ STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 
 
 class Candidates(NamedTuple):
-    """Candidate rows of a sample by stratum and order, and the totals of all strata."""
+    """Rows of some partitions that may be in the sample, and the number of rows in each stratum."""
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
@@ -63,7 +63,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample for workers; see `sample`."""
+    """Settings of a sample, as sent to workers; see `sample`."""
 
     n: int
     by: tuple[str, ...]
@@ -76,13 +76,13 @@ class Draw:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that determine the drawn rows."""
+        """Names of the columns that determine which rows are drawn."""
         condition = self.select.read_fields if self.select else ()
         names = [*self.by, self.near, self.id_field, *condition]
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame, possibly empty, has the columns, but no column of weights."""
+        """Raise unless the frame, which may be empty, has the columns, and none of weights yet."""
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -92,18 +92,24 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Hash the id of each row, uint64 (rows,)."""
+        """Return the hash of each row's id, uint64 (rows,)."""
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
-        """Return the relative probability of each row, float64 (rows,); NaN without a score."""
+        """Return the relative probability to draw each row, float64 (rows,).
+
+        NaN without a score.
+        """
         if self.near is None:
             return np.ones(len(frame))
         values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the rows of one partition that may be in the sample."""
+        """Return the rows of partition `part` that may be in the sample.
+
+        `at` identifies rows in it.
+        """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
         order = uniform(keys) / self.sizes(frame)
@@ -115,19 +121,19 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join the candidates of several partitions."""
+        """Join the candidates of several partitions, and leave out rows that others replace."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
     def compute(self, source: _Files | _Partitions) -> Candidates:
-        """Compute the candidates of all partitions."""
+        """Compute the candidates of all partitions by Dask."""
         (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
         return candidates
 
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
-        """Return the rows of the sample with their weights, sorted by part and `AT`."""
+        """Return the drawn rows with their weights, sorted by part and `AT`."""
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
         rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
@@ -257,7 +263,7 @@ def draw_rows(
 ) -> pd.DataFrame:
     """Draw rows of files that meet a condition, in the order of the files, without weights.
 
-    Draws the same rows as `sample` does without strata; only their texts are read.
+    Draws the same rows as `sample` does without strata; texts of other rows are not read.
     """
     draw = Draw(n, (), None, 0.0, 1.0, None, seed, select)
     with left_out_logged():
@@ -268,13 +274,13 @@ def draw_rows(
 
 
 def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the first `count` rows of each stratum by ``order``."""
+    """Return the first `count` rows of each stratum, sorted by their random numbers (``order``)."""
     ordered = rows.sort_values([STRATUM, ORDER, KEY], ignore_index=True)
     return ordered.groupby(STRATUM, sort=False).head(count).reset_index(drop=True)
 
 
 class _Files:
-    """Rows of files, identified by number of the piece and row number in the file."""
+    """Rows of files to draw from, identified by number of the file piece and row number."""
 
     def __init__(self, reader: FileReader, on_error: OnError) -> None:
         self.source, self.on_error = reader.find_parts(on_error), on_error
@@ -283,7 +289,7 @@ class _Files:
         share_tokens(reader.paths)
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return the delayed candidates of each part."""
+        """Return the delayed candidates of each part of the input."""
         names = {file.path: redacted(file.real) for file in self.source.files}
         known = replace(self.schema.projected(self._fields(draw)), has_positions=True)
         call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
@@ -309,19 +315,19 @@ class _Files:
         return drawn, schemas.to_pandas(pa.concat_tables(tables))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
-        """Return the columns to read; at least one, to count rows."""
+        """Return the names of the columns to read before drawing; at least one, to count rows."""
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
 @dataclass(frozen=True)
 class _RowFilter:
-    """Filter for rows by row number in the file."""
+    """Filter that keeps the rows with these row numbers while a file is read."""
 
     read_fields: tuple[str, ...]
     numbers: list[int]
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of the rows, bool (rows,)."""
+        """Return the mask of rows to keep, bool (rows,); see `RowFilter.choose`."""
         return np.isin(columns[ROW_POSITION].to_numpy(), self.numbers)
 
 
@@ -343,7 +349,7 @@ def _rows_at(
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Return the candidates of a part; its first piece has the number `first`."""
+    """Return the candidates of a part of the input; its first file piece has the number `first`."""
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
@@ -359,7 +365,7 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a frame, identified by the number of the partition and the hash of the id."""
+    """Rows of a frame to draw from, identified by number of the partition and hash of the id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
@@ -395,5 +401,5 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows with these hashes."""
+    """Return the rows whose ids have these hashes."""
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

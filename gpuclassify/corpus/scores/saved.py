@@ -1,4 +1,4 @@
-"""Results that are saved as JSON with a digest, which detects changed values."""
+"""Results that are saved as JSON with a digest, to detect values that were changed by hand."""
 
 from __future__ import annotations
 
@@ -85,17 +85,17 @@ class Saved:
             ) from err
 
     def as_json(self) -> str:
-        """Return the content of the file that `save` writes."""
+        """Return the JSON text that `save` writes."""
         return json.dumps(_encoded(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all values and settings."""
+        """Return the SHA-256 of all values, used to detect changes and to compare settings."""
         content = json.dumps(_encoded(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Parse the content of a file of `save`. Raises ValueError if it is not valid."""
+        """Parse the content of a file that `save` wrote. Raises ValueError if it is not valid."""
         try:
             values = json.loads(content)
             if not isinstance(values, dict):
@@ -113,7 +113,7 @@ class Saved:
         return result
 
     def check_saved(self) -> None:
-        """Raise ValueError if values of the right types contradict each other."""
+        """Raise ValueError if loaded values of the right types contradict each other."""
 
 
 def write_file(
@@ -121,7 +121,7 @@ def write_file(
     content: bytes,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a whole file to a path or URL, and replace an earlier one."""
+    """Write a whole file to a path or URL, replacing an earlier one."""
     folder, name = posixpath.split(os.fspath(path))
     if "://" not in folder:
         replace_file(Path(path), content)
@@ -145,7 +145,10 @@ def _encoded(value: Any, hint: Any = Any) -> Any:
 
 
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Convert JSON data to the type of a hint; raise ValueError for data that does not match."""
+    """Convert JSON data to the type of the hint; `where` names it in errors.
+
+    Raises ValueError for data of another type.
+    """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):
         return None

@@ -1,4 +1,4 @@
-"""Choose the minimum score to keep, per group, from labelled rows."""
+"""Choose the minimum score to keep, for each group of rows, from labelled rows."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have names and complete figures."""
+        """Raise ValueError unless names of groups are JSON values, and figures are complete."""
         check_choice("target", self.target, TARGETS)
         for value, counts in self.few.items():
             if len(counts) != 2:
@@ -289,12 +289,12 @@ class Thresholds(Saved):
         return self.groups.get(group_value(group_key(value)), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each group."""
+        """Return the lines of a table: a header, and a line for each group."""
         groups = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
         return [_COLUMNS, *(_line(name, group) for name, group in groups.items() if group)]
 
     def notes(self) -> list[str]:
-        """Return the notes shown with the table."""
+        """Return sentences to show below the table, such as about groups with too few labels."""
         notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
                  f"{_AT_LOWER_END * self.cautious}."]  # fmt: skip
         if self.few:
@@ -310,7 +310,7 @@ class Thresholds(Saved):
         return notes
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         header, *lines = self.table()
@@ -337,7 +337,7 @@ class Thresholds(Saved):
 
 @dataclass(frozen=True)
 class _LabelColumns:
-    """Columns of labelled rows."""
+    """Names of the columns of labelled rows, and the labels that are positive."""
 
     scores: ScoreColumns
     label: str
@@ -372,7 +372,10 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Return one partition's rows by group, the number of incomplete rows, and the labels."""
+        """Read one partition's rows, by group.
+
+        Returns them, the number of rows without a score, label or weight, and some labels as text.
+        """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -414,14 +417,17 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Sums of the weights, and squared weights, of all rows down to each score."""
+    """Sums of weights, and of squared weights, of all rows with at least each distinct score."""
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights, 1 if None, of all rows or of those in the mask."""
+        """Sum the weights (1 if None) of all rows, or of the rows in the mask, down to each score.
+
+        `last` has the index of the last row with each distinct score.
+        """
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
             return cls(counts, counts)
@@ -432,7 +438,7 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of sorted rows.
+    """Find the threshold of one group, whose rows are sorted by score.
 
     The ends of its interval are the scores at which the target leaves its 95% confidence interval.
     """
@@ -442,7 +448,10 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a target for thresholds by index, and the number of rows that it is a share of."""
+        """Return the value of a target, such as recall, with the scores at `indices` as thresholds.
+
+        Also returns the number of rows that it is a share of.
+        """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
         known = part.weights[indices] / whole.weights[at]
@@ -489,7 +498,10 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Concatenate the rows of partitions by group. Raises ValueError for too many groups."""
+    """Concatenate the rows of several partitions by group.
+
+    Raises ValueError for too many groups.
+    """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
         for group, rows in groups.items():
@@ -510,7 +522,10 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the only target that is asked for."""
+    """Return name and value of the target that is given.
+
+    Raises ValueError unless exactly one of them is.
+    """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -535,7 +550,7 @@ def _unreached(target: str, value: float, cautious: bool, groups: Iterable[Group
 
 
 def _counts(few: Mapping[Any, Sequence[int]]) -> str:
-    """List groups with their labelled and positive rows, smallest first."""
+    """List groups with numbers of labelled and positive rows, smallest first, for messages."""
     counts = ((group_key(value), pair) for value, pair in few.items())
     ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(

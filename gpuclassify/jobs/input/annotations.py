@@ -111,7 +111,7 @@ class AnnotationSet:
     def unfinished(self) -> str | None:
         """First folder of an unfinished job that holds the latest annotations of a file."""
         folders = (file.folder for file in self.files.values())
-        return min((folder or "." for folder in folders if folder in self.undone), default=None)
+        return min((folder for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
@@ -250,8 +250,9 @@ class AnnotationSet:
         unfinished = self.unfinished
         if is_complete and unfinished is not None:
             raise AnnotationError(
-                f"{self.shown} is not finished ({unfinished}): run the command that writes it "
-                "again, or take null for what is missing (annotations_complete=False)"
+                f"{redacted(self.folder(unfinished).address)} is not finished: run the command "
+                "that writes it again, or take null for what is missing "
+                "(annotations_complete=False)"
             )
         if is_complete and missing:
             raise AnnotationError(

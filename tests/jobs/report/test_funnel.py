@@ -121,7 +121,7 @@ def test_each_classifier_tells_what_it_got_labelled_and_dropped_by_source(
     hosts = documents["host"].fillna("(null)")
     kept = left.index[~is_low]
     expected = {
-        host: {"read": int((hosts == host).sum()), "kept": int((hosts[kept] == host).sum())}
+        host: {"read": int((hosts == host).sum()), "written": int((hosts[kept] == host).sum())}
         for host in hosts.unique()
     }
     assert report["sources"] == {"host": expected} == summary.sources
@@ -153,7 +153,7 @@ def test_rows_that_fail_in_a_later_stage_are_counted_by_no_classifier(run, mappe
     assert first["read"] == summary.rows_read - 2
     assert second["read"] == summary.rows_read - 3 == summary.rows_written
     names = [step["name"] for step in report["funnel"]]
-    other = "other stages and quarantine"
+    other = "other stages, left out"
     assert names == ["rows read", other, "DomainClassifier", other, "FineWebEduClassifier"]
 
 
@@ -216,10 +216,10 @@ def test_rare_sources_are_added_up():
     counts = count_sources(names, names[:6])
     folded = fold_rare(counts, most=2)
     assert list(folded) == ["h4", "h3", "(other)"]
-    assert folded["(other)"] == {"read": 1 + 2 + 3, "kept": 6}
+    assert folded["(other)"] == {"read": 1 + 2 + 3, "written": 6}
     add_counts(folded, counts)
     assert fold_rare(folded, most=1) == {
-        "h4": {"read": 10, "kept": 0}, "(other)": {"read": 20, "kept": 12},
+        "h4": {"read": 10, "written": 0}, "(other)": {"read": 20, "written": 12},
     }  # fmt: skip
 
 

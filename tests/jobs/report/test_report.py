@@ -233,9 +233,9 @@ def test_many_bins_are_joined_and_many_labels_counted(report):
     assert joined[0] == (0.0, 3 / 20, 0 + 1 + 2)
     assert (joined[-1][1], sum(count for *_, count in joined)) == (95 / 20, sum(range(95)))
     labels = {f"label {n}": 50 - n for n in range(50)}
-    text = page({**report, "labels": {"kind": labels}, "rows_written": sum(labels.values()) + 3})
-    assert "20 more labels,\n210 rows." in text
-    assert "Rows without a label: 3." in text
+    text = page({**report, "labels": {"kind": labels}, "labelled": {"kind": 2_000}})
+    assert "20 more labels are in report.json." in text
+    assert "50 (2.5%)" in text and "Shares are of 2,000 rows labelled." in text
 
 
 # Progress.
@@ -256,7 +256,7 @@ def test_a_terminal_gets_a_live_line(summary):
     text = console.file.getvalue()
     assert (
         "30/100 parts (10 were there already), 3,000 rows read, 100 rows/s, 40k tokens/s, "
-        "1:10 left, 2 in quarantine"
+        "1:10 left, left out: 2 lines"
     ) in text
     assert "since the start" in text
 
