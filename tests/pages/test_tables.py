@@ -110,7 +110,7 @@ def test_an_empty_job_has_a_repr():
 
 
 def test_a_plan_is_one_line_until_it_is_printed():
-    assert repr(PLAN) == f"Plan(10 rows in 3 parts: {HOSTILE}, about 1:00)"
+    assert repr(PLAN) == f"Plan(10 rows in 3 parts: {HOSTILE}, about 1:00, between 0:40 and 3:20)"
     assert repr(replace(PLAN, time=None)) == f"Plan(10 rows in 3 parts: {HOSTILE})"
     assert len(str(PLAN).splitlines()) > 30
     texts = Cells(PLAN._repr_html_()).texts
