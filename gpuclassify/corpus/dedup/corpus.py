@@ -158,8 +158,8 @@ def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
     """Move rows with equal values of `column` to one partition.
 
-    `gathered` partitions become one before, because rows of keys are so small that shuffling them
-    in the partitions of the texts would spend most of the time on tasks.
+    Before, `gathered` partitions are joined into one, because rows of keys are so small that
+    shuffling them in the partitions of the texts would spend most of the time on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())

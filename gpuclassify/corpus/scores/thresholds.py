@@ -522,9 +522,9 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the target that is given.
+    """Return name and value of the target that is given, such as ("precision", 0.9).
 
-    Raises ValueError unless exactly one of them is.
+    Raises ValueError unless exactly one target is given.
     """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
