@@ -206,7 +206,8 @@ class Mix(Saved):
         self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
     ) -> MixComparison:
         """Count the cells of a selection by the result of `counting`, and compare them."""
-        found = counting.count(dataset, compute)
+        counts = counting.count(dataset, compute)
+        found = {group_value(cell): count for cell, count in counts.items()}
         nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
         cells = {}
         for name in sorted({*self.cells, *found}, key=group_key):
@@ -309,7 +310,7 @@ class MixComparison:
     Attributes
     ----------
     cells : dict of tuple to SelectedCell
-        Cells of the mixture and of the selection, by the values of `by`.
+        Cells of the mixture and of the selection, by the values of `by`; None for null.
     """
 
     cells: Mapping[tuple[Any, ...], SelectedCell]
@@ -330,7 +331,7 @@ class MixComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
-        return asdict(self)
+        return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
 
 
 @declared
