@@ -177,7 +177,7 @@ def test_classifying_after_a_selection_reads_only_its_texts(corpus, tmp_path):
 def test_rows_read_are_counted_by_source_all_the_same(corpus, tmp_path):
     stages = [reader(corpus), Select("rank < 30"), ParquetWriter(str(tmp_path / "out"))]
     summary = run(stages, source_field="label")
-    assert summary.sources["label"]["a"] == {"read": 1_000, "kept": 10}
+    assert summary.sources["label"]["a"] == {"read": 1_000, "written": 10}
 
 
 def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_read):
