@@ -640,6 +640,7 @@ def _setting_changes(
             yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
     for name, (then, now) in _changed_code(old, new).items():
         mapper, _, kind = name.rpartition(" ")
+        mapper, kind = (t if t.isprintable() and len(t) < 100 else short(t) for t in (mapper, kind))
         owner = f"{part} {mapper}".rstrip()
         if kind == FUNCTION:
             yield (
@@ -653,7 +654,8 @@ def _setting_changes(
 
 
 def _digests(then: object, now: object) -> str:
-    return f"digest {str(then)[:KEY_DIGITS]}, now {str(now)[:KEY_DIGITS]}"
+    before, after = (ascii(str(digest)[:KEY_DIGITS]).strip("'") for digest in (then, now))
+    return f"digest {before}, now {after}"
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
