@@ -103,7 +103,7 @@ def settings_of(run, tmp_path):
 def test_the_command_line_hides_what_urls_hold(word, shown):
     command = click.Command("classify")
     context = click.Context(command, info_name="classify")
-    context.meta[_WORDS] = (word, "out", "--restart")
+    context.meta[_WORDS] = (word, "out", "--restart", "--accept-changed-code")
     assert command_line(context) == f"gpuclassify classify {shown} out"
 
 
