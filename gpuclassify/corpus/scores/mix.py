@@ -276,7 +276,7 @@ class Mix(Saved):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """Rows and tokens that were selected of a cell, next to what its mixture asks for.
+    """Selected rows and tokens of a cell, and the tokens that the mixture asks for.
 
     Attributes
     ----------
@@ -305,7 +305,7 @@ class SelectedCell:
 
 @dataclass(frozen=True, repr=False)
 class MixComparison:
-    """Cells of a selection next to those of its mixture; ``print`` shows a table.
+    """Comparison of a selection with its mixture, by cell; ``print`` shows a table.
 
     Attributes
     ----------
