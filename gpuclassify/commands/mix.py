@@ -92,6 +92,7 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
     """Count tokens on the cluster, and plan the mix."""
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.sources import as_source
+    from gpuclassify.jobs.stages import as_chain
 
     cluster = vars(settings)
     with start_progress("Looking for the input's parts") as progress:
@@ -99,7 +100,7 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
             source = as_source(settings.reader(mixture.read_fields), settings.on_error)
             mixture.check(source.meta)
             client = None
-            if not runs_here(source, (), cluster):
+            if not runs_here(source, as_chain([]), cluster):
                 client = open_client(cluster, progress, source.count)
         progress.waiting("Counting tokens")
         with client or contextlib.nullcontext(), wrong_call_exits():
