@@ -63,7 +63,7 @@ class LocalStore(Store):
         return path
 
     def real_name(self, entry: Entry) -> str:
-        """Return the path with links resolved."""
+        """Return the path of a listed file with links resolved, which identifies the file."""
         return entry.real
 
     def problem(self, path: str) -> str | None:
@@ -134,7 +134,7 @@ class LocalStore(Store):
                     folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
-        """Flush the folder's file names to disk."""
+        """Flush the folder's file names to disk, so that new files survive a power loss."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             os.fsync(descriptor)
