@@ -275,7 +275,7 @@ class Mix(Saved):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """Rows and tokens that were selected of a cell, next to what its mixture asks for.
+    """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
 
     Attributes
     ----------
@@ -304,7 +304,7 @@ class SelectedCell:
 
 @dataclass(frozen=True, repr=False)
 class MixComparison:
-    """Cells of a selection next to those of its mixture; ``print`` shows a table.
+    """Comparison of selected rows with their mixture, cell by cell; ``print`` shows a table.
 
     Attributes
     ----------
