@@ -29,7 +29,7 @@ _DAMAGE = (
 )
 # Column of positions in tables that are being read; input files may have a column `PLACE`.
 ROW_POSITION = "\0place"
-# Key of a record's source: row count, first and last position by input file.
+# Key in the source of a part's record: row count, first and last position by input file.
 ANNOTATED = "annotated"
 
 
@@ -46,8 +46,8 @@ class AnnotationRange:
     count: int
     low: int  # first position
     high: int  # last position
-    left_out: tuple[str, ...]  # kinds of what was left out of the annotation file's part
-    total: int  # rows of the whole annotation file
+    left_out: tuple[str, ...]  # "file", "line" or "row" if some were left out of the file's part
+    total: int  # number of rows of the whole annotation file
 
     @property
     def is_dense(self) -> bool:
@@ -57,10 +57,10 @@ class AnnotationRange:
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and its address; `fields` maps names in files to frames."""
+    """Columns of an annotation set, with the set's address, as readers of parts need them."""
 
     address: str
-    fields: Mapping[str, str]
+    fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
     key: str  # changes whenever the annotation set changes
     is_complete: bool  # whether every row of the input has its annotations
     labels: tuple[str, ...] = ()  # names in frames of the columns that reports count
@@ -70,7 +70,7 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of one part's annotations, which opens each annotation file once and reads a section.
+    """Reader of one part's annotations, which opens each annotation file once to read a section.
 
     The methods take the pieces of the part.
     """
@@ -150,7 +150,7 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the columns' types, which hold the values of all folders of the set."""
+        """Return the Arrow types of annotation columns, which all annotation files are cast to."""
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(
@@ -188,7 +188,7 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups that overlap rows `start` to `stop`; return the first row and a table."""
+    """Read the row groups with rows `start` to `stop`; return the number of the first row, too."""
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")

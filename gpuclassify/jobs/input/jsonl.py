@@ -70,7 +70,7 @@ _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
 class BadLineError(ValueError):
-    """Error for lines that are no rows of the schema."""
+    """Error for JSON lines that cannot be read as rows of the schema."""
 
 
 # Errors that broken lines raise; a name that is not UTF-8 raises UnicodeDecodeError, a ValueError.
@@ -290,7 +290,7 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the offset and the lines of each block; only one block is Python objects at a time."""
+    """Yield the offset and the lines of blocks of `MOST_BYTES_AT_ONCE`, one at a time in memory."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -325,15 +325,16 @@ def _parse_bisecting(
 
 
 def json_columns(schema: Iterable[pa.Field]) -> list[str]:
-    """List the columns of JSON text."""
+    """List the names of columns of Arrow's JSON type, which hold the text of any JSON value."""
     return [field.name for field in schema if isinstance(field.type, pa.JsonType)]
 
 
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
-    """Return the types to parse columns of JSON lines with, if they differ from `columns`.
+    """Return the types for parsing columns of JSON lines, if they differ from `columns`.
 
-    Columns of JSON stay JSON, and so do types of the lines if pyarrow cannot parse JSON as the
-    type in `columns`. None means that lines cannot hold the column.
+    Used if Parquet files give columns other types. Columns of JSON stay JSON, and a column keeps
+    its type `in_lines` if pyarrow cannot parse JSON as the type in `columns`. None means that lines
+    cannot hold the column.
     """
     types: dict[str, pa.DataType | None] = {}
     own = {field.name: field.type for field in in_lines}
@@ -350,7 +351,7 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 
 
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
-    """Quote the values of columns `texts`, so that they are read as text; null stays null.
+    """Quote the values of columns `texts` in a line, so that they are read as text, except null.
 
     Halves of surrogate pairs become U+FFFD in other columns, unless they are `kept`.
     """
@@ -379,7 +380,7 @@ def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
     """Count the lines by their schema; lines that conflict are bisected into runs that do not.
 
-    `texts` are columns of JSON.
+    `texts` are names of columns that hold any JSON.
     """
     lines = io.BytesIO(content).readlines()
     for index, line in enumerate(lines if texts else ()):
@@ -408,7 +409,8 @@ def frequent_columns(
 ) -> pa.Schema:
     """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
 
-    Each row would have all of them. Lines with other fields are refused when they are read.
+    Each row of a frame would have all of them. Lines with fields that the schema lacks are refused
+    when they are read.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema

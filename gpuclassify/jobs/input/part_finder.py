@@ -73,7 +73,7 @@ _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 
 @dataclass(frozen=True)
 class Footer:
-    """Columns and row groups of a Parquet file, or its problem."""
+    """Columns and row groups of a Parquet file, or the problem that keeps it from being read."""
 
     schema: pa.Schema
     group_bytes: tuple[int, ...] = ()  # uncompressed sizes
@@ -86,7 +86,7 @@ def read_footers(
     storage_options: dict[str, Any],
     change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
 ) -> list[Footer]:
-    """Read the footers of files, several at a time because stores answer slowly.
+    """Read the footers of Parquet files, several at a time because stores answer slowly.
 
     `change` returns a new schema from a file's schema and metadata.
     """
@@ -120,7 +120,7 @@ class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
     `reader` is a `gpuclassify.jobs.input.readers.FileReader`, whose `find_parts` describes the
-    other settings. `expected` are the paths of files of which annotations know unreadable content.
+    other settings. `expected` are paths of files whose unreadable content annotation sets list.
     """
 
     files: Sequence[InputFile]
@@ -165,7 +165,9 @@ class PartFinder:
     def schema(
         self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
     ) -> InputSchema:
-        """Return the columns of the Parquet files' footers and of samples of lines, projected.
+        """Return the columns of the footers of Parquet files and of `samples` of JSON lines.
+
+        Only the columns in `fields` are kept.
 
         Raises UnreadableInputError if nothing can be read because of the `problems`, if the types
         of a column cannot be unified, or if a column is missing.
@@ -358,7 +360,7 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_bytes(self, schema: InputSchema, total_bytes: int) -> int:
-        """Return the bytes of a part: the reader's setting, or a size for some 200 parts or fewer.
+        """Return the size to cut parts to: the reader's setting, or one for some 200 parts.
 
         The cluster does not matter, because a job may continue on another one.
         """

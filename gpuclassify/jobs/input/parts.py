@@ -100,7 +100,10 @@ class Part:
 
     @property
     def position_range(self) -> tuple[float, float] | None:
-        """First and end position that the piece's rows can have; None if the file must be read."""
+        """First and end position of the piece's rows; None if they are unknown before reading.
+
+        Positions are row numbers in Parquet files, and byte offsets in JSON lines.
+        """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
             return self.rows[0] + first, self.rows[0] + end
@@ -169,7 +172,7 @@ class InputSchema:
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
 
     def drop_annotations(self) -> InputSchema:
-        """Return the schema without annotation columns, which may leave none."""
+        """Return the schema without annotation columns; it may have no column left."""
         dropped = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in dropped]
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
@@ -190,7 +193,7 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, their schema, and the files."""
+    """Parts of an input, with their common schema, all files, and the size that parts aim at."""
 
     parts: tuple[Part, ...]
     schema: InputSchema
@@ -322,7 +325,10 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read a piece of a file; problems at `known` positions, None for the whole, do not raise."""
+    """Read one piece of a part, without annotations, as `read_table` does.
+
+    Problems at `known` positions do not raise; None is the position of problems of whole files.
+    """
     share = 1.0
     try:
         if part.problem is not None:
@@ -364,7 +370,7 @@ def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Tabl
 
 
 class RowChoice(Protocol):
-    """Rule that chooses rows by some of their columns."""
+    """Rule that chooses rows by some of their columns, such as a condition."""
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -410,7 +416,10 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Yield the runs of row groups that hold these positions; lines and shares stay whole."""
+    """Cut a piece of a Parquet file to the runs of row groups with rows at these positions.
+
+    JSON lines, and pieces that are a share of their rows, are yielded whole.
+    """
     if part.row_groups is None or part.share is not None:
         yield part
         return
@@ -540,7 +549,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error for a problem of a part, with the cure."""
+    """Return the error for a problem of a part, with the advice of `CURES`."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)

@@ -167,14 +167,14 @@ class FileReader(Declared):
         return self.code()
 
     def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return a reader of some of the files; its schema has the columns `known` in any case."""
+        """Return a copy that reads only these files; its schema has the columns `known` anyway."""
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
         narrowed._set("known", known)
         return narrowed
 
     def with_fields(self, fields: Iterable[str]) -> FileReader:
-        """Return a reader of these columns."""
+        """Return a copy of the reader that reads only these columns."""
         projected = copy.copy(self)
         projected._set("fields", _distinct(tuple(fields)))
         return projected
@@ -333,7 +333,7 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
     """Return a reader's lazy frame of these columns, or any other dataset unchanged.
 
-    If only annotations are read, the input's text is not opened.
+    If all of them are annotations, no text of the input is read.
     """
     check_choice("on_error", on_error, ON_ERROR)
     if not isinstance(dataset, FileReader):
@@ -384,9 +384,9 @@ def rows_of(
     read: Iterable[tuple[str, pa.Table | Lines]],
     on_error: str,
 ) -> pd.DataFrame:
-    """Return rows that were read of `files` as a frame, with the columns of the reader.
+    """Convert rows that were read from `files` to a pandas frame with the reader's columns.
 
-    Each entry of `read` is a path, and rows of a Parquet file or lines.
+    Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
     schema = PartFinder(files, reader, on_error, (), reader.fields).schema(lines)

@@ -29,7 +29,7 @@ from gpuclassify.settings.checks import nearest
 
 logger = logging.getLogger(__name__)
 
-# Metadata of a field that is text because no value shows another type.
+# Arrow metadata of a column that is text because no value shows another type.
 NO_VALUES = {b"values": b"none"}
 MOST_FIELDS = 500  # an object with more is read as JSON
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
@@ -70,7 +70,7 @@ def json_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return the reason for each column whose values `common` cannot hold without loss."""
+    """Return why `common` cannot hold a file's values without loss, by column; {} if it can."""
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         with contextlib.suppress(pa.ArrowException):
@@ -231,7 +231,9 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 
 
 def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
-    """Explain the conflict if other files hold a column that this file's folders give; else None.
+    """Explain the conflict if other files hold a column that this file's folder names give.
+
+    Returns None if there is none.
 
     `own` are the columns that the file holds, `common` the columns that any file holds.
     """
@@ -267,12 +269,12 @@ def is_textless(table: pa.Table, text_fields: Iterable[str]) -> bool:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Convert to a pandas frame. Its dtypes do not depend on the presence of nulls."""
+    """Convert an Arrow table to a pandas frame. Dtypes do not depend on the presence of nulls."""
     return table.to_pandas(types_mapper=_pandas_dtype)
 
 
 def meta_frame(schema: pa.Schema) -> pd.DataFrame:
-    """Return the empty frame of a schema; its `attrs` list the columns without any value."""
+    """Return the empty frame of a schema, for Dask's meta; `attrs` list columns without values."""
     frame = to_pandas(schema.empty_table())
     if names := [field.name for field in schema if field.metadata == NO_VALUES]:
         frame.attrs[WITHOUT_VALUES] = names
@@ -280,14 +282,14 @@ def meta_frame(schema: pa.Schema) -> pd.DataFrame:
 
 
 def to_frame(table: pa.Table, backend: str) -> Any:
-    """Convert to a plain frame of `backend`, "pandas" or "cudf"."""
+    """Convert an Arrow table to a frame of `backend`, "pandas" or "cudf"."""
     if backend == "pandas":
         return to_pandas(table)
     return import_cudf().DataFrame.from_arrow(changed(table, plain_type))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a column's type in frames; pandas supports extension types at the top level only."""
+    """Return the Arrow type of a column in frames; extension types stay at the top level only."""
     if isinstance(kind, pa.JsonType):
         return pa.json_()
     return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)
@@ -302,7 +304,7 @@ def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:
-    """Return the pandas dtype for a type, which is the same with and without nulls."""
+    """Return the pandas dtype for an Arrow type, with or without nulls; None for the default."""
     if is_text(plain_type(kind)):
         return pd.StringDtype(na_value=np.nan)
     if pa.types.is_integer(kind):
