@@ -55,8 +55,8 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 def runs_here(source: Source, mappers: Iterable[TextMapper], cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the whole job in this process, which starts faster than a worker.
 
-    It must be a single small part, without a named cluster or a GPU, and memory must be ample, so
-    that a separate worker would not protect from anything.
+    The input must be a single small part, no cluster may be asked for, the machine may have no GPU,
+    and memory must be ample, so that a separate worker would not protect from anything.
     """
     from gpuclassify.jobs.input.sources import FileSource
 

@@ -309,7 +309,7 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
 
 
 def job_options() -> list[GroupedOption]:
-    """Make the options of a job with classifiers."""
+    """Make the options of `classify` and similar commands: settings of the job and classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *classifier_options().values(),
@@ -319,7 +319,7 @@ def job_options() -> list[GroupedOption]:
 
 
 def config_options() -> list[GroupedOption]:
-    """Make the options for a file of settings."""
+    """Make --config and --dump-config, which read and write a YAML file of settings."""
     return [
         GroupedOption(
             ["--config"], group="Settings", metavar="FILE",
@@ -371,7 +371,7 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 
 
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
-    """Read settings from the config file and the command line, which overrides the file.
+    """Read a job's settings from the file of --config and the command line, which overrides it.
 
     `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
     written to a file (``--dump-config``).

@@ -50,7 +50,7 @@ SAFE_OPTIONS = {
 # fmt: off
 @declared
 class JobSettings(Declared):
-    """Settings of a command, with their options; names are the keys in YAML files.
+    """Settings of a job, each with its option on the command line and its key in YAML files.
 
     Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
     """
@@ -419,7 +419,7 @@ def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
 
 
 def refuse_code(values: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a file's settings have a scheduler, or an option that may run code."""
+    """Raise ValueError if a YAML file names a scheduler, or a cluster option that may run code."""
     for name, value in (values.get("cluster_options") or {}).items():
         if name not in SAFE_OPTIONS or re.search("[\n\r]", str(value)):
             raise ValueError(

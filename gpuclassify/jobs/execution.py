@@ -216,7 +216,7 @@ class ModelProbe:
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if the client's workers cannot do a job, unless `SETTING` is off."""
+    """Raise PreflightError if the workers cannot do a job, unless Dask's config disables this."""
     if not dask.config.get(SETTING, True):
         return
     mappers = tuple(mapper for stage in stages for mapper in stage.text_mappers())

@@ -28,7 +28,7 @@ FIRST_ROWS = 4  # rows of the warm-up, and of the run that predicts how many row
 
 @dataclass(frozen=True)
 class ClassifierPlan:
-    """Texts and tokens that one classifier or embedder reads, and the memory that it needs."""
+    """Estimates of the texts and tokens that one classifier or embedder reads, and its memory."""
 
     name: str
     model: str

@@ -51,7 +51,7 @@ class AnnotationRange:
 
     @property
     def is_dense(self) -> bool:
-        """Whether every position from `low` to `high` has a row."""
+        """Whether every position from `low` to `high` has a row, so that none need be read."""
         return self.high - self.low + 1 == self.count
 
 
@@ -94,7 +94,7 @@ class AnnotationReader:
                         self._read[number, rows] = _read_positions(rows, table), table
 
     def positions(self, piece: Any) -> np.ndarray | None:
-        """Return the positions of a piece's rows, int64 (rows,).
+        """Return the positions (row numbers or byte offsets) of a piece's rows, int64 (rows,).
 
         Returns None if no complete annotation set lists them, so that the input file must be read.
         """
@@ -110,7 +110,7 @@ class AnnotationReader:
         return np.concatenate(found)
 
     def unreadable(self, piece: Any) -> np.ndarray:
-        """Return the positions of a piece's rows that a set lists as unreadable, int64 (rows,)."""
+        """Return the positions of rows of a piece that annotations list as unreadable, int64."""
         found = [np.zeros(0, dtype=np.int64)]
         for number, ranges in enumerate(piece.annotations):
             for rows in ranges or ():
@@ -124,14 +124,14 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether a set has left out a file, or a range of it, that this piece may be in."""
+        """Return whether an annotation set may have left out this piece, or part of it, whole."""
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
             for ranges in piece.annotations
         )
 
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield the name and values of each annotation column at these positions of a piece."""
+        """Yield the name and values of each annotation column, for a piece's rows by position."""
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
             annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
@@ -217,7 +217,7 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def naming_damage(folder: str, name: str) -> Iterator[None]:
-    """Convert errors from reading a damaged file of a set to AnnotationError, which names the file.
+    """Convert errors from reading a damaged annotation file to AnnotationError, which names it.
 
     Anybody may have written the file: values may be missing or of any type.
     """

@@ -50,7 +50,7 @@ _digests: dict[tuple[str, str], str] = {}
 
 
 class BrokenInputError(UnreadableInputError):
-    """Error for an unreadable file, line or row that the job must not leave out."""
+    """Error for an unreadable file, line or row, unless ``on_error="quarantine"`` allows it."""
 
 
 class ChangedInputError(UnreadableInputError):
@@ -117,8 +117,8 @@ def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
     """Replace the files' versions by SHA-256 digests of their content.
 
-    All bytes are read, from several files at a time. Unchanged are unreadable files, files of the
-    Hub at a commit, and object stores' tags, which change whenever an object is written.
+    All bytes are read, from several files at a time. Versions stay for unreadable files, for files
+    of the Hub at a commit, and for ETags of object stores, which change with every write.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -273,7 +273,7 @@ class _CheckedPages:
 
 
 def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the start and end offsets of a column chunk's pages in the file."""
+    """Return the start and end offsets of a column chunk's Parquet pages in the file."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset

@@ -114,7 +114,7 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 
 
 class WholeLines(io.RawIOBase):
-    """Whole lines of a stream, up to the point where a damaged file is cut off.
+    """Stream of the whole lines of another stream, up to the point where a damaged file is cut.
 
     Lines of more than `most` bytes are skipped, and listed in `long_lines`. `cut` is the error that
     ended a damaged stream; `reopen` then opens it again, to read byte by byte as far as possible.
@@ -203,7 +203,7 @@ def parse(
     is_projected: bool = False,
     replaces: bool = False,
 ) -> pa.Table:
-    """Parse lines into a table; raise one of `BROKEN_LINES` if any line is bad.
+    """Parse JSON lines into an Arrow table; raise one of the errors `BROKEN_LINES` for a bad line.
 
     Without a schema, the columns are inferred. Fields that the schema lacks are left out if
     `is_projected`, and refused otherwise. Columns of JSON get the text of their values. With
@@ -280,7 +280,7 @@ def _check_finite(table: pa.Table, content: bytes) -> None:
 def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool, replaces: bool = False
 ) -> tuple[pa.Table, list[BadLine]]:
-    """Parse the lines at `offset` of a file into a table of good lines, and a list of bad ones."""
+    """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
     for begin, lines in _blocks(content):
@@ -299,7 +299,7 @@ def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def line_offsets(content: bytes, offset: int) -> np.ndarray:
-    """Return the offsets in the file of lines that are not blank, int64 (rows,)."""
+    """Return the byte offset in the file of each line that is not blank, int64 (rows,)."""
     offsets = [np.zeros(0, dtype=np.int64)]
     for begin, lines in _blocks(content):
         ends = offset + begin + np.cumsum([*map(len, lines)])

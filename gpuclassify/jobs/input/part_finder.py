@@ -281,7 +281,7 @@ class PartFinder:
         return parts
 
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
-        """Return the merged columns, and the schemas of files with rows.
+        """Merge the columns of Parquet files; return them, and the schemas of files with rows.
 
         A file without rows cannot contradict a type; it only adds columns that others lack.
         """
@@ -319,9 +319,9 @@ class PartFinder:
         return InputParts(joined, schema, tuple(self.files), part_bytes)
 
     def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
-        """Yield samples of JSON lines that are not blank, and the problems of unreadable pieces.
+        """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
 
-        Samples are from the beginning, middle and end of pieces in turn.
+        Samples are from the beginning, middle and end of byte ranges in turn.
         """
         most, sample_bytes = self.reader.samples, self.reader.sample_bytes
         lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
@@ -373,7 +373,7 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read in pieces."""
+        """Paths of files that cannot be read from the middle, such as compressed ones."""
         options = self.reader.storage_options
         return {
             file.path
@@ -409,7 +409,7 @@ class PartFinder:
         ]
 
     def _input_schema(self, columns: pa.Schema) -> InputSchema:
-        """Return the schema of the files' columns and their folders', projected to `fields`."""
+        """Return the files' `columns` that are in `fields`, with columns of folders and paths."""
         paths, reader = [file.path for file in self.files], self.reader
         types = declared_types(paths, reader.storage_options) | dict(reader.types or {})
         by_folders = [
@@ -491,7 +491,7 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
-    """Group neighbouring row groups into runs of at least `part_bytes`; return their numbers."""
+    """Join neighbouring row groups to runs of at least `part_bytes`; return each run's numbers."""
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
     size = 0

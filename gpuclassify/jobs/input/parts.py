@@ -161,7 +161,7 @@ class InputSchema:
 
     @property
     def pathless(self) -> pa.Schema:
-        """Columns without `path_field`."""
+        """Columns except `path_field`, which holds the path of each row's file."""
         return pa.schema([column for column in self.arrow if column.name != self.path_field])
 
     @property
@@ -490,10 +490,10 @@ def read_lines(
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """Return the first lines, and their stored bytes if the limit on stored bytes was reached.
+    """Return the first lines of a stream, and their stored bytes if these reached the limit.
 
-    The second value is 0 if another limit or the end of the stream was reached. `tell` returns the
-    number of compressed bytes that the stream has read.
+    The number of stored bytes is 0 if another limit or the end of the stream was reached. `tell`
+    returns the number of compressed bytes that the stream has read.
     """
     lines: list[bytes] = []
     rows, line_bytes, stored_bytes = 0, 0, 0
@@ -509,7 +509,10 @@ def first_lines(
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Read row groups with the columns of `schema`, which are null if the file lacks them."""
+    """Read the row groups of a piece; return the good rows, and the problems of the others.
+
+    Columns that the file lacks are null.
+    """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         groups = list(part.row_groups or ())

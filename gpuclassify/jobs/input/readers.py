@@ -66,10 +66,10 @@ def _types(types: Any) -> dict[str, str] | None:
 
 @declared
 class FileReader(Declared):
-    r"""Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`, in the formats of their names.
+    r"""Reader of Parquet and JSON lines files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
 
-    Parquet files and JSON lines may be one input. A column then has a type that holds the values of
-    both, and is null in files that lack it.
+    The names of files give their formats, and one input may have both. A column then has a type
+    that holds the values of both, and is null in files that lack it.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ class FileReader(Declared):
 
 @declared
 class JsonlReader(FileReader):
-    """JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
+    """Reader of JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class JsonlReader(FileReader):
 
 @declared
 class ParquetReader(FileReader):
-    """Parquet files as the input of a `gpuclassify.jobs.pipeline.Pipeline`.
+    """Reader of Parquet files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
 
     Its arguments are those of `FileReader`.
     """

@@ -65,7 +65,7 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return pyarrow's schema of JSON lines with text in place of dates that it inferred."""
+    """Return a schema that pyarrow inferred from JSON lines, with text in place of dates."""
     return changed_schema(schema, _without_dates)
 
 
@@ -187,7 +187,7 @@ def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """Infer columns from the names of folders: integers if all values are int32, else text."""
+    """Infer columns from folder names such as ``lang=de``: integers if all are int32, else text."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -248,7 +248,7 @@ def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str 
 
 
 def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Fill nulls in the table's columns `fields` with values from a path's folder names."""
+    """Fill nulls in the columns `fields` with a path's folder names, such as ``lang=de``."""
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():

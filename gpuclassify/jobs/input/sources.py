@@ -196,7 +196,7 @@ class FrameSource:
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return the frame; the arguments are for files."""
+        """Return the Dask frame; the arguments matter only to `FileSource`."""
         return self._frame
 
     def partitions(self) -> list[Delayed]:
@@ -321,10 +321,10 @@ def read_pieces(
     text_fields: Sequence[str] = (),
     select: RowChoice | None = None,
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
-    """Read the good rows of a part, its problems, and a description of the source for its record.
+    """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
     With `select`, only the rows that it chooses are read; see `read_chosen`. The description lists
-    files in which all values of a column of `text_fields` are null, and files without rows. Raises
+    files whose values in a column of `text_fields` are all null, and files without rows. Raises
     ChangedInputError if one of the `files` has changed since the job began.
     """
     annotations = AnnotationReader(part, schema)

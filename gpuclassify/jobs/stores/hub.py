@@ -75,7 +75,7 @@ class BucketStore(Store):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options, with the token in place of its name."""
+        """Storage options for fsspec, with the Hub token itself in place of its name."""
         name = self._given_options.get("token")
         token = {"token": token_for(name)} if isinstance(name, TokenName) else {}
         return super().storage_options | token
@@ -104,12 +104,12 @@ class HubStore(BucketStore):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the URL names a commit."""
+        """Whether the URL names a commit, whose files cannot change."""
         return is_commit(self.uri.revision)
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options with the token kept for the repository, if one was."""
+        """Storage options for fsspec, with the Hub token kept for the repository, if any."""
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}
 

@@ -147,10 +147,11 @@ class WatchedFile:
 
 @dataclass(frozen=True)
 class Store:
-    """A file, folder or pattern of files at a path or URL; names are relative to the folder.
+    """Access to a file, a folder, or the files that a glob pattern matches, at a path or URL.
 
-    The file system is opened at first use. Pickling drops the storage options, which may be
-    secrets; other processes find them as `options_name` in `gpuclassify.workers.secrets`.
+    Methods take names of files relative to the folder. The file system is opened at first use.
+    Pickling drops the storage options, which may be secrets; other processes find them as
+    `options_name` in `gpuclassify.workers.secrets`.
     """
 
     url: str
@@ -245,7 +246,7 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return the store of a folder or file in this folder; raises ValueError as `path` does."""
+        """Return the store of a folder or file in this folder. Raises ValueError as `path` does."""
         self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
@@ -268,7 +269,7 @@ class Store:
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the original error if fsspec has raised another one in its place."""
+        """Return the storage client's error if fsspec has raised another one in its place."""
         return err
 
     @contextlib.contextmanager
@@ -394,7 +395,7 @@ class Store:
         return path
 
     def url_of(self, path: str) -> str:
-        """Return the path or URL that opens a file of this store's file system."""
+        """Return the path or URL that opens a file in this store's file system again."""
         url = self.filesystem.unstrip_protocol(path)
         if "::" in url:
             self._open_filesystem(url)  # raises, unless the marks belong to the URL
@@ -432,7 +433,7 @@ class Store:
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
 
     def stamp(self) -> str:
-        """Return the change stamp of a local file: mtime, ctime, inode; "" for other files."""
+        """Return a local file's mtime, ctime and inode, used to detect changes; "" for others."""
         return ""
 
     @contextlib.contextmanager
@@ -442,8 +443,8 @@ class Store:
         """Open the file for reading bytes.
 
         A known `size_bytes` saves requests to the Hub. `ahead_bytes` is the read-ahead there;
-        default: all of a small file. Raises BrokenContentError if the block cannot decode the
-        content, and OSError if the bytes are not delivered.
+        default: all of a small file. Raises BrokenContentError if code in the block cannot decode
+        the content, and OSError if the bytes are not delivered.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
             file = WatchedFile(opened, self, size_bytes)
@@ -783,7 +784,7 @@ class ObjectStore(Store):
     tags_files = True
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed."""
+        """Return whether a retry may succeed after this error."""
         # botocore raises it if an answer does not match the checksum that S3 has of the object.
         return super().is_transient(err) or type(err).__name__ == "FlexibleChecksumError"
 
