@@ -209,7 +209,7 @@ class Mix(Saved):
         found = counting.count(dataset, compute)
         nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
         cells = {}
-        for name in sorted({*self.cells, *found}):
+        for name in sorted({*self.cells, *found}, key=group_key):
             cell, (rows, tokens) = self.cells.get(name, nothing), found.get(name, (0, 0))
             given, asked = tokens * cell.epochs, cell.asked
             # Rounding of epochs leaves less than a token.
@@ -308,11 +308,11 @@ class MixComparison:
 
     Attributes
     ----------
-    cells : dict of str to SelectedCell
-        Cells of the mixture and of the selection, by a JSON list of the values of `by`.
+    cells : dict of tuple to SelectedCell
+        Cells of the mixture and of the selection, by the values of `by`.
     """
 
-    cells: Mapping[str, SelectedCell]
+    cells: Mapping[tuple[Any, ...], SelectedCell]
 
     def __repr__(self) -> str:
         header = ("cell", "rows planned", "rows", "tokens", "epochs", "given", "asked", "missing")
@@ -485,7 +485,7 @@ def _line(name: tuple[Any, ...], cell: MixCell) -> tuple[str, ...]:
     return (_name(name), *map(short_number, numbers), f"{cell.epochs:.3g}", missing)
 
 
-def _selected_line(name: str, cell: SelectedCell) -> tuple[str, ...]:
+def _selected_line(name: tuple[Any, ...], cell: SelectedCell) -> tuple[str, ...]:
     rows, selected = (f"{number:,}" for number in (cell.planned_rows, cell.rows))
     tokens, given, asked = map(short_number, (cell.tokens, cell.given, cell.asked))
     missing = short_number(cell.missing) if cell.missing else "–"
