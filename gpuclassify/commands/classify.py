@@ -114,7 +114,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Print and return whether a job's output is complete and unchanged."""
+    """Check a job's output for `verify`: print and return whether it is complete and unchanged."""
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -141,7 +141,11 @@ def run_job(
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> NoReturn:
-    """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
+    """Run the recipe that `make` returns, print the summary, and exit with the command's code.
+
+    `cluster` holds the settings that `open_client` reads, and `arguments` the values of the
+    command's options, those of `run_options` included.
+    """
     options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []
 

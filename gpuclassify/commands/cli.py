@@ -57,19 +57,20 @@ COMMANDS = {
     "train": ("train", "Train a classifier's head on annotated texts."),
     "verify": ("classify", "Check that a job's output is complete and unchanged."),
 }
-COLLECTED_SELDOM = (100_000, 20, 100)
+COLLECTED_SELDOM = (100_000, 20, 100)  # thresholds of the garbage collector
 
 
 class Visible(logging.Formatter):
-    """Formatter that escapes control characters, so that a terminal does not interpret them.
+    """Log formatter that escapes control characters, so that a terminal does not interpret them.
 
-    Arguments in messages become options of the running command.
+    Arguments of the library in messages, such as ``text_field=``, become the options of the running
+    command, such as ``--text-field``.
     """
 
-    context: click.Context | None = None  # of `main`
+    context: click.Context | None = None  # click context, from which the command is known
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record, and escape control characters."""
+        """Format a log record, name the command's options in it, and escape control characters."""
         text = super().format(record)
         if self.context is not None:
             command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
@@ -78,7 +79,7 @@ class Visible(logging.Formatter):
 
 
 class Once(logging.Filter):
-    """Filter that lets each warning pass once, such as one about the types of several readers."""
+    """Log filter that shows each warning once, because several readers may log the same one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class Once(logging.Filter):
 
 
 class Commands(click.Group):
-    """Group whose commands are imported when used, and print errors without a traceback."""
+    """Click group that imports a command when it is used, and prints errors without a traceback."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
@@ -110,7 +111,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+        """Write the help's list of commands without importing them."""
         helps = {name: command.short_help or "" for name, command in self.commands.items()}
         helps |= {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
@@ -151,8 +152,8 @@ def main(context: click.Context, debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a label may have characters that the encoding lacks
             stream.reconfigure(errors="replace")
-    # Objects of modules are never collected, and looking through them takes a fifth of the time of
-    # a short command.
+    # Imported modules are never garbage, but looking through their objects for garbage takes a
+    # fifth of the time of a short command.
     context.call_on_close(functools.partial(gc.set_threshold, *gc.get_threshold()))
     gc.set_threshold(*COLLECTED_SELDOM)
     atexit.register(gc.freeze)

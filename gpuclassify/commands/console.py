@@ -34,12 +34,12 @@ ARGUMENT = re.compile(
     r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
-OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # arguments and options
-OF_ANNOTATE = ("redo_changed",)  # arguments that other commands advise
-FAILED, LEFT_OUT = 1, 3
+OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # options named otherwise
+OF_ANNOTATE = ("redo_changed",)  # options of `annotate` that errors of other commands advise
+FAILED, LEFT_OUT = 1, 3  # exit codes
 MOST_LABELS = 30  # labels in a table
 END_SECONDS = 15  # seconds until an interrupted command ends, even if something hangs
-# Errors of the library at the call, for wrong settings and inputs.
+# Exceptions that the library raises before any work, for wrong settings and inputs.
 WRONG_CALL = (
     ValueError,
     TypeError,
@@ -70,7 +70,10 @@ def wrong_call_exits() -> Iterator[None]:
 
 
 def with_options(message: str, command: click.Command) -> str:
-    """Return the message with the command's options in place of the library's arguments."""
+    """Replace the library's arguments in a message with the options of the running command.
+
+    ``text_field=`` becomes ``--text-field``. Settings that the command lacks are left out.
+    """
     from gpuclassify.commands.settings import JobSettings, families, setting_names
 
     options = {option.name: option for option in command.params if isinstance(option, click.Option)}
@@ -110,7 +113,7 @@ def with_options(message: str, command: click.Command) -> str:
 
 
 def _values(text: str) -> list[str] | None:
-    """Return the values of a list, or NAME=VALUE of a dict; None if they are not plain."""
+    """Parse a Python list, or a dict into NAME=VALUE; None unless it holds texts and numbers."""
     try:
         parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -173,7 +176,7 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
-    """Kill the child processes, and exit with the code of a signal.
+    """Kill the child processes, print the message, and exit with the code of the signal `number`.
 
     Python's normal exit would wait for threads that never end, and abort with threads of C++
     libraries.
@@ -190,7 +193,7 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Add the hint to an interrupt that continuing needs no --restart."""
+    """Add a note to KeyboardInterrupt, if --restart was passed: leave it out to continue."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -207,7 +210,7 @@ def error_text(error: BaseException) -> str:
 def quiet_dask() -> None:
     """Keep Dask's log lines off the terminal, except with --debug.
 
-    Dask reads this when distributed is imported, in this process and in new workers.
+    Call it before distributed is imported, which reads these settings here and in new workers.
     """
     import dask
 
@@ -222,12 +225,12 @@ def quiet_dask() -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text for people, in the stream's encoding, as ``click.echo`` does."""
+    """Print text as ``click.echo`` does, with control characters escaped for the terminal."""
     click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
 
 
 def echo_rows(table: pa.Table) -> None:
-    """Print the rows of a table as JSON lines."""
+    """Print the rows of an Arrow table as JSON lines."""
     from gpuclassify.jobs.ledger.encoding import Encoding
 
     lines = Encoding("jsonl", None).encode(table).decode()
@@ -246,7 +249,7 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def start_progress(what: str) -> JobProgress:
-    """Start a status line on stderr, a context manager, for the current step of a command."""
+    """Return a context manager that shows a status line on stderr, at first with this text."""
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -255,14 +258,17 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
-    """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then the paths."""
+    """Print a job's summary: the lines `numbers` of its recipe, its warnings and its paths.
+
+    A recipe without lines of its own gets tables of labels, dropped rows, totals and speed.
+    """
     lines = [*(numbers or _job_lines(summary, console)), *summary.warnings]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_paths(summary, console)
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
-    """Print tables of labels, and return the lines of dropped rows, totals and speed."""
+    """Print a table of each label column; return lines on dropped rows, totals and speed."""
     from gpuclassify.jobs.report.summary import column_labels
     from gpuclassify.workers.run_context import advice
 
@@ -295,7 +301,7 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
 
 
 def print_paths(summary: Any, console: Console) -> None:
-    """Print the count of rows left out, and the paths of quarantine, report and upload."""
+    """Print the number of rows left out, and the paths of their list, the report and the upload."""
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         left_out = counted_kinds(summary.left_out)

@@ -75,7 +75,7 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: a status, the details found, and a cure.
+    """Result of one check: a status, the details found, and advice for fixing it.
 
     ``"missing"`` is an optional part that is not installed; a ``"problem"`` keeps something that
     is installed from working.
@@ -89,7 +89,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Findings:
-    """Checks of one machine, in the order to read them."""
+    """Results of all checks of this machine, in the order of printing."""
 
     checks: tuple[Check, ...]
 
@@ -129,7 +129,7 @@ def examine() -> Findings:
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
-    """Return the installed distributions by normalised name; the first on the path counts."""
+    """Return the installed packages by normalised name; the first on the path counts."""
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
@@ -156,7 +156,10 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
 def rapids_checks(
     versions: Mapping[str, str], survey: GpuSurvey, torch_cuda: str | None = None
 ) -> Iterator[Check]:
-    """Check the RAPIDS wheels, versions by name, against each other, driver and torch."""
+    """Check that the RAPIDS wheels fit each other, the driver and torch.
+
+    `versions` holds the version of each installed package, by name.
+    """
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = install(extra_for(survey)) if survey.gpus else ""
     for base in RAPIDS:
@@ -191,13 +194,13 @@ def rapids_checks(
 
 
 def extra_for(survey: GpuSurvey) -> str:
-    """Return the extra for the driver's CUDA, or for the newest CUDA if the driver is unknown."""
+    """Return the extra to install for the driver's CUDA, or for the newest if it is unknown."""
     is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
     return "gpu-cu12" if is_older else "gpu"
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Return whether a requirement applies here, with an extra or, for "", without."""
+    """Return whether a requirement applies to this Python with an extra, or "" for no extra."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
@@ -229,7 +232,7 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
     """Find folders of this package without its files, which an uninstallation has left behind.
 
     Python imports such a folder as an empty package, in place of an editable installation.
-    `folders` are those of installed packages; default: this environment's.
+    `folders` are site-packages folders; default: those of this environment.
     """
     if folders is None:
         folders = site.getsitepackages()
@@ -343,7 +346,7 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
 
 
 def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
-    """Name the environment variables that s3fs reads, and which are set; values are not shown."""
+    """List the environment variables that s3fs reads, and the names of the ones set here."""
     found = [name for name in S3_VARIABLES if environment.get(name)]
     found += sorted(name for name in environment if name.startswith(S3_OPTIONS))
     read = ", ".join((*S3_VARIABLES, f"{S3_OPTIONS}..."))
@@ -352,7 +355,7 @@ def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check that a Hub token exists, without reading it; access to the Hub, and its cache."""
+    """Check that a Hub token exists (it is not read), that the Hub answers, and the Hub's cache."""
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -126,7 +126,7 @@ def mix(
 
 
 def _refuse_plan(passed: Mapping[str, Any]) -> None:
-    """Raise ValueError for options of a plan, which a comparison would ignore."""
+    """Raise ValueError if options that plan a mix are passed, because --compare ignores them."""
     named = [name for name, value in passed.items() if value and name != "token_field"]
     if named:
         raise ValueError(
@@ -137,7 +137,10 @@ def _refuse_plan(passed: Mapping[str, Any]) -> None:
 def _counted(
     settings: JobSettings, mixture: MixSettings, find: Callable[[Any, Any], Result]
 ) -> Result:
-    """Count tokens on the cluster; return the result of `find` for the input's frame."""
+    """Return the result of `find` for the input's Dask frame and a function that computes it.
+
+    The computation runs on the cluster of the settings, or here if the input is small.
+    """
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.sources import as_source
@@ -158,7 +161,7 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the entries of a YAML file. Raises ValueError if it is not a list of them."""
+    """Read the --weights file, a YAML list of dicts. Raises ValueError if it is anything else."""
     import yaml  # type: ignore[import-untyped]
 
     try:

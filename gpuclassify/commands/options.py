@@ -48,7 +48,7 @@ ON_ERROR_HELP = (
     "How to handle files, lines and rows that cannot be read: stop, or leave them out and count "
     "them. What --annotations list as left out never stops the command."
 )
-# Settings of the files that a command reads, and of their rows.
+# Settings of `JobSettings` for reading files and their rows.
 READING = (
     *("fields", "types", "surrogates", "on_error"),
     *("annotations", "annotations_complete"),
@@ -66,9 +66,10 @@ class ColumnName(click.ParamType):
 
 
 class GroupedOption(click.Option):
-    """Option with a group in the help.
+    """Option that the help lists under the heading `group`.
 
-    If it is not shared by classifiers, its values may begin with the name of one.
+    A shared option is for all classifiers of the command. A value of another option may begin with
+    the classifier that it is for, as in ``domain:Games``.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class GroupedOption(click.Option):
 
 
 class JobCommand(click.Command):
-    """Command whose help shows options in groups, except for the `hidden_group`.
+    """Command whose help shows options under headings, and leaves out the `hidden_group`.
 
-    `options` is called late, because it may import a library.
+    The function `options` makes the options. It is called only when this command is used, because
+    it may import a library.
     """
 
     hidden_group = ""
@@ -136,7 +138,10 @@ def options_of(
     has_defaults: bool = False,
     **attributes: Mapping[str, Any],
 ) -> list[GroupedOption]:
-    """Make options for arguments of `target`; `attributes` are for `option_of`, by name."""
+    """Make an option for each named argument of a class or function, as `option_of` does.
+
+    `attributes` holds the further arguments of `option_of`, by the argument's name.
+    """
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
         for name in names
@@ -195,7 +200,7 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return the first sentence of an argument's docstring, and its default."""
+    """Return the help of an option: the first sentence of the argument's docstring, and default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -207,7 +212,7 @@ def _help(target: object, name: str, is_many: bool) -> str:
 
 
 def run_options() -> list[GroupedOption]:
-    """Make the options to run a job."""
+    """Make the options of each command that runs a job, such as --restart and --verify."""
     return [
         GroupedOption(
             ["--restart/--resume"], default=False,
@@ -227,7 +232,7 @@ def run_options() -> list[GroupedOption]:
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Make the options of these groups of jobs' settings."""
+    """Make the options for the settings of `JobSettings` under these headings of the help."""
     return [
         option_of(JobSettings, own.name)
         for own in fields(JobSettings)
@@ -250,9 +255,9 @@ def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
 def reader_from_options(
     inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
 ) -> FileReader:
-    """Make the reader of files, and remove the `reading_options` from `options`, but --on-error.
+    """Make the reader of `inputs` from the `reading_options`, which are removed from `options`.
 
-    Columns that are `needed` are always read.
+    Only ``on_error`` stays in `options`. Columns in `needed` are always read.
     """
     names = [name for name in READING if name != "on_error"]
     values = settings_from_options({name: options.pop(name, None) for name in names})
@@ -262,7 +267,7 @@ def reader_from_options(
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option --annotate of a recipe."""
+    """Make the option --annotate for commands that run recipes."""
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 
@@ -272,7 +277,7 @@ def file_options() -> list[GroupedOption]:
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options of all classifiers' settings that have a group, by name."""
+    """Make the options of all classifiers' settings that have a heading in the help, by name."""
     options: dict[str, GroupedOption] = {}
     for family in families().values():
         for declared in fields(family.Options):
@@ -287,8 +292,8 @@ def classifier_options() -> dict[str, GroupedOption]:
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
     """Make the option of a classifier's setting.
 
-    Options of texts and numbers are not shared by classifiers, unless the metadata of the field
-    says otherwise (``is_shared``).
+    An option of texts or numbers is for one classifier alone, unless the field's metadata has
+    ``is_shared``.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -304,7 +309,7 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
 
 
 def job_options() -> list[GroupedOption]:
-    """Make the options of a job with classifiers."""
+    """Make the options of `classify` and similar commands: settings of the job and classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *classifier_options().values(),
@@ -314,7 +319,7 @@ def job_options() -> list[GroupedOption]:
 
 
 def config_options() -> list[GroupedOption]:
-    """Make the options for a file of settings."""
+    """Make --config and --dump-config, which read and write a YAML file of settings."""
     return [
         GroupedOption(
             ["--config"], group="Settings", metavar="FILE",
@@ -326,7 +331,7 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option for arguments or settings without an option."""
+    """Make the option --set, for arguments or settings that have no option of their own."""
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
@@ -348,7 +353,10 @@ def command_line(context: click.Context) -> str:
 
 
 def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Split paths into input and output; the input may be in a config file instead."""
+    """Split a command's paths into ``input`` and ``output``, the last path.
+
+    The input may be in a settings file instead. Raises ValueError if a path is missing or "-".
+    """
     if "-" in paths:
         raise ValueError(
             "'-' is no path: a job reads its input in parts and can continue after an "
@@ -363,7 +371,7 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 
 
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
-    """Read settings from the config file and the command line, which overrides the file.
+    """Read a job's settings from the file of --config and the command line, which overrides it.
 
     `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
     written to a file (``--dump-config``).
@@ -398,9 +406,11 @@ def read_recipe(
     also: Collection[str] = (),
     **paths: Any,
 ) -> tuple[JobSettings, dict[str, Any]] | None:
-    """Read settings of the job, and the recipe's `own`, from the config file and options.
+    """Read the settings of a job and of its recipe from the settings file and options.
 
-    Returns None if the settings were only written to a file (``--dump-config``).
+    `own` holds the recipe's settings that were passed as options, `also` the names of job settings
+    that only the file may have, and `paths` are ``input`` and ``output``. Returns None if the
+    settings were only written to a file (``--dump-config``).
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -452,10 +462,10 @@ def _values_for(
     names: Sequence[Any],
     meant: Sequence[Any] | None = None,
 ) -> list[str]:
-    """Return the values of an option for the classifier `family`, without its name.
+    """Return the values of an option for the classifier `family`, without its name before them.
 
-    A value that does not begin with one of the `names` is for the only classifier in `meant`, by
-    default all.
+    `names` are all classifiers of the command. A value that begins with none of them is for the
+    only classifier in `meant`, by default `names`. Raises ValueError if there are several.
     """
     meant = names if meant is None else meant
     own = []
@@ -497,9 +507,9 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint and the form of each setting of a classifier.
+    """Return the type hint of each setting of a classifier, and the form of its NAME=VALUE or "".
 
-    Empty for an unknown classifier, which fails later.
+    Returns {} for an unknown classifier, which fails later.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -551,7 +561,10 @@ def read_prompt(path: str) -> str:
 
 
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE; values are JSON, or else texts."""
+    """Parse the NAME=VALUE texts of an option to a dict; values are JSON, or else texts.
+
+    Errors show the `example`.
+    """
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
@@ -564,7 +577,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Split each NAME=VALUE into name and value."""
+    """Split the NAME=VALUE texts of an option. Raises ValueError, with the `form`, for others."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 ROWS_READ = 20
 MOST_COLUMNS = 4  # new columns that fit in a terminal
-TEXT_CHARS = 300  # characters of the text in a prompt
+TEXT_CHARS = 300  # characters of the text in a prompt that is printed
 COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magenta", "white")]
 
 
@@ -92,7 +92,7 @@ def first_texts(
     """Read the first rows of a stream of JSON lines, or of plain texts, one per line.
 
     Lines are JSON if the first one begins with a brace; they are read with the settings of
-    `reader`. Plain lines become the values of all `columns`.
+    `reader`. Each plain line becomes a row, with the line in all `columns`.
     """
     import pyarrow as pa
 
@@ -118,7 +118,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers, with a confidence column for each that supports one."""
+    """Make the classifiers of the settings, each with a confidence column if it supports one."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
@@ -129,7 +129,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return the mapper's confidence columns by label column."""
+    """Map each label column of a mapper to its confidence column, or to None if it has none."""
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -153,7 +153,7 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print one line per text, with its labels, confidences and numbers."""
+    """Print a table with a line per row: its texts, and the columns that the classifiers add."""
     import pyarrow as pa
     from rich.table import Table
     from rich.text import Text
@@ -201,7 +201,7 @@ def _print_table(
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Return the columns of spans by text column."""
+    """Map each text column to the columns that list spans (labelled character ranges) of it."""
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -213,7 +213,7 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return each text on one line, with the spans highlighted in a colour per label."""
+    """Return a table cell per row: the text, with its spans highlighted in a colour per label."""
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()
@@ -233,7 +233,7 @@ def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -
 
 
 def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
-    """Return the spans of each text on one line, each as label and text."""
+    """Return a table cell per row: the labels of its spans, each followed by the span's text."""
     cells = []
     for row in table.select([text, column]).to_pylist():
         found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
@@ -242,12 +242,12 @@ def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> lis
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
-    """Format each value on one line by its type, cut to `most_chars` characters."""
+    """Format the values of a column as table cells of at most `most_chars` characters."""
     return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a value; lists have no brackets, and scores by name are pairs of name and score."""
+    """Format a value by its Arrow type: lists without brackets, a struct of scores as pairs."""
     import pyarrow as pa
 
     types = pa.types

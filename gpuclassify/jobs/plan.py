@@ -31,7 +31,7 @@ RUNS = 4  # timed runs, whose speeds show how much the time varies
 
 @dataclass(frozen=True)
 class ClassifierPlan:
-    """Texts and tokens that one classifier or embedder reads, and the memory that it needs."""
+    """Estimates of the texts and tokens that one classifier or embedder reads, and its memory."""
 
     name: str
     model: str
@@ -152,9 +152,9 @@ def make_plan(
     seed: int,
     trial_seconds: float | None,
 ) -> Plan:
-    """Draw a sample, count its tokens, and run some of it; see `Pipeline.plan`.
+    """Plan a job: draw a sample of rows, count its tokens, and run the stages on some of it.
 
-    The `chain` of stages is checked, and prepared if it is to be run.
+    See `Pipeline.plan`. The `chain` of stages is checked, and prepared if it is to be run.
     """
     stored: list[int | None] = [None]
     if isinstance(source, FileSource):
@@ -215,7 +215,7 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows that a function leaves; if unknown, add a warning and return all."""
+    """Return the sample's rows that a function leaves; if unknown, add a warning and return all."""
     try:
         mapped = stage.map_frame(frame)
         if mapped.index.is_unique and mapped.index.isin(frame.index).all():
@@ -233,7 +233,11 @@ def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
 def _count(
     mapper: TextMapper, frame: Frame, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
 ) -> tuple[ClassifierPlan, dict[str, int]]:
-    """Tokenize texts as the mapper will; add to `tokens`, and set `nulls`, of the sample's rows."""
+    """Tokenize a sample's texts as the mapper will; return its plan, and bytes of weights by file.
+
+    The number of tokens of each row is added to `tokens`, and rows without a text are set in
+    `nulls`. Both have an item for each row of the sample.
+    """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]

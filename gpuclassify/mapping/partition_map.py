@@ -120,7 +120,10 @@ class PartitionMap(Public):
         return ()
 
     def digest(self) -> dict[str, Any]:
-        """Return what identifies results beyond `describe`: full settings, model, and code."""
+        """Return digests of full settings, model and code, used to detect that results may change.
+
+        They tell mappers apart that `describe` shows alike.
+        """
         state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
         return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
 

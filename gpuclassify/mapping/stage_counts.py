@@ -198,7 +198,7 @@ class StageCounts:
 
 
 def is_condition(name: str) -> bool:
-    """Return whether counts of this name are those of a condition, not of a mapper."""
+    """Return whether a stage of this name is a condition such as ``score > 2``, not a mapper."""
     return name.startswith(SELECT)
 
 

@@ -307,7 +307,10 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
 
 
 def _arrow_digest(value: Any) -> str:
-    """Return a digest of an Arrow array, batch or table; a pickle of one tells what was counted."""
+    """Return a digest of the content of an Arrow array, batch or table.
+
+    A pickle would differ after null counts were computed.
+    """
     import pyarrow as pa
 
     if isinstance(value, pa.RecordBatch):

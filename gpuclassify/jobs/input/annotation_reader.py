@@ -29,7 +29,7 @@ _DAMAGE = (
 )
 # Column of positions in tables that are being read; input files may have a column `PLACE`.
 ROW_POSITION = "\0place"
-# Key of a record's source: row count, first and last position by input file.
+# Key in the source of a part's record: row count, first and last position by input file.
 ANNOTATED = "annotated"
 
 
@@ -46,22 +46,22 @@ class AnnotationRange:
     count: int
     low: int  # first position
     high: int  # last position
-    left_out: tuple[str, ...]  # kinds of what was left out of the annotation file's part
-    total: int  # rows of the whole annotation file
+    left_out: tuple[str, ...]  # "file", "line" or "row" if some were left out of the file's part
+    total: int  # number of rows of the whole annotation file
     file: str  # input file, as the column `FILE` names it
 
     @property
     def is_dense(self) -> bool:
-        """Whether every position from `low` to `high` has a row."""
+        """Whether every position from `low` to `high` has a row, so that none need be read."""
         return self.high - self.low + 1 == self.count
 
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and its address; `fields` maps names in files to frames."""
+    """Columns of an annotation set, with the set's address, as readers of parts need them."""
 
     address: str
-    fields: Mapping[str, str]
+    fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
     key: str  # changes whenever the annotation set changes
     is_complete: bool  # whether every row of the input has its annotations
     labels: tuple[str, ...] = ()  # names in frames of the columns that reports count
@@ -71,7 +71,7 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of one part's annotations, which opens each annotation file once and reads a section.
+    """Reader of one part's annotations, which opens each annotation file once to read a section.
 
     The methods take the pieces of the part.
     """
@@ -95,7 +95,7 @@ class AnnotationReader:
                         self._read[number, rows] = _read_positions(rows, table), table
 
     def positions(self, piece: Any) -> np.ndarray | None:
-        """Return the positions of a piece's rows, int64 (rows,).
+        """Return the positions (row numbers or byte offsets) of a piece's rows, int64 (rows,).
 
         Returns None if no complete annotation set lists them, so that the input file must be read.
         """
@@ -111,7 +111,7 @@ class AnnotationReader:
         return np.concatenate(found)
 
     def unreadable(self, piece: Any) -> np.ndarray:
-        """Return the positions of a piece's rows that a set lists as unreadable, int64 (rows,)."""
+        """Return the positions of rows of a piece that annotations list as unreadable, int64."""
         found = [np.zeros(0, dtype=np.int64)]
         for number, ranges in enumerate(piece.annotations):
             for rows in ranges or ():
@@ -125,14 +125,14 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether a set has left out a file, or a range of it, that this piece may be in."""
+        """Return whether an annotation set may have left out this piece, or part of it, whole."""
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
             for ranges in piece.annotations
         )
 
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield the name and values of each annotation column at these positions of a piece."""
+        """Yield the name and values of each annotation column, for a piece's rows by position."""
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
             annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
@@ -151,7 +151,7 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the columns' types, which hold the values of all folders of the set."""
+        """Return the Arrow types of annotation columns, which all annotation files are cast to."""
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(
@@ -193,7 +193,7 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups that overlap rows `start` to `stop`; return the first row and a table."""
+    """Read the row groups with rows `start` to `stop`; return the number of the first row, too."""
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
@@ -222,7 +222,7 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def naming_damage(folder: str, name: str) -> Iterator[None]:
-    """Convert errors from reading a damaged file of a set to AnnotationError, which names the file.
+    """Convert errors from reading a damaged annotation file to AnnotationError, which names it.
 
     Anybody may have written the file: values may be missing or of any type.
     """

@@ -21,7 +21,7 @@ _watching: list[dict[str, Mapping[str, int]]] = []
 
 
 def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
-    """Report problems that reading a piece of the input has left out."""
+    """Report the problems that reading left out of an input's piece, for `left_out_logged`."""
     if not (counts := counts_by_kind(problems)):
         return
     if (worker := current_worker()) is not None:
@@ -60,7 +60,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def _client() -> Any:
-    """Return the current Dask client if there is one that waits, without importing distributed."""
+    """Return the current Dask client without importing distributed; None if it is asynchronous."""
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # there is none
         client = distributed and distributed.default_client()

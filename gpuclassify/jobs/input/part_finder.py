@@ -73,7 +73,7 @@ _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 
 @dataclass(frozen=True)
 class Footer:
-    """Columns and row groups of a Parquet file, or its problem."""
+    """Columns and row groups of a Parquet file, or the problem that keeps it from being read."""
 
     schema: pa.Schema
     group_bytes: tuple[int, ...] = ()  # uncompressed sizes
@@ -86,7 +86,7 @@ def read_footers(
     storage_options: dict[str, Any],
     change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
 ) -> list[Footer]:
-    """Read the footers of files, several at a time because stores answer slowly.
+    """Read the footers of Parquet files, several at a time because stores answer slowly.
 
     `change` returns a new schema from a file's schema and metadata.
     """
@@ -120,7 +120,7 @@ class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
     `reader` is a `gpuclassify.jobs.input.readers.FileReader`, whose `find_parts` describes the
-    other settings. `expected` are the paths of files of which annotations know unreadable content.
+    other settings. `expected` are paths of files whose unreadable content annotation sets list.
     """
 
     files: Sequence[InputFile]
@@ -165,7 +165,9 @@ class PartFinder:
     def schema(
         self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
     ) -> InputSchema:
-        """Return the columns of the Parquet files' footers and of samples of lines, projected.
+        """Return the columns of the footers of Parquet files and of `samples` of JSON lines.
+
+        Only the columns in `fields` are kept.
 
         Raises UnreadableInputError if nothing can be read because of the `problems`, if the types
         of a column cannot be unified, or if a column is missing.
@@ -279,7 +281,7 @@ class PartFinder:
         return parts
 
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
-        """Return the merged columns, and the schemas of files with rows.
+        """Merge the columns of Parquet files; return them, and the schemas of files with rows.
 
         A file without rows cannot contradict a type; it only adds columns that others lack.
         """
@@ -317,9 +319,9 @@ class PartFinder:
         return InputParts(joined, schema, tuple(self.files), part_bytes)
 
     def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
-        """Yield samples of JSON lines that are not blank, and the problems of unreadable pieces.
+        """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
 
-        Samples are from the beginning, middle and end of pieces in turn.
+        Samples are from the beginning, middle and end of byte ranges in turn.
         """
         most, sample_bytes = self.reader.samples, self.reader.sample_bytes
         lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
@@ -358,7 +360,7 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_bytes(self, schema: InputSchema, total_bytes: int) -> int:
-        """Return the bytes of a part: the reader's setting, or a size for some 200 parts or fewer.
+        """Return the size to cut parts to: the reader's setting, or one for some 200 parts.
 
         The cluster does not matter, because a job may continue on another one.
         """
@@ -371,7 +373,7 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read in pieces."""
+        """Paths of files that cannot be read from the middle, such as compressed ones."""
         options = self.reader.storage_options
         return {
             file.path
@@ -407,7 +409,7 @@ class PartFinder:
         ]
 
     def _input_schema(self, columns: pa.Schema) -> InputSchema:
-        """Return the schema of the files' columns and their folders', projected to `fields`."""
+        """Return the files' `columns` that are in `fields`, with columns of folders and paths."""
         paths, reader = [file.path for file in self.files], self.reader
         types = declared_types(paths, reader.storage_options) | dict(reader.types or {})
         by_folders = [
@@ -489,7 +491,7 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
-    """Group neighbouring row groups into runs of at least `part_bytes`; return their numbers."""
+    """Join neighbouring row groups to runs of at least `part_bytes`; return each run's numbers."""
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
     size = 0

@@ -100,7 +100,10 @@ class Part:
 
     @property
     def position_range(self) -> tuple[float, float] | None:
-        """First and end position that the piece's rows can have; None if the file must be read."""
+        """First and end position of the piece's rows; None if they are unknown before reading.
+
+        Positions are row numbers in Parquet files, and byte offsets in JSON lines.
+        """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
             return self.rows[0] + first, self.rows[0] + end
@@ -158,7 +161,7 @@ class InputSchema:
 
     @property
     def pathless(self) -> pa.Schema:
-        """Columns without `path_field`."""
+        """Columns except `path_field`, which holds the path of each row's file."""
         return pa.schema([column for column in self.arrow if column.name != self.path_field])
 
     @property
@@ -169,7 +172,7 @@ class InputSchema:
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
 
     def drop_annotations(self) -> InputSchema:
-        """Return the schema without annotation columns, which may leave none."""
+        """Return the schema without annotation columns; it may have no column left."""
         dropped = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in dropped]
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
@@ -190,7 +193,7 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, their schema, and the files."""
+    """Parts of an input, with their common schema, all files, and the size that parts aim at."""
 
     parts: tuple[Part, ...]
     schema: InputSchema
@@ -322,7 +325,10 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read a piece of a file; problems at `known` positions, None for the whole, do not raise."""
+    """Read one piece of a part, without annotations, as `read_table` does.
+
+    Problems at `known` positions do not raise; None is the position of problems of whole files.
+    """
     share = 1.0
     try:
         if part.problem is not None:
@@ -364,7 +370,7 @@ def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Tabl
 
 
 class RowChoice(Protocol):
-    """Rule that chooses rows by some of their columns."""
+    """Rule that chooses rows by some of their columns, such as a condition."""
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -410,7 +416,10 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Yield the runs of row groups that hold these positions; lines and shares stay whole."""
+    """Cut a piece of a Parquet file to the runs of row groups with rows at these positions.
+
+    JSON lines, and pieces that are a share of their rows, are yielded whole.
+    """
     if part.row_groups is None or part.share is not None:
         yield part
         return
@@ -481,10 +490,10 @@ def read_lines(
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """Return the first lines, and their stored bytes if the limit on stored bytes was reached.
+    """Return the first lines of a stream, and their stored bytes if these reached the limit.
 
-    The second value is 0 if another limit or the end of the stream was reached. `tell` returns the
-    number of compressed bytes that the stream has read.
+    The number of stored bytes is 0 if another limit or the end of the stream was reached. `tell`
+    returns the number of compressed bytes that the stream has read.
     """
     lines: list[bytes] = []
     rows, line_bytes, stored_bytes = 0, 0, 0
@@ -500,7 +509,10 @@ def first_lines(
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Read row groups with the columns of `schema`, which are null if the file lacks them."""
+    """Read the row groups of a piece; return the good rows, and the problems of the others.
+
+    Columns that the file lacks are null.
+    """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         groups = list(part.row_groups or ())
@@ -540,7 +552,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error for a problem of a part, with the cure."""
+    """Return the error for a problem of a part, with the advice of `CURES`."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)

@@ -67,10 +67,10 @@ def _types(types: Any) -> dict[str, str] | None:
 
 @declared
 class FileReader(Declared):
-    r"""Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`, in the formats of their names.
+    r"""Reader of Parquet and JSON lines files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
 
-    Parquet files and JSON lines may be one input. A column then has a type that holds the values of
-    both, and is null in files that lack it.
+    The names of files give their formats, and one input may have both. A column then has a type
+    that holds the values of both, and is null in files that lack it.
 
     Parameters
     ----------
@@ -168,14 +168,14 @@ class FileReader(Declared):
         return self.code()
 
     def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return a reader of some of the files; its schema has the columns `known` in any case."""
+        """Return a copy that reads only these files; its schema has the columns `known` anyway."""
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
         narrowed._set("known", known)
         return narrowed
 
     def with_fields(self, fields: Iterable[str]) -> FileReader:
-        """Return a reader of these columns."""
+        """Return a copy of the reader that reads only these columns."""
         projected = copy.copy(self)
         projected._set("fields", _distinct(tuple(fields)))
         return projected
@@ -239,7 +239,7 @@ class FileReader(Declared):
 
 @declared
 class JsonlReader(FileReader):
-    """JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
+    """Reader of JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ class JsonlReader(FileReader):
 
 @declared
 class ParquetReader(FileReader):
-    """Parquet files as the input of a `gpuclassify.jobs.pipeline.Pipeline`.
+    """Reader of Parquet files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
 
     Its arguments are those of `FileReader`.
     """
@@ -334,7 +334,7 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
     """Return a reader's lazy frame of these columns, or any other dataset unchanged.
 
-    If only annotations are read, the input's text is not opened.
+    If all of them are annotations, no text of the input is read.
     """
     check_choice("on_error", on_error, ON_ERROR)
     if not isinstance(dataset, FileReader):
@@ -385,9 +385,9 @@ def rows_of(
     read: Iterable[tuple[str, pa.Table | Lines]],
     on_error: str,
 ) -> pd.DataFrame:
-    """Return rows that were read of `files` as a frame, with the columns of the reader.
+    """Convert rows that were read from `files` to a pandas frame with the reader's columns.
 
-    Each entry of `read` is a path, and rows of a Parquet file or lines.
+    Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
     schema = PartFinder(files, reader, on_error, (), reader.fields).schema(lines)

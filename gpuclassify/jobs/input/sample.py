@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
     from gpuclassify.frames import Frame
 
-# Number and size of the stretches read from JSON lines. A compressed file is read at its beginning,
-# up to four times that many stored bytes.
+# Number and size of the byte ranges read from JSON lines. A compressed file is read at its
+# beginning, up to four times that many stored bytes.
 STRETCHES, STRETCH_BYTES = 64, 128 << 10
 MOST_BYTES = 256 << 20  # stored bytes of row groups, which are read whole
 MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to compute
 
 
 class Piece(NamedTuple):
-    """Rows drawn from one piece of an input."""
+    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition."""
 
     frame: Frame
-    rows: float  # rows of the whole piece
+    rows: float  # number of rows of the whole piece
     size: float  # size of the whole piece: rows, bytes or 1
 
 
@@ -44,9 +44,9 @@ class Sample:
     """Uniform sample of an input's rows, and estimates for the whole input."""
 
     frame: Frame
-    rows: float  # rows of the input
+    rows: float  # number of rows of the input
     is_exact: bool  # whether `rows` was counted, not estimated
-    pieces: int  # pieces of the input that were drawn
+    pieces: int  # number of pieces of the input that were drawn
     left_out: Counter[str]  # unreadable files and lines, by kind
     textless: Counter[str] = field(default_factory=Counter)  # rows of files without any text
 
@@ -54,9 +54,10 @@ class Sample:
     def of(
         cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
     ) -> Sample:
-        """Join rows of the pieces, in proportion to their rows; `size` is the whole input's.
+        """Join up to `rows` drawn rows of the pieces, in proportion to the pieces' rows.
 
-        Raises UnreadableInputError if the pieces have no rows.
+        `size` is the size of the whole input, in the unit of the pieces' sizes. Raises
+        UnreadableInputError if the pieces have no rows.
         """
         from dask.dataframe.dispatch import concat
 
@@ -86,10 +87,11 @@ def sample_files(
     text_fields: Sequence[str] = (),
     stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[Sample, float]:
-    """Draw rows from all over the parts of files; return them, and the largest part's fraction.
+    """Draw rows from all over the parts of files, used to plan a job.
 
-    The same seed draws the same rows. A large compressed file is read only at its beginning, as
-    nothing else can be read separately.
+    Returns the rows, and the largest part's fraction of the input. The same seed draws the same
+    rows. A large compressed file is read only at its beginning, as nothing else can be read
+    separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -168,11 +170,11 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Draw one piece from each of up to `most` equal runs of pieces, in order."""
+    """Draw the numbers of up to `most` pieces spread over all, one from each of equal runs."""
     runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
     return [int(rng.choice(run)) for run in runs]
 
 
 def _pick(frame: Frame, most: int, seed: int) -> Frame:
-    """Return at most `most` rows, at random."""
+    """Return at most `most` random rows of a frame."""
     return frame.iloc[np.random.default_rng(seed).permutation(len(frame))[:most]]
