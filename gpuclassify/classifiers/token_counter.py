@@ -105,7 +105,7 @@ class PinnedTokenizer(PinnedModel):
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Return a new tokenizer."""
+        """Load a new tokenizer from the pinned files."""
         from gpuclassify.models.tokenizer_files import read_tokenizer
 
         identity, cache_dir = self.checkpoint.identity, self.options.cache_dir

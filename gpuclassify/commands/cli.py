@@ -61,11 +61,20 @@ COLLECTED_SELDOM = (100_000, 20, 100)
 
 
 class Visible(logging.Formatter):
-    """Formatter that escapes control characters, so that a terminal does not interpret them."""
+    """Formatter that escapes control characters, so that a terminal does not interpret them.
+
+    Arguments in messages become options of the running command.
+    """
+
+    context: click.Context | None = None  # of `main`
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record, and escape control characters."""
-        return visible(super().format(record))
+        text = super().format(record)
+        if self.context is not None:
+            command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
+            text = with_options(text, command)
+        return visible(text)
 
 
 class Once(logging.Filter):
@@ -149,7 +158,9 @@ def main(context: click.Context, debug: bool) -> None:
     atexit.register(gc.freeze)
     context.obj = {"debug": debug, "began": time.perf_counter()}
     handler = logging.StreamHandler()
-    handler.setFormatter(Visible("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    formatter = Visible("%(asctime)s %(name)s %(levelname)s %(message)s")
+    formatter.context = context
+    handler.setFormatter(formatter)
     handler.addFilter(Once())
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from gpuclassify.jobs.report.summary import ColumnLabels, JobSummary
 
 # Matches in a message: whole calls, which stay unchanged; or an argument outside of calls, with
-# True or False, a word, a single pair, the beginning of any other value that is no collection, or
-# no value.
+# True or False, a word, a list or dict, the beginning of any other value, or no value.
 ARGUMENT = re.compile(
     r"\w\((?:[^()]|\([^()]*\))*\)"
     r"|(?<![^\s(])([a-z]\w*)="
-    r"(?:(True|False)\b|\"([\w-]+)\"|\{[\"']([^\"']+)[\"']: [\"'](\w+)[\"']\}"
+    r"(?:(True|False)\b|\"([\w-]+)\"|(\{[^{}]*\}|\[[^\[\]]*\])"
     r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
 OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # arguments and options
+OF_ANNOTATE = ("redo_changed",)  # arguments that other commands advise
 FAILED, LEFT_OUT = 1, 3
 MOST_LABELS = 30  # labels in a table
 END_SECONDS = 15  # seconds until an interrupted command ends, even if something hangs
@@ -70,28 +71,57 @@ def wrong_call_exits() -> Iterator[None]:
 
 def with_options(message: str, command: click.Command) -> str:
     """Return the message with the command's options in place of the library's arguments."""
-    from gpuclassify.commands.settings import JobSettings, setting_names
+    from gpuclassify.commands.settings import JobSettings, families, setting_names
 
     options = {option.name: option for option in command.params if isinstance(option, click.Option)}
     settings = setting_names(JobSettings)
+    others: Collection[str] = ()  # settings of classifiers that have no option, for --set
+    if "classifiers" in options and "others" in options:
+        others = {name for family in families().values() for name in setting_names(family.Options)}
 
     def replace(argument: re.Match[str]) -> str:
-        name, flag, word, key, value, begun = argument.groups()
+        name, flag, word, collection, begun = argument.groups()
         option = options.get(OTHER_NAMES.get(name, name))
-        if option is None or option.is_flag != bool(flag):
+        if option is None and name in others:
+            value = word or (flag or "").lower()
+            return f"--set {name}={value}" if value or begun is not None else argument[0]
+        has_value = bool(word or collection) or begun is not None
+        if option is None or (has_value if option.is_flag else flag):
             return argument[0]
         names = option.secondary_opts if flag == "False" else option.opts
         if not names:
             return argument[0]
-        shown = f"{key}={value}" if key else word
-        return max(names, key=len) + (f" {shown}" if shown else " " * (begun is not None))
+        shown = max(names, key=len)
+        if collection:
+            values = _values(collection)
+            return argument[0] if values is None else " ".join([f"{shown} {v}" for v in values])
+        return shown + (f" {word}" if word else " " * (begun is not None))
 
     def drop(argument: re.Match[str]) -> str:
         name = OTHER_NAMES.get(argument[1], argument[1])
-        return "" if name in settings and name not in options else argument[0]
+        if name not in settings or name in options:
+            return argument[0]
+        if name in OF_ANNOTATE:
+            return f" (`gpuclassify annotate --{name.replace('_', '-')}`)"
+        return ""
 
     # An option that the command lacks, such as " (redo_changed=True)".
     return ARGUMENT.sub(replace, LACKED.sub(drop, message))
+
+
+def _values(text: str) -> list[str] | None:
+    """Return the values of a list, or NAME=VALUE of a dict; None if they are not plain."""
+    try:
+        parsed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    pairs = parsed.items() if isinstance(parsed, dict) else ()
+    items: list[Any] = [
+        f"{name}={value}" if isinstance(name, str) and type(value) in (str, int, float) else None
+        for name, value in pairs
+    ]
+    items += parsed if isinstance(parsed, list) else []
+    return items if items and all(isinstance(item, str) for item in items) else None
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
             return
         if settings.where:
             raise ValueError(
-                "a preview reads the first rows of the input alone: leave out where=, or take "
+                "a preview reads the first rows of the input alone: leave out where, or take "
                 "`gpuclassify show`"
             )
         most = settings.limit or ROWS_READ

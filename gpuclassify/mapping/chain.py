@@ -135,7 +135,7 @@ class Chain(PartitionMap):
             frame = mapper.meta(frame)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with every mapper's columns."""
+        """Return an empty frame with the columns that all mappers add."""
         for mapper in self.mappers:
             frame = mapper.meta(frame)
         return frame

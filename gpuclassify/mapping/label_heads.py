@@ -33,7 +33,7 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads that label each text and filter rows by it."""
+    """Base class of heads that give each text a label or scores, and filter rows by them."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -46,7 +46,7 @@ class LabelHead(Head):
         return list(self.options.labels or self.model.checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the labels to filter by exist."""
+        """Raise ValueError if `filter_by` names a label that the model does not have."""
         self.check_labels(*(self.options.filter_by or ()))
 
     @property
@@ -262,7 +262,7 @@ class MultiLabelHead(CategoryHead):
         return passed
 
     def check_settings(self) -> None:
-        """Check settings as `CategoryHead`; raise ValueError for thresholds of unknown labels."""
+        """Raise ValueError as `CategoryHead` does, and for thresholds of unknown labels."""
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
             self.check_labels(*dict(self.options.thresholds))
@@ -321,7 +321,7 @@ class RegressionHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimums of unknown outputs."""
+        """Raise ValueError for settings of labels, and for minimum scores of unknown outputs."""
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
         for name, default in labels:

@@ -115,7 +115,7 @@ class LinesRunner(Runner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Hold the model in memory; see `Runner.lease`."""
+        """Keep the model in memory within a ``with`` block; see `Runner.lease`."""
         return self.runner.lease(device, dtype)
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -189,7 +189,7 @@ class LineScores:
 
 
 class LinesHead(Head):
-    """Head for columns about the lines of a text, and the filter by the share of kept lines.
+    """Head that writes columns about the lines of texts, and filters by the share of kept lines.
 
     Scores of lines come from another head, a `LabelHead`.
     """
@@ -235,7 +235,7 @@ class LinesHead(Head):
         return {name: make() for name, make in makers.items() if name is not None}
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Apply the minimum share of kept lines; see `Head.passes`."""
+        """Return the mask of texts with the minimum share of kept lines; see `Head.passes`."""
         least = self.options.min_kept_share
         return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 

@@ -15,7 +15,7 @@ from gpuclassify import DomainClassifier, QualityClassifier, Select
 from gpuclassify.corpus.scores.sampling import draw_rows
 from gpuclassify.jobs.input.annotation_reader import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
-from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
+from gpuclassify.jobs.input.readers import FileReader, ParquetReader, frame_of, read_files
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -685,3 +685,26 @@ def test_no_damage_of_a_file_changes_what_is_read(crawl, tmp_path, damage):
         path.write_bytes(content)
     # A bit of a page that is not read does not matter.
     assert {"job.json", "manifest.jsonl"} | ({"part"} if damage != "flip" else set()) <= outcomes
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_each_of_many_files_in_a_part_gets_its_own_annotations(tmp_path, kind):
+    """More files than Arrow keeps in order when it groups rows."""
+    root = tmp_path / "crawl"
+    root.mkdir()
+    for number in range(200):
+        frame = pd.DataFrame({"text": [f"{number} {row}" for row in range(3)]})
+        if kind == "parquet" and number:
+            frame.to_parquet(root / f"part-{number:03}.parquet")
+        else:
+            frame.to_json(root / f"part-{number:03}.jsonl", orient="records", lines=True)
+    with (root / "part-000.jsonl").open("a") as file:
+        file.write("a broken line\n")
+    notes = str(tmp_path / "notes")
+    stages = [lambda frame: frame.assign(same=frame["text"]), AnnotationWriter(notes)]
+    reader = FileReader(str(root), part_bytes=10**9)
+    Pipeline([reader, *stages], on_error="quarantine").run()
+    found = frame_of(FileReader(str(root), annotations=notes)).compute()
+    assert len(found) == 600
+    assert found["same"].tolist() == found["text"].tolist()

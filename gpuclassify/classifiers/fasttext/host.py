@@ -51,7 +51,7 @@ class HostError(RuntimeError):
 
 
 class HostClient:
-    """Pool of connections to a host process, one per active thread, at most one per core.
+    """Pool of connections to a model's host process: one per active thread, at most one per core.
 
     Connections are closed with this object, and the host ends after the last one. The `revision`
     distinguishes a file from earlier files at its `path`.

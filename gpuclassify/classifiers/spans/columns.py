@@ -273,6 +273,6 @@ class SpanValues:
 
     @property
     def share(self) -> np.ndarray:
-        """Share of each text's characters in spans, float32 (texts,)."""
+        """Share of each text's characters that are in spans, float32 (texts,)."""
         chars = np.maximum(self.texts.char_counts, 1)
         return (self.spans.covered() / chars).astype(np.float32)

@@ -76,7 +76,7 @@ def _column_names(names: Any) -> tuple[str, ...]:
 
 @declared
 class MergedSpans(Declared, RowWiseMap):
-    """Mapper of `merge_spans`, with its arguments."""
+    """Mapper that `merge_spans` returns, with the arguments of that function as settings."""
 
     fields: Sequence[str] = setting(kw_only=False, convert=_column_names)
     text_field: str = "text"
@@ -86,7 +86,10 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Check `redact`, and set the default of `redacted_field`."""
+        """Set the default of `redacted_field`.
+
+        Raises TypeError or ValueError if `redact` is invalid.
+        """
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
 
@@ -108,7 +111,7 @@ class MergedSpans(Declared, RowWiseMap):
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the columns to read, and none of the new ones."""
+        """Raise unless the frame has the columns of spans and text, and none of the new columns."""
         columns = list(frame.columns)
         for name in self.fields:
             check_is_there(name, columns, "fields", "column of spans")

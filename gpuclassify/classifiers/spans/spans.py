@@ -26,7 +26,7 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of several texts, sorted by text and by start."""
+    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start."""
 
     text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
     starts: np.ndarray  # first character, int64 (spans,)

@@ -90,7 +90,7 @@ class ItemFiles:
         }
 
     def _files(self) -> list[InputFile]:
-        """List the files of all paths, each once. A path's files have the same format."""
+        """List the files of all paths, each once."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -158,8 +159,8 @@ def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
     """Move rows with equal values of `column` to one partition.
 
-    `gathered` partitions become one before, because rows of keys are so small that shuffling them
-    in the partitions of the texts would spend most of the time on tasks.
+    Before, `gathered` partitions are joined into one, because rows of keys are so small that
+    shuffling them in the partitions of the texts would spend most of the time on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
@@ -167,10 +168,11 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 
 def choose_shuffle() -> str | None:
     """Return Dask's shuffle method: None, its default, on a cluster, else "tasks", in memory."""
+    distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
+    if distributed is None:
+        return "tasks"
     try:
-        from distributed import get_client
-
-        get_client()
+        distributed.get_client()
     except ValueError:
         return "tasks"
     return None

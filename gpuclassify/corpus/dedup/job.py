@@ -65,7 +65,7 @@ class DedupSummary:
 
     @property
     def output(self) -> str:
-        """Output directory."""
+        """Path or URL of the output directory."""
         return self.removal.output
 
     @property
@@ -152,7 +152,7 @@ class Deduplicate(Recipe):
     }
 
     def check_together(self) -> None:
-        """Raise TypeError unless the settings of a method and a writer are passed."""
+        """Raise TypeError unless `duplicates` are such settings, and `writer` is a file writer."""
         duplicates, writer = self.duplicates, self.writer
         if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
             types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"

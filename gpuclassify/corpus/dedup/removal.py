@@ -77,7 +77,7 @@ def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame)
 
 
 def check_single(frame: Frame, name: str) -> None:
-    """Raise ValueError if several columns have this name."""
+    """Raise ValueError if several columns of a frame have this name."""
     count = [*frame.columns].count(name)
     if count > 1:
         raise ValueError(f"{count} columns are called {name!r}: rename all but one")

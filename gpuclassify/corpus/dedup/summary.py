@@ -193,7 +193,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if a limit is exceeded; None is no limit."""
+    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit."""
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(

@@ -22,6 +22,7 @@ from gpuclassify.corpus.statistics.quantiles import (
     Compute,
     ScoreColumns,
     compute_here,
+    group_value,
     weighted_quantiles,
 )
 from gpuclassify.frames import Frame, LazyFrame, backend_of
@@ -45,9 +46,9 @@ class ScoreEdges(Saved):
     ----------
     n : int
         Number of buckets, from 0 for the lowest scores to n - 1.
-    edges : dict of str to dict of str to list of float
-        Lowest score of each bucket except the first (n - 1 numbers), by score column and group.
-        Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    edges : dict of str to dict to list of float
+        Lowest score of each bucket except the first (n - 1 numbers), by score column and value of
+        `by`, such as ``"de"``, and None for null; without groups there is one, None.
     by : str, optional
         Column of groups.
     weight : str, optional
@@ -55,7 +56,7 @@ class ScoreEdges(Saved):
     """
 
     n: int
-    edges: Mapping[str, Mapping[str, Sequence[float]]]
+    edges: Mapping[str, Mapping[Any, Sequence[float]]]
     by: str | None = None
     weight: str | None = None
 
@@ -148,7 +149,11 @@ def find_edges(
 
     edges = weighted_quantiles(dataset, columns, ranks, compute)
     _refuse_empty(edges)
-    return ScoreEdges(n, edges, columns.by, columns.weight)
+    by_value = {
+        name: {group_value(key): own for key, own in groups.items()}
+        for name, groups in edges.items()
+    }
+    return ScoreEdges(n, by_value, columns.by, columns.weight)
 
 
 def add_buckets(
@@ -253,9 +258,9 @@ class ScoreBuckets(Declared, RowWiseMap):
         for column, (name, edges) in zip(buckets, self.edges.edges.items(), strict=True):
             values = self.columns.values(frame, name).astype(np.float64)
             for code, group in enumerate(groups):
-                if group in edges:
+                if (own := edges.get(group_value(group))) is not None:
                     rows = (codes == code) & ~np.isnan(values)
-                    column[rows] = np.digitize(values[rows], edges[group])
+                    column[rows] = np.digitize(values[rows], own)
         if self.combine == "max":
             combined = buckets.max(0, initial=UNKNOWN)
         else:  # minimum of the known buckets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from gpuclassify.corpus.statistics.quantiles import (
     cells_of,
     compute_here,
     group_key,
+    group_value,
     refuse_many,
     require_columns,
 )
@@ -74,8 +74,8 @@ class Mix(Saved):
         Columns whose combined values define a cell.
     tokens : float
         Total tokens of the mixture.
-    cells : dict of str to MixCell
-        Cells, by a JSON list of the values of `by`.
+    cells : dict of tuple to MixCell
+        Cells, by the values of `by`, such as ``("News", 3)``; None for null.
     max_epochs : float
     """
 
@@ -83,7 +83,7 @@ class Mix(Saved):
 
     by: list[str]
     tokens: float
-    cells: Mapping[str, MixCell]
+    cells: Mapping[Any, MixCell]
     max_epochs: float
 
     @classmethod
@@ -155,8 +155,7 @@ class Mix(Saved):
         """Raise ValueError unless cells have a value for each column, and numbers are in range."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
-            values = json.loads(name)
-            if not isinstance(values, list) or len(values) != len(self.by):
+            if not isinstance(name, tuple) or len(name) != len(self.by):
                 raise ValueError(f"the cell {name!r} has no value for each of {self.by}")
             numbers = (cell.rows, cell.tokens, cell.asked, cell.missing)
             if not all(0 <= number < np.inf for number in numbers):
@@ -207,10 +206,11 @@ class Mix(Saved):
         self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
     ) -> MixComparison:
         """Count the cells of a selection by the result of `counting`, and compare them."""
-        found = counting.count(dataset, compute)
+        counts = counting.count(dataset, compute)
+        found = {group_value(cell): count for cell, count in counts.items()}
         nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
         cells = {}
-        for name in sorted({*self.cells, *found}):
+        for name in sorted({*self.cells, *found}, key=group_key):
             cell, (rows, tokens) = self.cells.get(name, nothing), found.get(name, (0, 0))
             given, asked = tokens * cell.epochs, cell.asked
             # Rounding of epochs leaves less than a token.
@@ -309,11 +309,11 @@ class MixComparison:
 
     Attributes
     ----------
-    cells : dict of str to SelectedCell
-        Cells of the mixture and of the selection, by a JSON list of the values of `by`.
+    cells : dict of tuple to SelectedCell
+        Cells of the mixture and of the selection, by the values of `by`; None for null.
     """
 
-    cells: Mapping[str, SelectedCell]
+    cells: Mapping[tuple[Any, ...], SelectedCell]
 
     def __repr__(self) -> str:
         header = ("cell", "rows planned", "rows", "tokens", "epochs", "given", "asked", "missing")
@@ -331,7 +331,7 @@ class MixComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
-        return asdict(self)
+        return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
 
 
 @declared
@@ -392,7 +392,8 @@ class MixSettings(Declared):
             dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
         ]
         matched = _matched(entries, self.names, counts)
-        cells = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        planned = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        cells = {group_value(cell): each for cell, each in planned.items()}
         mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
         if mix.missing:
             logger.warning("%s", mix.notes()[-1])
@@ -442,10 +443,10 @@ def _matched(
         cells = [
             cell
             for cell in counts
-            if all(group_key(json.loads(cell)[index]) == key for index, key in wanted.items())
+            if all(group_key(group_value(cell)[index]) == key for index, key in wanted.items())
         ]
         if not cells:
-            known = ", ".join([*map(_name, counts)][:10])
+            known = ", ".join([*map(_name, map(group_value, counts))][:10])
             raise ValueError(f"weights= has {entry!r}, and no row is of it; cells are {known}")
         for cell in cells:
             if cell in owners:
@@ -475,17 +476,17 @@ def _planned(
     return cells
 
 
-def _name(cell: str) -> str:
-    return ", ".join("null" if value is None else str(value) for value in json.loads(cell))
+def _name(cell: tuple[Any, ...]) -> str:
+    return ", ".join("null" if value is None else str(value) for value in cell)
 
 
-def _line(name: str, cell: MixCell) -> tuple[str, ...]:
+def _line(name: tuple[Any, ...], cell: MixCell) -> tuple[str, ...]:
     numbers = (cell.rows, cell.tokens, cell.asked)
     missing = short_number(cell.missing) if cell.missing else "–"
     return (_name(name), *map(short_number, numbers), f"{cell.epochs:.3g}", missing)
 
 
-def _selected_line(name: str, cell: SelectedCell) -> tuple[str, ...]:
+def _selected_line(name: tuple[Any, ...], cell: SelectedCell) -> tuple[str, ...]:
     rows, selected = (f"{number:,}" for number in (cell.planned_rows, cell.rows))
     tokens, given, asked = map(short_number, (cell.tokens, cell.given, cell.asked))
     missing = short_number(cell.missing) if cell.missing else "–"

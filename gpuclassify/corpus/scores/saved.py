@@ -9,11 +9,12 @@ import os
 import posixpath
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
 
+from gpuclassify.corpus.statistics.quantiles import group_key, group_value
 from gpuclassify.hub.saving import replace_file
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
@@ -31,7 +32,10 @@ _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class Saved:
-    """Base class of results that are saved as JSON: frozen dataclasses of plain values."""
+    """Base class of results that are saved as JSON: frozen dataclasses of plain values.
+
+    Keys of a ``Mapping[Any, ...]`` are values of groups, and have their `group_key` in the file.
+    """
 
     what: ClassVar[str]  # description of the content, for errors
 
@@ -82,11 +86,11 @@ class Saved:
 
     def as_json(self) -> str:
         """Return the JSON text that `save` writes."""
-        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
+        return json.dumps(_encoded(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
         """Return the SHA-256 of all values, used to detect changes and to compare settings."""
-        content = json.dumps(asdict(self), sort_keys=True).encode()
+        content = json.dumps(_encoded(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
@@ -128,6 +132,18 @@ def write_file(
     store.replace(name, content)
 
 
+def _encoded(value: Any, hint: Any = Any) -> Any:
+    """Convert a value of a hint's type to JSON data."""
+    if is_dataclass(value):
+        hints = get_type_hints(type(value))
+        return {f.name: _encoded(getattr(value, f.name), hints[f.name]) for f in fields(value)}
+    if isinstance(value, Mapping):
+        names, items = get_args(*kinds_of(hint))
+        key = str if names is str else group_key
+        return {key(name): _encoded(item, items) for name, item in value.items()}
+    return value
+
+
 def _decoded(value: Any, hint: Any, where: str) -> Any:
     """Convert JSON data to the type of the hint; `where` names it in errors.
 
@@ -148,7 +164,11 @@ def _decoded(value: Any, hint: Any, where: str) -> Any:
         return cast(Any, kind)(**values)
     is_object = not inner or len(inner) > 1
     if is_object and inner and isinstance(value, dict):
-        return {k: _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
+        key = str if inner[0] is str else group_value
+        items = {key(k): _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
+        if len(items) < len(value):  # 1 and true
+            raise ValueError(f"{where} has groups that are equal")
+        return items
     if not is_object and isinstance(value, list):
         return [_decoded(item, inner[0], where) for item in value]
     words, types = _PLAIN.get(kind, ("an object" if is_object else "a list", ()))

@@ -151,7 +151,8 @@ class ApplyThresholds(Declared, RowFilter):
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        known = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
+        by_key = self.thresholds.of_groups()
+        known = [by_key.get(group, self.thresholds.pooled) for group in groups]
         numbers = [np.nan if group is None else group.threshold for group in known]
         # Compare in the column's precision, because labelled rows may have been saved in it.
         least = np.array(numbers, np.float64).astype(values.dtype)[codes]
@@ -172,9 +173,9 @@ class ApplyThresholds(Declared, RowFilter):
             return None
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        probabilities = np.full(len(values), np.nan)
+        probabilities, by_key = np.full(len(values), np.nan), self.thresholds.of_groups()
         for code, name in enumerate(groups):
-            group, rows = self.thresholds.groups.get(name, self.thresholds.pooled), codes == code
+            group, rows = by_key.get(name, self.thresholds.pooled), codes == code
             if group is not None and group.calibration:
                 probabilities[rows] = calibrated(group.calibration, values[rows])
         return probabilities

@@ -8,8 +8,10 @@ do not depend on partitions or their order. A pass that would need too many sums
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -139,13 +141,30 @@ def require_columns(frame: Frame, names: Iterable[str]) -> None:
 def group_key(value: Any) -> str:
     """Return a group's value as JSON, so that 1, "1" and null are distinct.
 
-    1.0 becomes 1, because pandas converts whole numbers to floats in a column with null.
+    1.0 becomes 1, because pandas converts whole numbers to floats in a column with null. A tuple of
+    values becomes a list.
     """
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(group_key, value))}]"
     if pd.isna(value):
         return ALL
     plain = plain_value(value)
     is_whole = isinstance(plain, float) and plain.is_integer()
     return json.dumps(int(plain) if is_whole else plain, default=str)
+
+
+def group_value(key: str) -> Any:
+    """Return the value of a `group_key`: a text, number, True, False, None, or a tuple of them.
+
+    Raises ValueError for other keys.
+    """
+    with contextlib.suppress(ValueError, RecursionError, TypeError):
+        value = json.loads(key)
+        value = tuple(value) if isinstance(value, list) else value
+        hash(value)  # raises for lists and objects
+        if group_key(value) == key:
+            return value
+    raise ValueError(f"{reprlib.repr(key)} is no value of a group as JSON")
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:

@@ -176,10 +176,10 @@ class TrainedHead:
             few rows.
         """
         settings = fit_settings(
-            label_field=label_field,
-            text_field=text_field,
             kind=kind,
             task=task,
+            text_field=text_field,
+            label_field=label_field,
             group=group,
             balanced=balanced,
             class_weight=class_weight,
@@ -374,24 +374,16 @@ class TrainedHead:
         )
 
 
-def fit_settings(
-    *,
-    kind: str,
-    balanced: bool,
-    class_weight: str | Mapping[Any, float] | None,
-    hidden_size: int | None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Return the settings of `TrainedHead.fit` that its record holds.
+def fit_settings(**arguments: Any) -> dict[str, Any]:
+    """Return the settings of a head's record, from the arguments of `TrainedHead.fit`.
 
     Raises TypeError or ValueError if one of them is invalid.
     """
-    settings = {
-        "kind": kind,
-        **others,
-        "balanced": balanced or class_weight == "balanced",
-        "class_weight": None if class_weight == "balanced" else by_label(class_weight),
-        "hidden_size": hidden_size if kind == "mlp" else None,
+    weight = arguments["class_weight"]
+    settings = arguments | {
+        "balanced": arguments["balanced"] or weight == "balanced",
+        "class_weight": None if weight == "balanced" else by_label(weight),
+        "hidden_size": arguments["hidden_size"] if arguments["kind"] == "mlp" else None,
     }
     _check_fit(settings)
     return settings

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from gpuclassify.jobs.input.files import open_parquet
 from gpuclassify.jobs.ledger.arrow_types import cast, changed, restored
-from gpuclassify.jobs.ledger.encoding import LEFT_OUT, PLACE
+from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import UnreadableInputError
@@ -48,6 +48,7 @@ class AnnotationRange:
     high: int  # last position
     left_out: tuple[str, ...]  # kinds of what was left out of the annotation file's part
     total: int  # rows of the whole annotation file
+    file: str  # input file, as the column `FILE` names it
 
     @property
     def is_dense(self) -> bool:
@@ -160,7 +161,7 @@ class AnnotationReader:
         ranges: Sequence[AnnotationRange],
         fields: Mapping[str, str],
     ) -> Iterator[tuple[AnnotationRange, pa.Table]]:
-        names = [*fields]
+        names = [*fields, FILE]
         names += [PLACE] * any(not rows.is_dense for rows in ranges)
         names += [LEFT_OUT] * any(rows.left_out for rows in ranges)
         start = min(rows.first for rows in ranges)
@@ -169,7 +170,7 @@ class AnnotationReader:
         store = open_store(columns.address, self._schema.storage_options).below(name)
         with store.reading() as file:
             first, table = _read_row_groups(file, names, start, stop, ranges[0].total)
-        types = {**self._types(fields), PLACE: pa.int64(), LEFT_OUT: pa.string()}
+        types = {**self._types(fields), FILE: pa.string(), PLACE: pa.int64(), LEFT_OUT: pa.string()}
         table = cast(table, pa.schema([(name, types[name]) for name in names]))
         for rows in ranges:
             yield rows, table.slice(rows.first - first, rows.count)
@@ -177,6 +178,10 @@ class AnnotationReader:
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
     """Return the ascending positions of a range; raise ValueError if they contradict the range."""
+    if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
+        raise ValueError(
+            f"its rows {rows.first} to {rows.first + rows.count - 1} are not of {rows.file}"
+        )
     if rows.is_dense:
         return np.arange(rows.low, rows.high + 1)
     positions = table[PLACE].to_numpy()

@@ -312,7 +312,8 @@ def _ranges(name: str, record: Record) -> dict[str, AnnotationRange]:
         if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
             raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
         left_out = tuple(map(str, record.left_out))
-        ranges[file] = AnnotationRange(name, first, count, low, high, left_out, record.rows_out)
+        total = record.rows_out
+        ranges[file] = AnnotationRange(name, first, count, low, high, left_out, total, file)
         first += count
     if first != record.rows_out:
         raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")

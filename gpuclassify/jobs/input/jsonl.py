@@ -50,7 +50,7 @@ _OTHER_TYPE = ("Failed to convert JSON", ") changed from ")
 MOST_NAMED = 4
 HALF_OF_A_PAIR = (
     "a text has half of a surrogate pair, such as \\ud83d, which is no character: take U+FFFD for "
-    'it (surrogates="replace" of a JsonlReader), or name the columns to keep (fields=) without it'
+    'it (surrogates="replace"), or name the columns to keep (fields=) without it'
 )
 _BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # white space, and the UTF-8 byte order mark
 _SEPARATOR = re.compile(r"[ \t\r\n]*[:,]?[ \t\r\n]*")
@@ -330,7 +330,7 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
 
 
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
-    """Return the types in which to parse `columns` of JSON lines, where these differ.
+    """Return the types to parse columns of JSON lines with, if they differ from `columns`.
 
     Columns of JSON stay JSON, and so do types of the lines if pyarrow cannot parse JSON as the
     type in `columns`. None means that lines cannot hold the column.
@@ -504,7 +504,7 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
         columns = {named[1]: named[1]}
     return (
         f"a value does not fit its column {', '.join(columns.values())}: {text}; name the columns "
-        "to keep (fields=) without that one, or give a JsonlReader its type, for numbers such as "
+        "to keep (fields=) without that one, or pass its type, for numbers such as "
         f'types={{"price": "double"}}, and for values of any kinds '
         f"types={{{next(iter(columns), 'meta')!r}: 'json'}}, which keeps the text of each"
     )

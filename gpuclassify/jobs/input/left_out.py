@@ -32,7 +32,10 @@ def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
 
 @contextlib.contextmanager
 def left_out_logged() -> Iterator[None]:
-    """Log how many files, lines and rows were left out by reading in the block; once if nested."""
+    """Log the number of files, lines and rows that reading left out in the block.
+
+    Of nested blocks, only the outermost one logs.
+    """
     counts: dict[str, Mapping[str, int]] = {}
     client = _client()
     events = [] if client is None else client.get_events(TOPIC)

@@ -190,7 +190,8 @@ class PartFinder:
             return self._input_schema(in_tables)
         by_folders = {*folder_schema(file.path for file in self.files).names}
         by_folders -= {*in_tables.names, *in_lines.names}
-        in_lines = set_types(in_lines, {n: t for n, t in types.items() if n not in by_folders})
+        if self._reads_lines:
+            in_lines = set_types(in_lines, {n: t for n, t in types.items() if n not in by_folders})
         if not self._footers:
             return self._input_schema(in_lines)
         schema = self._input_schema(self._merge_formats(in_tables, in_lines, samples))

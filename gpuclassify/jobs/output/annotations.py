@@ -64,10 +64,14 @@ def annotation_table(
 
 
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
-    """Return each file's number of rows in a set's table, and its first and last position."""
+    """Return each file's number of rows in a set's table, and its first and last position.
+
+    Files are in the order of their rows, from which readers take the first row of each file. Arrow
+    groups texts in an order of its own, even with one thread.
+    """
     groups = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
-    rows: list[dict[str, Any]] = groups.aggregate(
-        [(PLACE, "count"), (PLACE, "min"), (PLACE, "max")]
-    ).to_pylist()
-    count, first, last = (f"{PLACE}_{function}" for function in ("count", "min", "max"))
-    return {row[FILE]: (row[count], row[first], row[last]) for row in rows}
+    functions = ("count", "min", "max")
+    names = [f"{PLACE}_{function}" for function in functions]
+    rows: list[dict[str, Any]] = groups.aggregate([(PLACE, f) for f in functions]).to_pylist()
+    by_file = {row[FILE]: (row[names[0]], row[names[1]], row[names[2]]) for row in rows}
+    return {name: by_file[name] for name in table[FILE].unique().to_pylist()}
