@@ -98,6 +98,7 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
         "examples": summary.examples,
         "agreements": summary.agreements,
         "empty_files": sorted(summary.empty_files),
+        "textless": summary.textless,
         "warnings": summary.warnings,
         "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
         **_speed(summary, times),
