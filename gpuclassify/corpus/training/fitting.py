@@ -268,7 +268,7 @@ def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> N
     """Write the whole classifier as a BertForSequenceClassification, and the tokenizer."""
     import torch
 
-    from gpuclassify.models.loading import quiet_transformers
+    from gpuclassify.models.transformers_state import quiet_transformers
 
     model = _classifier(embedder, network.problem_type, network.labels)
     tensors = {
@@ -303,7 +303,7 @@ def _classifier(
     import torch
     from transformers import BertForSequenceClassification
 
-    from gpuclassify.models.loading import building_lock, quiet_transformers
+    from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 
     directory = hub.download(embedder.model.identity, cache_dir=embedder.options.cache_dir)
     with building_lock, quiet_transformers():
