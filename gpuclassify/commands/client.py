@@ -28,7 +28,10 @@ ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job of `prepare`, on a cluster if parts are left; return its summary."""
+    """Run the job that `prepare` returns, and return the job's summary.
+
+    A cluster is started only if parts are left to do that this process cannot do itself.
+    """
     from gpuclassify.jobs.stages import as_chain
 
     with start_progress("Looking for the input's parts") as progress:
@@ -47,7 +50,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
         at_first = "waiting for rows"
         if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
-        progress.watch(job.spec.chain.__name__, client, at_first)
+        progress.watch(job.title, client, at_first)
         from gpuclassify.jobs.job import PartsNote
 
         ended = client or contextlib.nullcontext()
@@ -83,7 +86,10 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
 
 
 def load_here(stages: PartitionMap) -> None:
-    """Load the models into this process, which is configured like a worker."""
+    """Load the models into this process, and configure its threads and memory as a worker's.
+
+    Used for jobs that are too small for a cluster (`runs_here`).
+    """
     import torch
 
     torch.set_num_threads(usable_cores())
@@ -133,7 +139,7 @@ def open_client(
 
 
 def shown_workers(client: Client) -> str:
-    """Describe the number of workers of a cluster, and the memory of the smallest one."""
+    """Return a phrase such as "4 workers with 8.00 GiB", the memory of the smallest one."""
     from dask.utils import format_bytes
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()

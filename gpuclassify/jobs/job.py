@@ -103,7 +103,7 @@ class Job:
     @property
     def title(self) -> str:
         """Title of the work in progress, for people."""
-        return self.spec.chain.__name__
+        return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
@@ -287,7 +287,7 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
             )
         schema = _new_columns(schema, source, chain)
         annotations = annotation_schema(schema, label_fields(chain.mappers))
-        read = _schema_to_annotate(source, chain, settings["on_error"])
+        read = _schema_to_annotate(source, chain, settings["on_error"], settings["source_field"])
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
@@ -332,11 +332,14 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
     return pa.schema(new, metadata=schema.metadata)
 
 
-def _schema_to_annotate(source: FileSource, chain: Chain, on_error: str) -> InputSchema:
+def _schema_to_annotate(
+    source: FileSource, chain: Chain, on_error: str, source_field: str | None
+) -> InputSchema:
     """Return the columns to read: only those needed, unless that changes which rows fail."""
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
-        names = [name for name in schema.arrow.names if name in chain.read_fields]
+        needed = {*chain.read_fields, source_field}
+        names = [name for name in schema.arrow.names if name in needed]
         schema = schema.projected(names or schema.file_fields[:1])
     if taken := [name for name in (FILE, PLACE) if name in schema.arrow.names]:
         raise ValueError(

@@ -24,6 +24,7 @@ from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -157,7 +158,9 @@ class Recipe(Declared):
         """Make and check the job of a reader, a writer and stages."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
-        needed = as_chain(stages).read_fields
+        # Conditions take null for a column that a file lacks; other stages need the column.
+        demanding = [m for m in as_chain(stages).mappers if not isinstance(m, RowFilter)]
+        needed = as_chain(demanding).read_fields
         open_source = functools.partial(
             as_source,
             keeps_partitions=bool(self.folder),  # of a frame, which steps read several times
@@ -218,8 +221,9 @@ class Recipe(Declared):
             store reports. "size" compares names and sizes, and reads nothing. Damaged parts are
             done again, and named in Python's log.
         accept_changed_code : bool
-            Continue, and keep finished parts, although a callable among the stages has other code.
-            Use it if you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep finished parts, although a callable or class among the stages has
+            other code, or a library that computes a stage's results another version. Use it if you
+            know that the rows are the same. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
             a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a

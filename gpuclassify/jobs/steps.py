@@ -138,7 +138,7 @@ class Steps:
         started = time.perf_counter()
         done = job.run(self.client, self.report_of(name))
         if not self.is_done(name):
-            self._finish(name, done.rows_out, time.perf_counter() - started)
+            self._finish(name, done.rows_written, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
 
     def job(

@@ -27,6 +27,7 @@ from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces
 from gpuclassify.jobs.ledger.encoding import (
     FILE,
+    LEFT_OUT,
     PLACE,
     Encoding,
     UnnamedFolderError,
@@ -56,6 +57,7 @@ from gpuclassify.jobs.report.summary import (
     count_lengths,
     count_scores,
     count_sources,
+    largest_scores,
 )
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
@@ -250,22 +252,23 @@ def _run(part: PartRead) -> Record:
     stats: dict[str, float] = {}
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
-    names, source, rows = spec.encoding.partition_by, part.source, part.rows
+    names, source = spec.encoding.partition_by, part.source
     if spec.annotations is not None and part.positions is not None:
         failed = [_add_position(problem, part.positions) for problem in failed]
         problems = [*part.problems, *failed]
         table = annotation_table(table, part.positions, problems, spec.annotations)
-        source, rows = {**source, ANNOTATED: extents(table)}, len(table)
+        source = {**source, ANNOTATED: extents(table)}
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*part.problems, *failed]
     record = Record(
         name=name,
         source=source,
-        rows_in=rows,
+        rows_in=part.rows,
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
+        rows_marked=0 if spec.annotations is None else pc.count(table[LEFT_OUT]).as_py(),
         stages={**part.first_stages, **stages.counts},
         examples=stages.examples,
         **_counts(part.counted, table, spec),
@@ -406,10 +409,13 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
         sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
     fields += [known.labels for known in spec.input_schema.annotations] if spec.input_schema else []
+    labels = count_labels(kept, spec.label_fields)
     first_labels = [labels[0] for labels in fields if labels]
     return {
-        "labels": count_labels(kept, spec.label_fields),
+        "labels": labels["labels"],
+        "labelled": labels["labelled"],
         "numbers": count_scores(kept, spec.number_fields),
+        "largest": largest_scores(kept, spec.number_fields),
         "text_lengths": count_lengths(_texts(read, spec.text_fields)),
         "agreements": count_agreements(kept, first_labels),
         "sources": sources,

@@ -19,9 +19,10 @@ _MOST_SPECIAL_TOKENS = 10_000
 
 
 def load_backend(source: Path | str, name: object) -> Tokenizer:
-    """Load a tokenizer from a file or its text, and turn off its truncation and padding.
+    """Load a tokenizer from ``tokenizer.json`` or its text, without truncation and padding.
 
-    Raises CheckpointError with `name` if the tokenizer is damaged or would end the process.
+    Raises CheckpointError, which calls it `name`, if the tokenizer is damaged or would end the
+    process.
     """
     from tokenizers import Tokenizer
 
@@ -45,7 +46,7 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Convert a panic of the tokenizers library to PanicError.
+    """Convert a panic of the tokenizers library (Rust) in the block to PanicError.
 
     A panic is a BaseException, which error handlers do not catch.
     """

@@ -13,7 +13,10 @@ building_lock = threading.Lock()
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off progress bars, load reports and FutureWarnings, which would fill workers' logs."""
+    """Turn off transformers' progress bars, load reports and FutureWarnings during the block.
+
+    They would fill workers' logs.
+    """
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()

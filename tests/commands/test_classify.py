@@ -104,7 +104,7 @@ def settings_of(run, tmp_path):
 def test_the_command_line_hides_what_urls_hold(word, shown):
     command = click.Command("classify")
     context = click.Context(command, info_name="classify")
-    context.meta[_WORDS] = (word, "out", "--restart")
+    context.meta[_WORDS] = (word, "out", "--restart", "--accept-changed-code")
     assert command_line(context) == f"gpuclassify classify {shown} out"
 
 
@@ -433,7 +433,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
     command += ["--type", "id=double"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
-    assert "Left out: 1 lines; see" in done.output
+    assert "Left out: 1 line; see" in done.output
     assert "_report/report.html" in done.output
     found = pd.concat(map(pd.read_parquet, (folder / "left-out").glob("*.parquet")))
     assert found["id"].dtype == "float64"
@@ -452,7 +452,9 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
 def test_columns_filters_and_formats(run, folder, scheduler):
     words = ["classify", "in.jsonl", *DOMAIN, "--score-field", "scores", *scheduler]
     done = run(*words[:2], "all", *words[2:])
-    assert (done.exit_code, "62 rows read, 62 kept" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "62 rows read, 62 rows written" in done.stdout) == (0, True), (
+        done.output
+    )
     everything = pd.read_parquet(folder / "all")
     assert everything["id"].tolist() == list(range(ROWS))
     assert everything["domain_pred"].isna().sum() == 1
@@ -464,7 +466,7 @@ def test_columns_filters_and_formats(run, folder, scheduler):
     assert summary["labels"] == {top: (everything["domain_pred"] == top).sum()}
     kept = pd.concat(pd.read_json(file, lines=True) for file in summary["files"])
     assert set(kept["domain_pred"]) == {top}
-    assert (summary["rows_in"], summary["rows_out"]) == (ROWS, len(kept))
+    assert (summary["rows_read"], summary["rows_written"]) == (ROWS, len(kept))
 
 
 def test_fields_of_an_answer_are_plain_values(run, folder, scheduler, tmp_path):
@@ -774,7 +776,7 @@ assert not {"torch", "transformers", "distributed", "pandas", "dask"} & set(sys.
 
 def test_labels_that_look_like_markup_are_shown():
     console = Console(record=True, file=io.StringIO(), width=80)
-    print_summary(JobSummary(rows_out=1, labels={"[/red]": 1}), console)
+    print_summary(JobSummary(rows_written=1, labels={"[/red]": 1}), console)
     assert "[/red]" in console.export_text()
 
 

@@ -111,12 +111,19 @@ class AnnotationSet:
     def unfinished(self) -> str | None:
         """First folder of an unfinished job that holds the latest annotations of a file."""
         folders = (file.folder for file in self.files.values())
-        return min((folder or "." for folder in folders if folder in self.undone), default=None)
+        return min((folder for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
         """Size and version of each input file when it was last annotated, by name."""
         return {name: file.state for name, file in self.files.items()}
+
+    def has_unread(self, name: str) -> bool:
+        """Return whether some of an input file may have been left out as unreadable."""
+        file = self.files.get(name)
+        if file is None or file.folder in self.undone:
+            return False
+        return not file.ranges or any(rows.left_out for rows in file.ranges)
 
     def job_keys(self, files: Collection[str]) -> str:
         """Return the keys of the jobs that last annotated these files, joined by "-"."""
@@ -243,8 +250,9 @@ class AnnotationSet:
         unfinished = self.unfinished
         if is_complete and unfinished is not None:
             raise AnnotationError(
-                f"{self.shown} is not finished ({unfinished}): run the command that writes it "
-                "again, or take null for what is missing (annotations_complete=False)"
+                f"{redacted(self.folder(unfinished).address)} is not finished: run the command "
+                "that writes it again, or take null for what is missing "
+                "(annotations_complete=False)"
             )
         if is_complete and missing:
             raise AnnotationError(
@@ -303,8 +311,9 @@ def _ranges(name: str, record: Record) -> dict[str, AnnotationRange]:
         count, low, high = map(operator.index, numbers)
         if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
             raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
-        has_unread = bool(record.left_out)
-        ranges[file] = AnnotationRange(name, first, count, low, high, has_unread, record.rows_out)
+        left_out = tuple(map(str, record.left_out))
+        total = record.rows_out
+        ranges[file] = AnnotationRange(name, first, count, low, high, left_out, total, file)
         first += count
     if first != record.rows_out:
         raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")
@@ -379,11 +388,12 @@ def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, st
 
     def add(piece: Part) -> Part:
         low, high = piece.position_range or (0, math.inf)
-        by_set = []
+        by_set: list[tuple[AnnotationRange, ...] | None] = []
         for opened in sets:
             file = opened.files.get(real[piece.path])
-            ranges = file.ranges if file else ()
-            by_set.append(tuple(rows for rows in ranges if rows.low < high and rows.high >= low))
+            found = [r for r in file.ranges if r.low < high and r.high >= low] if file else []
+            is_done = file is not None and file.folder not in opened.undone
+            by_set.append(tuple(found) if found or is_done else None)
         return replace(piece, annotations=tuple(by_set))
 
     first, *rest = map(add, part.pieces)

@@ -289,6 +289,19 @@ def _dump_with_json(record: dict[str, Any]) -> str:
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
+def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column of any type to a JSON column, whose null values stay null."""
+    to_json, texts = _converter(pa.field("", column.type)), []
+    for value in map(to_json, column.to_pylist()):
+        try:
+            texts.append(None if value is None else _dump(value))
+        except ValueError:
+            texts.append(_dump(_finite(value)))
+    kind = pa.json_()
+    storage = pa.array(texts, kind.storage_type)
+    return pa.chunked_array([pa.ExtensionArray.from_storage(kind, storage)])
+
+
 def _json_text(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 

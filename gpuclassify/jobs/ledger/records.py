@@ -31,7 +31,7 @@ from gpuclassify.jobs.stores.store import Store
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
-FUNCTION = "function"  # the digest of a stage's code in the identity of a job
+FUNCTION, SOURCE = "function", "source"  # digests among the parts of a stage's code
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # enough of job.json for the key, which comes first
@@ -87,16 +87,21 @@ class Record:
 
     name: str  # name of the part's file, or of its file in each folder
     source: dict[str, Any]  # path, byte range or row groups, rows without text; or the partition
-    rows_in: int
-    rows_out: int
+    rows_in: int  # rows read
+    rows_out: int  # rows in the file
     file_bytes: int
     digest: str  # SHA-256 of the file, as it was published
     # Files, lines and rows in quarantine.
     left_out: dict[str, int] = field(default_factory=dict)
-    # Rows written by label, or by bin of score, for every such column; see
-    # `gpuclassify.jobs.report.summary`.
+    # Rows of an annotation set that only name a line or row that was left out.
+    rows_marked: int = 0
+    # Labels of the rows written; see `gpuclassify.mapping.stage_counts.count_labels`.
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
+    labelled: dict[str, int] = field(default_factory=dict)
+    # Rows written by bin of score, and the largest score, for every column of scores; see
+    # `gpuclassify.jobs.report.summary`.
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
     # Rows read by bin of the text's length, for every column of text.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
     # Counts of each classifier, and beginnings of texts; see
@@ -105,7 +110,7 @@ class Record:
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Rows written by both labels, for each pair of label columns.
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    # Rows "read" and "kept" by value of the source column.
+    # Rows "read" and "written" by value of the source column.
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
     stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`

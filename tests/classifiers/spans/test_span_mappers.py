@@ -232,7 +232,7 @@ def test_a_job_writes_spans_and_reports_them(spans, tmp_path):
     summary = Pipeline([JsonlReader(str(file)), *mappers, ParquetWriter(tmp_path / "out")]).run()
     table = pq.read_table(tmp_path / "out").to_pandas()
     expected = mapper(PatternSpans()(pd.DataFrame({"text": pd.Series(texts, dtype="str")})))
-    assert len(table) == summary.rows_out == len(expected)
+    assert len(table) == summary.rows_written == len(expected)
     assert_equal_spans(rows_of(table["spans"]), rows_of(expected["spans"]))
     assert table["redacted"].tolist() == expected["redacted"].tolist()
     report = json.loads((tmp_path / "out/_report/report.json").read_text("utf-8"))
