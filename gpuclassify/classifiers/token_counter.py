@@ -21,6 +21,7 @@ from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import TOKENIZER_FILES, CheckpointError, some_of
+from gpuclassify.models.tokenizer_backend import NO_LIMIT
 from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import TextOptions
 from gpuclassify.settings.signatures import takes
@@ -29,7 +30,6 @@ from gpuclassify.workers.run_context import RunStats, advance
 if TYPE_CHECKING:
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-_NO_LIMIT = 2**31 - 1  # maximum tokens
 _BLOCK_CHARS = 4_000_000
 
 
@@ -110,7 +110,7 @@ class PinnedTokenizer(PinnedModel):
 
         identity, cache_dir = self.checkpoint.identity, self.options.cache_dir
         directory = hub.download(identity, cache_dir=cache_dir, has_weights=False)
-        return read_tokenizer(identity.name, directory)
+        return read_tokenizer(identity.name, directory, is_for_counts=True)
 
 
 class CountRunner(Runner):
@@ -155,7 +155,7 @@ class CountRunner(Runner):
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
         key = (self.resident_key, str(device), str(dtype))
-        return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), _NO_LIMIT))
+        return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), NO_LIMIT))
 
     def device_and_dtype(self) -> tuple[Any, Any]:
         """Return the CPU and int64, without torch."""

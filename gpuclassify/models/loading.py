@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
-import threading
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,7 +59,8 @@ from gpuclassify.models.tensors import (
     shapes_of,
     unused_tensors,
 )
-from gpuclassify.models.tokenizer_backend import load_backend
+from gpuclassify.models.tokenizer_backend import NO_LIMIT, load_backend
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -73,12 +71,8 @@ Value = TypeVar("Value")
 
 _UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
 _DEFAULT_TOKENS = 512  # maximum tokens of a custom module that states no length
-NO_LIMIT = 2**31 - 1
 _POSITION_TABLES = {"position_embeddings", "embed_positions", "positions_embed", "wpe"}
 _OTHER_INPUTS = {"entity_embeddings", "vision_model", "vision_tower", "visual"}
-
-# transformers switches process-wide state (default dtype, progress bars) while it loads and builds.
-building_lock = threading.Lock()
 
 
 def load_module(
@@ -506,25 +500,3 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
     """Drop the base model's tensors, which peft saves, too, if the adapter is on the last layer."""
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off transformers' progress bars, load reports and FutureWarnings during the block.
-
-    They would fill workers' logs.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()

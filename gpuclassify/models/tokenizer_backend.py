@@ -13,6 +13,7 @@ from gpuclassify.workers.retire import PanicError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+NO_LIMIT = 2**31 - 1  # maximum tokens of a text without a limit
 # Maximum special tokens around a text. Millions would exhaust memory and end the process.
 _MOST_SPECIAL_TOKENS = 10_000
 

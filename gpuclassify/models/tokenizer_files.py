@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import STATIC, Checkpoint, CheckpointError, check_ids
-from gpuclassify.models.loading import NO_LIMIT, building_lock, quiet_transformers
-from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
+from gpuclassify.models.tokenizer_backend import NO_LIMIT, load_backend, panics_as_errors
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -36,7 +36,7 @@ _MASK_TAKES_SPACE = {
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
     """Load the tokenizer of a checkpoint from a directory; each call returns a new object."""
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
-    settings = {} if most is None else {"model_max_length": most}
+    settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
     if checkpoint.layout == STATIC and checkpoint.sentence is not None:
         return _load_static(checkpoint, directory / checkpoint.sentence.folder / FILE)
     tokenizer = read_tokenizer(checkpoint.identity.name, directory, **settings)
@@ -60,11 +60,14 @@ def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
     return tokenizer
 
 
-def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
+def read_tokenizer(
+    owner: str, directory: Path, *, is_for_counts: bool = False, **settings: object
+) -> Any:
     """Load the tokenizer in a directory; errors call its model `owner`.
 
     It gives the token ids of ``tokenizer.json``, or without that file those that transformers 4
-    gives.
+    gives. With `is_for_counts`, declarations of the model's class may be missing, such as segment
+    ids, because the class imports torch.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -79,7 +82,7 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
     try:
         with building_lock, quiet_transformers(), panics_as_errors():
             if FILE in present:
-                tokenizer = _load_file(directory, settings)
+                tokenizer = _load_file(directory, is_for_counts, settings)
             else:
                 tokenizer = _load_vocabulary(directory, models, settings)
             if not tokenizer.model_max_length >= 0:  # raises TypeError if it is not a number
@@ -93,16 +96,21 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
         ) from err
 
 
-def _load_file(directory: Path, settings: dict[str, Any]) -> Any:
+def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
     """Load a tokenizer with the steps of ``tokenizer.json``.
 
     Special tokens, lengths and sides are declared by the class that its configuration names.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     backend = load_backend(directory / FILE, FILE)
     settings = settings | {"local_files_only": True}
     plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
+    _add_declared_tokens(backend, plain)
+    if is_for_counts:
+        return _replace_backend(plain, backend)
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **settings)
     except Exception:  # the class is unknown, or does not fit the file
@@ -115,7 +123,6 @@ def _load_file(directory: Path, settings: dict[str, Any]) -> Any:
     is_version_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
     if is_version_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
         tokenizer.init_kwargs.setdefault("model_input_names", tokenizer.model_input_names)
-    _add_declared_tokens(backend, plain)
     return _replace_backend(tokenizer, backend)
 
 

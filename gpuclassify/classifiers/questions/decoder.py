@@ -20,16 +20,10 @@ from gpuclassify.classifiers.questions.lora import check_is_decoder, decoder_wit
 from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState
 from gpuclassify.inference.device import to_device
 from gpuclassify.models.checkpoint import CheckpointError, network_sizes
-from gpuclassify.models.loading import (
-    building_lock,
-    import_peft,
-    load_adapter,
-    network_config,
-    pretrained,
-    quiet_transformers,
-)
+from gpuclassify.models.loading import import_peft, load_adapter, network_config, pretrained
 from gpuclassify.models.networks import GuardLayers, last_token
 from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:

@@ -11,12 +11,16 @@ import dask
 import pandas as pd
 
 from gpuclassify._version import __version__
-from gpuclassify.corpus.dedup.corpus import Corpus, by_partition
+from gpuclassify.corpus.dedup.corpus import Corpus, by_partition, read_apart
 from gpuclassify.corpus.dedup.duplicates import Duplicates
+from gpuclassify.corpus.dedup.groups import LENGTH
 from gpuclassify.corpus.dedup.marks import DuplicateMarks, marks
-from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, removed
+from gpuclassify.corpus.dedup.removal import POSITIONS, RepeatedIdsError, drop_rows, removed
 from gpuclassify.corpus.dedup.report import COUNTS, FOLDER, DeduplicationReport
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
+from gpuclassify.frames import LazyFrame
+from gpuclassify.frames.lazy import from_parts
+from gpuclassify.jobs.input.sources import FileSource
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.recipe import Recipe, RecipeJob
@@ -32,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Steps whose results stay. Signatures and edges are not needed after the decisions.
 KEPT = ("decisions", "duplicates", "removed", "marks")
+# Maximum bytes of files that are read once for all steps, if there is no cluster.
+HELD_BYTES = 32 << 20
 
 
 @dataclass(repr=False)
@@ -194,12 +200,11 @@ class Deduplicate(Recipe):
 
     def check_job(self, job: RecipeJob) -> None:
         """Raise unless documents have the columns that the settings name."""
-        corpus = self.corpus(job, self.duplicates)
+        corpus = self.corpus(job, self.duplicates, job.documents())
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
-    def corpus(self, job: RecipeJob, duplicates: Duplicates) -> Corpus:
-        """Return lazy frames of the job's documents and of the earlier corpus."""
-        documents = job.documents()
+    def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
+        """Return lazy frames of documents and of the earlier corpus."""
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
@@ -211,8 +216,9 @@ class Deduplicate(Recipe):
         # Without a client, shuffle in memory, even if a client is current.
         shuffles = {} if steps.client is not None else {"dataframe.shuffle.method": "tasks"}
         with dask.config.set(shuffles):
-            duplicates = self._with_ids(job, steps)
-            corpus = self.corpus(job, duplicates)
+            documents = self._held(job) if self._is_small(job, steps) else job.documents()
+            corpus = self.corpus(job, self.duplicates, documents)
+            duplicates = self._with_ids(corpus, steps)
             self._refuse(job, self._count(steps, corpus, duplicates))
             return self._list(job, steps, corpus, duplicates)
 
@@ -243,12 +249,28 @@ class Deduplicate(Recipe):
             f"Duplicates: {removal.output}/{self.folder}/duplicates",
         ]
 
-    def _with_ids(self, job: RecipeJob, steps: Steps) -> Duplicates:
+    def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
+        """Return whether documents that steps will read here fit into memory."""
+        is_here = steps.client is None and self.backend == "pandas"
+        if not is_here or not isinstance(job.source, FileSource) or COUNTS in steps.ledger:
+            return False
+        return sum(file.size_bytes or HELD_BYTES for file in job.source.files) <= HELD_BYTES
+
+    def _held(self, job: RecipeJob) -> LazyFrame:
+        """Read the columns of all steps once, and return a frame that holds them."""
+        documents = job.documents()
+        needed = {*self.duplicates.input_fields, LENGTH, *POSITIONS}
+        columns = [name for name in documents.columns if name in needed]
+        read = read_apart(documents, columns, "held")
+        parts = dask.compute(*read, scheduler=dask.get)
+        held = [dask.delayed(part, pure=False, traverse=False) for part in parts]
+        return from_parts(held, documents._meta[columns])
+
+    def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
         """Return the settings after checking that ids are unique.
 
         If the default column ``id`` is not, positions identify documents.
         """
-        corpus = self.corpus(job, self.duplicates)
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
             try:

@@ -274,7 +274,7 @@ def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> N
     """Write head and frozen model as one BertForSequenceClassification, with the tokenizer."""
     import torch
 
-    from gpuclassify.models.loading import quiet_transformers
+    from gpuclassify.models.transformers_state import quiet_transformers
 
     model = _classifier(embedder, network.problem_type, network.labels)
     tensors = {
@@ -312,7 +312,7 @@ def _classifier(
     import torch
     from transformers import BertForSequenceClassification
 
-    from gpuclassify.models.loading import building_lock, quiet_transformers
+    from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 
     directory = hub.download(embedder.model.identity, cache_dir=embedder.options.cache_dir)
     with building_lock, quiet_transformers():
