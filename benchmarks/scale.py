@@ -27,10 +27,11 @@ from benchmarks.fasttext import (
     host_processes,
     real_model,
 )
-from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
+from benchmarks.harness import begin, finish, new_parser, parse
 from benchmarks.inputs import docstrings
 from gpuclassify import LanguageIdentifier, ParquetReader, ParquetWriter, Pipeline, get_client
 from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.workers.machine import other_core_seconds
 
 QUESTION = "scale"
 PHRASES, PHRASE_WORDS, WORD_CHARS = 20_000, 9, 24

@@ -316,14 +316,14 @@ def _print_labels(name: str, column: ColumnLabels, console: Console) -> None:
     from rich.table import Table
 
     more = len(column.rows) - MOST_LABELS
-    has_drops, has_spans = column.has_drops, bool(column.spans)
+    has_drops, has_spans = column.has_drops, bool(column.occurrences)
     titles = ["spans"] * has_spans + ["rows labelled", "share"] + ["rows written"] * has_drops
     table = Table(escape(name), *titles)
     notes = [f"shares are of {column.labelled:,} rows labelled"]
     notes += [f"{more:,} more labels are in the report"] * (more > 0)
     table.caption = "; ".join(notes)
     for label, labelled, written in column.rows[:MOST_LABELS]:
-        spans = [f"{column.spans.get(label, 0):,}"] * has_spans
+        spans = [f"{column.occurrences.get(label, 0):,}"] * has_spans
         numbers = [f"{labelled:,}", column.share(labelled), *[f"{written:,}"] * has_drops]
         table.add_row(escape(label), *spans, *numbers)
     console.print(table)

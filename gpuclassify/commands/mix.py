@@ -144,6 +144,7 @@ def _counted(
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.sources import as_source
+    from gpuclassify.jobs.stages import as_chain
 
     cluster = vars(settings)
     with start_progress("Looking for the input's parts") as progress:
@@ -151,7 +152,7 @@ def _counted(
             source = as_source(settings.reader(mixture.read_fields), settings.on_error)
             mixture.check(source.meta)
             client = None
-            if not runs_here(source, (), cluster):
+            if not runs_here(source, as_chain([]), cluster):
                 client = open_client(cluster, progress, source.count)
         progress.waiting("Counting tokens")
         with client or contextlib.nullcontext(), left_out_logged(), wrong_call_exits():

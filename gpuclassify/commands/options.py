@@ -338,7 +338,7 @@ def other_settings(group: str, what: str) -> GroupedOption:
 
 
 def command_line(context: click.Context) -> str:
-    """Return the command that runs the same job again, without secrets or a restart."""
+    """Return the command that runs the same job again, without secrets and options for one run."""
     from gpuclassify.jobs.stores.names import redacted
 
     words, name = [], ""
@@ -346,7 +346,7 @@ def command_line(context: click.Context) -> str:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         if (option or name) == "--cluster-option" and value:  # may hold a cloud's credentials
             value = f"{value.partition('=')[0]}=..."
-        if option != "--restart":
+        if option not in ("--restart", "--accept-changed-code"):  # these are for one run
             words.append(f"{option}{equals}{redacted(value)}")
         name = "" if equals else option
     return shlex.join(["gpuclassify", context.info_name or "", *words])

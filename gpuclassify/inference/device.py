@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import math
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from transformers import masking_utils
 from gpuclassify.inference.memory import CudaMemory
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.workers.device_errors import with_memory_released
+from gpuclassify.workers.machine import LoadMeter
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 from gpuclassify.workers.run_context import RunStats
 
@@ -31,6 +33,8 @@ SAMPLE_SECONDS = 0.2
 # Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
 # that is reported.
 HINT_SECONDS, HINT_TIMES = 5.0, 1.3
+# Rounds of this measurement, seconds per round, and the largest ratio of two rounds' results.
+ROUNDS, ROUND_SECONDS, MOST_SPREAD = 5, 0.1, 1.25
 
 logger = logging.getLogger(__name__)
 
@@ -83,24 +87,32 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 
 
 @functools.cache
-def bfloat16_speed_up() -> float:
+def bfloat16_speed_up() -> float | None:
     """Measure the speed-up of bfloat16 over float32 matrix products on this CPU.
 
-    Takes about 0.2 seconds, once per process: the fastest of repeated products with the sizes of
-    BERT-base's linear layers.
+    Takes about half a second, once per process. The result is the median of several rounds. It is
+    None if other processes used the cores, or if rounds differ much, because busy cores slow one
+    type more than the other.
     """
-    best = {}
+    meter = LoadMeter()
+    rounds = sorted(
+        _product_seconds(torch.float32) / _product_seconds(torch.bfloat16) for _ in range(ROUNDS)
+    )
+    if rounds[-1] > MOST_SPREAD * rounds[0] or not meter.read().is_idle:
+        return None
+    return rounds[ROUNDS // 2]
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Return the least time of a product of the size of BERT-base's linear layers."""
+    states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
+    ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16):
-            states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
-            ends = time.perf_counter() + 0.1
-            seconds: list[float] = []
-            while not seconds or time.perf_counter() < ends:
-                began = time.perf_counter()
-                torch.nn.functional.linear(states, weight)
-                seconds.append(time.perf_counter() - began)
-            best[dtype] = min(seconds)
-    return best[torch.float32] / best[torch.bfloat16]
+        while least == math.inf or time.perf_counter() < ends:
+            began = time.perf_counter()
+            torch.nn.functional.linear(states, weight)
+            least = min(least, time.perf_counter() - began)
+    return least
 
 
 @functools.cache
@@ -124,7 +136,7 @@ def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) 
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
         return
     _seconds_to_hint -= stats.model_seconds
-    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up()) > HINT_TIMES:
+    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up() or 0.0) > HINT_TIMES:
         stats.raise_peak("peak_bfloat16_times", times)
 
 

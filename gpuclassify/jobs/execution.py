@@ -90,7 +90,7 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     Without a client, this process computes all of them before it yields. See `run_tasks`.
     """
     if client is None:
-        yield from dask.compute(*tasks, scheduler="sync")
+        yield from dask.compute(*tasks, scheduler=dask.get)  # by name, Dask imports distributed
         return
     from distributed import as_completed
 

@@ -409,9 +409,11 @@ def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str,
         sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
     fields += [known.labels for known in spec.input_schema.annotations] if spec.input_schema else []
+    labels = count_labels(kept, spec.label_fields)
     first_labels = [labels[0] for labels in fields if labels]
     return {
-        **count_labels(kept, spec.label_fields),
+        "labels": labels["labels"],
+        "labelled": labels["labelled"],
         "numbers": count_scores(kept, spec.number_fields),
         "largest": largest_scores(kept, spec.number_fields),
         "text_lengths": count_lengths(_texts(read, spec.text_fields)),

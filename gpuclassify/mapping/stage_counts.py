@@ -42,7 +42,7 @@ LABELS = pa.list_(pa.string())  # type of a column with several labels per row
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
 SELECT = "Select "  # the name of a condition begins with it
-NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "spans": {}}
+NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrences": {}}
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,11 @@ def count_labels(
     """Count labels of the named columns in a table or a dict of arrays.
 
     ``labels`` has rows by label for each column; a row with several labels counts once for each of
-    them. ``labelled`` has the rows whose value is not null, which may be an empty list. ``spans``
-    has the spans by label, for columns of spans.
+    them. ``labelled`` has the rows whose value is not null, which may be an empty list.
+    ``occurrences`` has the structs by label, for lists of structs.
     """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
-    counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "spans": {}}
+    counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "occurrences": {}}
     for name in (name for name in names if name in there):
         column = columns[name]
         counts["labelled"][name] = len(column) - column.null_count
@@ -249,7 +249,7 @@ def count_labels(
             rows, values = pc.list_parent_indices(column), pc.list_flatten(column)
             if pa.types.is_struct(values.type):
                 values = pc.struct_field(values, "label")
-                counts["spans"][name] = count_values(values)
+                counts["occurrences"][name] = count_values(values)
             pairs = pa.table({"row": rows, "value": values}).group_by(["row", "value"])
             column = pairs.aggregate([])["value"]  # each label once per row
         counts["labels"][name] = count_values(column)

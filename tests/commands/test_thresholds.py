@@ -109,7 +109,5 @@ def test_decisions_are_written_beside_the_input(crawl):
 def test_wrong_calls_are_refused(crawl, arguments, message):
     done = run("thresholds", *arguments)
     assert done.exit_code == 2 and message in done.output
-    done = run("select", "crawl", "out")
-    assert done.exit_code == 2 and "--thresholds FILE" in done.output
     done = run("select", "crawl", "out", "--thresholds", "nothing.json")
     assert done.exit_code == 2 and "nothing.json" in done.output

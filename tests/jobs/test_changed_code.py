@@ -4,10 +4,12 @@ import importlib.metadata
 import subprocess
 import sys
 
+import dask.dataframe as dd
 import nbformat
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from dask import hashing
 from nbclient import NotebookClient
 
 from gpuclassify import AnnotationWriter, PatternSpans, Route, Select, TokenCounter
@@ -277,3 +279,16 @@ def test_a_token_in_use_makes_no_other_job(folder, sequence_classifier):
     model = str(sequence_classifier("bert"))
     assert TokenCounter(model=model).digest() == TokenCounter(model=model, token="hf_a").digest()
     assert Select("a > 1").digest() != Select("a > 2").digest()
+
+
+def test_a_frame_whose_key_dask_hashes_otherwise_is_told(folder, monkeypatch):
+    def job():
+        frame = pd.DataFrame({"text": ["a", "b"], "n": [1, 2]})
+        return Pipeline([dd.from_pandas(frame, npartitions=1), ParquetWriter(f"{folder}/out")])
+
+    assert hashing.hashers[0] is not hashing.hashers[-1]
+    job().run()
+    assert job().run().resumed_parts == 1
+    monkeypatch.setattr(hashing, "hashers", hashing.hashers[-1:])
+    with pytest.raises(JobChangedError, match=r"hashes by sha1 here, and hashed by 'xxhash'"):
+        job().run()

@@ -45,7 +45,7 @@ PLAN = Plan(
     rows=10, is_exact=True, text_bytes=10.0, input_bytes=2**20, null_share=0.0, parts=3,
     largest_part_text_bytes=8.0, largest_part_rows=4.0, sample_rows=10,
     left_out={}, classifiers=(MODEL,),
-    time=TimePlan(60.0, 10, 5.0, "tokens", notes=(HOSTILE,) * 20), worker_bytes=2**30,
+    time=TimePlan(60.0, 40.0, 200.0, 10, 5.0, "tokens", (HOSTILE,) * 20), worker_bytes=2**30,
     warnings=(HOSTILE,),
 )  # fmt: skip
 SHOWN = {
@@ -110,7 +110,7 @@ def test_an_empty_job_has_a_repr():
 
 
 def test_a_plan_is_one_line_until_it_is_printed():
-    assert repr(PLAN) == f"Plan(10 rows in 3 parts: {HOSTILE}, about 1:00)"
+    assert repr(PLAN) == f"Plan(10 rows in 3 parts: {HOSTILE}, about 1:00, between 0:40 and 3:20)"
     assert repr(replace(PLAN, time=None)) == f"Plan(10 rows in 3 parts: {HOSTILE})"
     assert len(str(PLAN).splitlines()) > 30
     texts = Cells(PLAN._repr_html_()).texts

@@ -31,6 +31,8 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 # Maximum texts, and characters, per request, to limit the memory of copies.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
+# Blocks per thread, and minimum characters of each, which take longer than a request.
+BLOCKS_PER_THREAD, SMALLEST_BLOCK_CHARS = 4, 100_000
 _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 PREFIX = "__label__"
 # The word that ends a line for the library, between the library's separators.
@@ -74,10 +76,11 @@ class FastTextRunner(Runner):
         values = np.empty(len(texts), dtype=kinds)
         lines = texts
         started = time.perf_counter()
-        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
+        threads = compute_threads()
+        blocks = [slice(*bounds) for bounds in _blocks(texts.char_counts, threads)]
         with (
             self.lease(*self.device_and_dtype()) as (host, words),
-            ThreadPoolExecutor(compute_threads()) as pool,
+            ThreadPoolExecutor(threads) as pool,
         ):
             answers = pool.map(
                 lambda part: host.predict(self._lines(lines[part], words), k), blocks
@@ -197,16 +200,19 @@ def compute_threads() -> int:
     return int(threads or usable_cores())
 
 
-def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
+def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of blocks of texts that fit into a request to the host process.
 
     A block has at most `BLOCK_TEXTS` texts and `BLOCK_CHARS` characters; a longer text is alone.
+    Few texts are divided among `threads`, in several blocks each, so that they end together.
     """
     ends = np.cumsum(char_counts)
+    share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
+    most_chars = min(max(share, SMALLEST_BLOCK_CHARS), BLOCK_CHARS)
     start = 0
     while start < len(ends):
         before = ends[start - 1] if start else 0
-        fitting = int(np.searchsorted(ends, before + BLOCK_CHARS, side="right"))
+        fitting = int(np.searchsorted(ends, before + most_chars, side="right"))
         stop = min(max(start + 1, fitting), start + BLOCK_TEXTS)
         yield start, stop
         start = stop

@@ -142,10 +142,10 @@ class SpanReport(ReportPart):
         """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
-            for name in stage.get("chars", {}):
-                kinds = ("chars", "labelled", "spans", "labels")
-                known = {kind: stage[kind][name] for kind in kinds if name in stage[kind]}
-                add_counts(counts, {name: known})
+            for name, chars in stage.get("chars", {}).items():
+                labels, spans = stage["labels"].get(name, {}), stage["occurrences"].get(name, {})
+                known = {"chars": chars, "labelled": stage["labelled"].get(name, 0)}
+                add_counts(counts, {name: {**known, "spans": spans, "labels": labels}})
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:

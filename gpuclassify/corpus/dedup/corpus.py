@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -167,10 +168,11 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 
 def choose_shuffle() -> str | None:
     """Return Dask's shuffle method: None, its default, on a cluster, else "tasks", in memory."""
+    distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
+    if distributed is None:
+        return "tasks"
     try:
-        from distributed import get_client
-
-        get_client()
+        distributed.get_client()
     except ValueError:
         return "tasks"
     return None

@@ -206,7 +206,8 @@ class Mix(Saved):
         self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
     ) -> MixComparison:
         """Count the cells of a selection by the result of `counting`, and compare them."""
-        found = counting.count(dataset, compute)
+        counts = counting.count(dataset, compute)
+        found = {group_value(cell): count for cell, count in counts.items()}
         nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
         cells = {}
         for name in sorted({*self.cells, *found}, key=group_key):
@@ -275,7 +276,7 @@ class Mix(Saved):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
+    """Selected rows and tokens of a cell, and the tokens that the mixture asks for.
 
     Attributes
     ----------
@@ -304,12 +305,12 @@ class SelectedCell:
 
 @dataclass(frozen=True, repr=False)
 class MixComparison:
-    """Comparison of selected rows with their mixture, cell by cell; ``print`` shows a table.
+    """Comparison of a selection with its mixture, by cell; ``print`` shows a table.
 
     Attributes
     ----------
     cells : dict of tuple to SelectedCell
-        Cells of the mixture and of the selection, by the values of `by`.
+        Cells of the mixture and of the selection, by the values of `by`; None for null.
     """
 
     cells: Mapping[tuple[Any, ...], SelectedCell]
@@ -330,7 +331,7 @@ class MixComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
-        return asdict(self)
+        return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
 
 
 @declared

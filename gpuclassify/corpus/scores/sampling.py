@@ -228,8 +228,8 @@ def sample(
     width = abs(score) * WIDTH_SHARE if width is None else width
     if near is not None and not width > 0:
         raise ValueError(
-            f"score={score} has no default width: pass the distance from it at which a row is half "
-            "as likely (width=)"
+            f"score={score} has no default width: name the score to be near to (score=), or pass "
+            "the distance from it at which a row is half as likely (width=)"
         )
     columns = label_tuple("by", by, keep_order=True) or ()
     draw = Draw(n, columns, near, float(score), float(width), id_field, seed)

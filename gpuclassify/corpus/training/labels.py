@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import dask
 import numpy as np
 import pandas as pd
-from dask.base import tokenize
 
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.corpus.training.split import join_groups
 from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.hub.saving import sweep, workshop
 from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.paths import exists
 
@@ -154,7 +154,7 @@ def _cached(
     if directory is None:
         return make()
     folder = Path(os.fspath(directory)).expanduser()
-    path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
+    path = folder / f"embeddings-{value_digest((embedder, digests))[:32]}.safetensors"
     sweep(folder)
     if exists(path):
         try:

@@ -16,11 +16,12 @@ import pandas as pd
 import pyarrow as pa
 
 from gpuclassify.jobs.input.annotations import AnnotationSet, add_annotations
-from gpuclassify.jobs.input.files import InputFile, add_link_targets, find_files
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile, add_link_targets, find_files
 from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, BadLine
 from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.part_finder import PartFinder
 from gpuclassify.jobs.input.parts import (
+    CURES,
     InputParts,
     Limit,
     Lines,
@@ -394,13 +395,15 @@ def rows_of(
     for path, content in read:
         if isinstance(content, Lines):
             table, bad = content.parse(schema)
+            name = redacted(path)
             problems = [
-                Problem(LINE, redacted(path), f"line {_line_number(content, line)}: {line.reason}")
+                Problem(LINE, f"{name}, line {_line_number(content, line)}", line.reason)
                 for line in bad
             ]
-            problems += [Problem(FILE, redacted(path), content.cut)] if content.cut else []
+            problems += [Problem(FILE, name, content.cut)] if content.cut else []
             if problems and on_error != "quarantine":
-                raise unreadable(content.part, problems[0], on_error)
+                reason = f"{problems[0].source} cannot be read: {problems[0].reason.rstrip('.')}"
+                raise BrokenInputError(f"{reason}. {CURES[on_error]}")
             report_left_out(path, problems)
         else:
             table = fitted(content, schema.pathless)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from dask import hashing
 from dask.utils import format_bytes
 
 from gpuclassify._version import installed_versions
@@ -66,6 +67,8 @@ REPORTS = ("_report/report.json", "_report/report.html")
 # same, because other readers would read it as data.
 CARD, README = ".huggingface.yaml", "README.md"
 NEW_FILES = "input files new"
+DASK_KEY = "Dask key"  # of a frame, in the identity of its job
+HASHES = "Dask's hash"  # among the versions
 MOST_FILES_NAMED = 3
 MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
@@ -183,6 +186,13 @@ class Manifest:
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
             hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
+            now = _versions()[HASHES]
+            then = earlier["versions"].get(HASHES, now)
+            if DASK_KEY in changes and then != now:
+                hint = (
+                    f" (Dask's keys of equal frames differ, because it hashes by {now} here, and "
+                    f"hashed by {short(then)}: which of xxhash and mmh3 is installed decides)"
+                )
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
@@ -271,7 +281,7 @@ class Manifest:
             changes = ", ".join(
                 f"{name} {then.get(name)} -> {now.get(name)}"
                 for name in {**then, **now}
-                if then.get(name) != now.get(name)
+                if then.get(name) != now.get(name) and name != HASHES  # keys of frames alone
             )
             if changes:
                 logger.warning(
@@ -585,7 +595,9 @@ def _without_code(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
 
 def _versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results may depend on."""
-    return {"python": platform.python_version()} | installed_versions(*_PACKAGES)
+    hashes = hashing.hashers[0].__name__.removeprefix("_hash_")
+    versions = {"python": platform.python_version()} | installed_versions(*_PACKAGES)
+    return versions | {HASHES: hashes}
 
 
 def _key_of(identity: dict[str, dict[str, Any]]) -> str:
@@ -628,6 +640,7 @@ def _setting_changes(
             yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
     for name, (then, now) in _changed_code(old, new).items():
         mapper, _, kind = name.rpartition(" ")
+        mapper, kind = (t if t.isprintable() and len(t) < 100 else short(t) for t in (mapper, kind))
         owner = f"{part} {mapper}".rstrip()
         if kind == FUNCTION:
             yield (
@@ -641,7 +654,8 @@ def _setting_changes(
 
 
 def _digests(then: object, now: object) -> str:
-    return f"digest {str(then)[:KEY_DIGITS]}, now {str(now)[:KEY_DIGITS]}"
+    before, after = (ascii(str(digest)[:KEY_DIGITS]).strip("'") for digest in (then, now))
+    return f"digest {before}, now {after}"
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -98,7 +98,6 @@ class Record:
     # Labels of the rows written; see `gpuclassify.mapping.stage_counts.count_labels`.
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     labelled: dict[str, int] = field(default_factory=dict)
-    spans: dict[str, dict[str, int]] = field(default_factory=dict)
     # Rows written by bin of score, and the largest score, for every column of scores; see
     # `gpuclassify.jobs.report.summary`.
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -89,7 +89,7 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
         "labelled": summary.labelled,
         "scores": {
-            name: _score_bins(counts, summary.largest.get(name))
+            name: score_bins(counts, summary.largest.get(name))
             for name, counts in summary.numbers.items()
         },
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
@@ -189,7 +189,7 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     return {"busy_share": busy_share, **peaks}
 
 
-def _score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
+def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
     """Return both edges and the rows of all bins, from the lowest to the highest with rows.
 
     A bin includes its lower edge. The last one also includes its upper edge, as in
@@ -291,7 +291,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title; `titles` are the ones that parts propose."""
+    """Return the first word of the page's title: one of `titles`, unless rows are annotated."""
     if annotates(report):
         return "Annotated"
     if titles:

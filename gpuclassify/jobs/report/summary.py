@@ -125,13 +125,13 @@ class ColumnLabels:
         Rows labelled: rows whose value in the column is not null, before filters.
     rows : list of (str, int, int)
         Each label with its rows labelled and its rows written, most rows labelled first.
-    spans : dict of str to int
-        Spans by label, before filters; empty unless it is a column of spans.
+    occurrences : dict of str to int
+        Occurrences by label, before filters; empty unless a row may have a label several times.
     """
 
     labelled: int
     rows: list[tuple[str, int, int]]
-    spans: Mapping[str, int]
+    occurrences: Mapping[str, int]
 
     @property
     def has_drops(self) -> bool:
@@ -158,12 +158,12 @@ def column_labels(
         before |= dict.fromkeys(stage["labels"], stage)
     columns = {}
     for name, counts in written.items():
-        stage = before.get(name, {"labels": {}, "labelled": labelled, "spans": {}})
+        stage = before.get(name, {"labels": {}, "labelled": labelled, "occurrences": {}})
         rows = most_frequent({**counts, **stage["labels"].get(name, {})})
         columns[name] = ColumnLabels(
             stage["labelled"].get(name, 0),
             [(label, count, counts.get(label, 0)) for label, count in rows.items()],
-            stage["spans"].get(name, {}),
+            stage["occurrences"].get(name, {}),
         )
     return columns
 
@@ -209,8 +209,6 @@ class JobSummary:
         Rows written by label, for every label column.
     labelled : dict of str to int
         Rows written whose value is not null, for every label column.
-    spans : dict of str to dict
-        Spans written by label, for every column of spans.
     numbers : dict of str to dict
         Rows written by bin of score, for every score column; see `count_scores`.
     largest : dict of str to float
@@ -220,7 +218,7 @@ class JobSummary:
     stages : dict of str to dict
         Counts of each classifier, in order: ``read``, ``kept`` and ``dropped`` by reason, which add
         up; ``would_drop`` by reason, if `keep_field` keeps all rows; ``labels``, ``labelled`` and
-        ``spans`` by column before the filters; ``truncated_texts`` and ``seconds``.
+        ``occurrences`` by column before the filters; ``truncated_texts`` and ``seconds``.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
@@ -253,7 +251,6 @@ class JobSummary:
     totals: dict[str, float] = field(default_factory=dict)
     columns: dict[str, dict[str, int]] = field(default_factory=dict)
     labelled: dict[str, int] = field(default_factory=dict)
-    spans: dict[str, dict[str, int]] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     lengths: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -361,7 +358,6 @@ class JobSummary:
         add_counts(self.left_out, record.left_out)
         add_counts(self.columns, record.labels)
         add_counts(self.labelled, record.labelled)
-        add_counts(self.spans, record.spans)
         add_counts(self.numbers, record.numbers)
         for name, score in record.largest.items():
             self.largest[name] = max(score, self.largest.get(name, score))

@@ -187,7 +187,13 @@ def test_a_description_of_which_no_names_can_be_made_is_damaged(outputs, name):
             look(open_store(f"{outputs}/out"))
 
 
-@pytest.mark.parametrize("code", [{}, {"": ""}, {"class": "x" * 10**6}, {"a function": "\x1b[31m"}])
+@pytest.mark.parametrize(
+    "code",
+    [
+        *({}, {"": ""}, {"class": "x" * 10**6}, {"a function": "\x1b[31m"}),
+        *({"x" * 10**6: "1"}, {"\x1b[31m": "1"}, {"y" * 10**6 + " source": "\x00"}),
+    ],
+)
 def test_forged_parts_of_code_are_told_in_short_and_never_taken(outputs, code):
     rewrite(outputs / "out/_gpuclassify/job.json", forge_code(code))
     with pytest.raises(ValueError, match="stage 1 same") as caught:

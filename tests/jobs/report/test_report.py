@@ -19,8 +19,8 @@ from gpuclassify.jobs.ledger.records import parse_record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
-from gpuclassify.jobs.report.report import join_bins, page, report_of, write_report
-from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.report.report import join_bins, page, report_of, score_bins, write_report
+from gpuclassify.jobs.report.summary import JobSummary, count_scores, largest_scores
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.pages.sections import (
     Cell,
@@ -236,6 +236,29 @@ def test_many_bins_are_joined_and_many_labels_counted(report):
     text = page({**report, "labels": {"kind": labels}, "labelled": {"kind": 2_000}})
     assert "20 more labels are in report.json." in text
     assert "50 (2.5%)" in text and "Shares are of 2,000 rows labelled." in text
+
+
+SCORES = {
+    "shares": ([0.0, 0.31, 0.5, 1.0, 1.0], 1),
+    "only 1": ([1.0, 1.0], 1),
+    "only 0": ([0.0, 0.0], 0.05),
+    "whole numbers": ([0.0, 2.0, 5.0], 5),
+    "above 1": ([0.5, 1.0, 1.02], 1.05),
+    "below 0": ([-1.0, -0.5, 0.0], 0),
+}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(("scores", "end"), SCORES.values(), ids=SCORES)
+def test_the_last_bin_of_scores_includes_its_upper_edge(scores, end):
+    """As in numpy: shares end at 1, not at 1.05."""
+    table = pa.table({"s": pa.array(scores, pa.float32())})
+    found = score_bins(count_scores(table, ["s"])["s"], largest_scores(table, ["s"])["s"])
+    edges = np.array([found[0][0], *(high for _, high, _ in found)])
+    np.testing.assert_allclose(np.diff(edges), 0.05)
+    counted, _ = np.histogram(scores, edges)
+    np.testing.assert_array_equal(counted, [count for *_, count in found])
+    assert edges[-1] == pytest.approx(end)
 
 
 # Progress.
