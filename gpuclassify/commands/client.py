@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # cluster would run on one worker, too, and of several parts. Parts take turns here, and a cluster
 # of many cores makes up for its start after some ten seconds of Python's work.
 MOST_INPUT_BYTES, MOST_PARTS_BYTES = 64 << 20, 32 << 20
-ROW_BYTES = 20  # estimated bytes of memory per byte of a possibly compressed file
+ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
@@ -86,7 +86,7 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
 
 
 def load_here(stages: PartitionMap) -> None:
-    """Load the stages' models into this process, with the threads and memory of a worker.
+    """Load the models into this process, and configure its threads and memory as a worker's.
 
     Used for jobs that are too small for a cluster (`runs_here`).
     """

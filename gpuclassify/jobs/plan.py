@@ -66,7 +66,7 @@ class ClassifierPlan:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Estimated time of the stages here, in one process, without reading, writing and loading."""
+    """Time of the stages on this machine, in one process, without reading, writing and loading."""
 
     seconds: float  # under the load of the trial
     fastest_seconds: float  # on an idle machine, at the speed of the trial's fastest run

@@ -276,7 +276,7 @@ class Mix(Saved):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """Selected rows and tokens of a cell, and the tokens that the mixture asks for.
+    """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
 
     Attributes
     ----------
@@ -305,7 +305,7 @@ class SelectedCell:
 
 @dataclass(frozen=True, repr=False)
 class MixComparison:
-    """Comparison of a selection with its mixture, by cell; ``print`` shows a table.
+    """Comparison of selected rows with their mixture, cell by cell; ``print`` shows a table.
 
     Attributes
     ----------
