@@ -324,7 +324,7 @@ class JobSettings(Declared):
 
 
 def families() -> dict[str, Any]:
-    """Return the classifiers' classes by their names in settings."""
+    """Return the classifiers' classes by their names in settings, such as "quality"."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -343,7 +343,10 @@ def find_family(name: str) -> type[TextMapper] | Published:
 
 
 def family_name(name: str) -> str:
-    """Return the name in `families` for any spelling of it; other names are unchanged."""
+    """Return a classifier's name in `families` for any spelling, such as "DomainClassifier".
+
+    Other names are unchanged.
+    """
     from gpuclassify.classifiers.published import full_name
 
     return full_name(name, families())
