@@ -120,7 +120,7 @@ def _is_sound(manifest: Manifest, as_json: bool) -> bool:
     manifest.check()
     recorded, damage = manifest.examine()
     is_sound = manifest.is_complete()
-    done = len(recorded) - len(damage)
+    done = manifest.done(recorded.keys() - damage.keys())
     if as_json:
         result = {"output": output, "is_sound": is_sound, "parts": manifest.count}
         result |= {"parts_done": done, **manifest.checked.as_dict(), "damage": damage}

@@ -146,7 +146,8 @@ class Steps:
     ) -> Job:
         """Make the job that writes the result of a step; settings as of `make_job`."""
         folder = self.folder(name)
-        writer = StepWriter(folder.address, storage_options=folder.storage_options)
+        secrets = folder.storage_options
+        writer = StepWriter(folder.address, output_bytes=0, storage_options=secrets)
         options = replace(self._options, restart=restart)
         return make_job(source, chain, writer, options, **settings)
 

@@ -50,7 +50,7 @@ def finished(tmp_path_factory, checkpoint):
             JsonlReader(f"{folder}/in.jsonl", part_bytes=800),
             DomainClassifier(model=checkpoint("domain"), confidence_field="sure", autocast=False),
             FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False),
-            ParquetWriter(f"{folder}/out"),
+            ParquetWriter(f"{folder}/out", output_bytes=0),
         ],
         on_error="quarantine",
     ).run()
