@@ -185,14 +185,13 @@ def test_the_threshold_is_the_lowest_with_that_precision(week):
 
 
 def test_the_mixture_counts_the_tokens_of_each_language(week, truth):
-    notes = annotations(week, "dedup", truth).join(
-        annotations(week, "evals", truth)["contaminated"]
-    )
-    stays = ~notes["is_duplicate"].astype(bool) & ~notes["contaminated"].fillna(False).astype(bool)
-    tokens = truth[stays & truth["language"].notna()].groupby("language")["tokens"].sum()
+    folders = pd.read_parquet(week / "corpus")
+    tokens = truth["tokens"][folders["id"]].groupby(folders["language"].to_numpy()).sum()
     cells = json.loads((week / "mix.json").read_text())["cells"]
     known = {json.loads(cell)[0]: planned["tokens"] for cell, planned in cells.items()}
-    assert {name: known[name] for name in tokens.index} == tokens.astype(int).to_dict()
+    assert known == tokens.to_dict()
+    epochs = [planned["epochs"] for planned in cells.values()]
+    assert np.allclose(epochs, 4e4 / tokens.sum())
 
 
 def test_the_corpus_holds_the_rows_that_a_join_selects(week, truth):
@@ -207,10 +206,14 @@ def test_the_corpus_holds_the_rows_that_a_join_selects(week, truth):
                 "is_duplicate": sets["dedup"]["is_duplicate"].astype(bool).to_numpy(),
                 "contaminated": sets["evals"]["contaminated"].astype("boolean").to_numpy(),
                 "score": sets["lesson"]["lesson_score"].to_numpy(),
+                "tokens": truth["tokens"].to_numpy(),
             }
         )
     )
-    condition = f"not is_duplicate and not contaminated and score >= {group['threshold']!r}"
+    condition = (
+        "not is_duplicate and not contaminated and tokens < 100000 "
+        f"and score >= {group['threshold']!r}"
+    )
     expected = joined.filter(condition).order("id").df()
     found = duckdb.sql(f"select id, text from '{week}/corpus/**/*.parquet' order by id").df()
     assert found["id"].tolist() == expected["id"].tolist() and len(found) > 50
