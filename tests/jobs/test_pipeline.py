@@ -283,7 +283,7 @@ def folder_of_two_parts(tmp_path):
 def test_a_dask_frame_is_a_source_and_its_key_is_the_jobs_identity(domain, tmp_path):
     frame = pd.DataFrame({"text": sample_texts(30)}, index=[*range(15), *range(15)])
     lazy = dd.from_pandas(frame, npartitions=4, sort=False)
-    writer = ParquetWriter(f"{tmp_path}/out")
+    writer = ParquetWriter(f"{tmp_path}/out", output_bytes=0)
     summary = Pipeline([lazy, domain(), writer]).run()
     found = pd.concat(map(pd.read_parquet, summary.files))
     pd.testing.assert_frame_equal(found, domain()(frame), check_dtype=False, check_names=False)

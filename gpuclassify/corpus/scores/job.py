@@ -22,7 +22,6 @@ from gpuclassify.corpus.statistics.quantiles import BYTES, ScoreColumns
 from gpuclassify.jobs.input.readers import FileReader
 from gpuclassify.jobs.input.sources import Source
 from gpuclassify.jobs.job import Job
-from gpuclassify.jobs.ledger.records import JOB
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline, stage_list
 from gpuclassify.jobs.recipe import RecipeJob
@@ -48,10 +47,10 @@ class ScoringReport(ReportPart):
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the counts and the problems of the classifiers' pass."""
-        scored = directory.below(f"{FOLDER}/{SCORED}")
-        if not scored.has(JOB):
+        try:
+            report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
+        except FileNotFoundError:  # the scores were in the input
             return {}
-        report = report_of(scored)
         return {name: report[name] for name in (*READ_ONCE, "warnings", "problems")}
 
 
