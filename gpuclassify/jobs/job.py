@@ -119,7 +119,7 @@ class Job:
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has parts to do or files to upload; may read the manifest."""
+        """Return whether `run` has parts to do or files to upload; so that no cluster idles."""
         if any(job.needs_workers() for job in self.earlier):
             return True
         is_done = not self.restart and self.manifest.is_complete()

@@ -60,7 +60,7 @@ class StepWriter(ParquetWriter):
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: the index has positions in a frame, which are no data."""
+        """Always False: the index of a step's frame only counts rows."""
         return False
 
     @property

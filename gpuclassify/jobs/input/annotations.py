@@ -79,7 +79,7 @@ class AnnotationSet:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the columns in frames, by their names in files."""
+        """Names of annotation columns in frames, maybe with a prefix, by their names in files."""
         return {name: f"{self.prefix}{name}" for name in self.columns.names}
 
     @classmethod

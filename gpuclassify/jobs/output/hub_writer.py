@@ -272,7 +272,7 @@ class Target:
         return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
-        """Return the branch's last commit."""
+        """Return the last commit of the target's branch."""
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
