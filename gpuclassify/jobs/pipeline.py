@@ -91,7 +91,7 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return the settings of the report."""
+        """Return the settings of the report, as arguments for `gpuclassify.jobs.job.make_job`."""
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values

@@ -67,22 +67,22 @@ class Recipe(Declared):
         """Return the reader, the stages and the writer; raise TypeError if one is missing."""
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return further readers and Dask frames by name."""
+        """Return the other inputs that steps read, such as an earlier corpus, by name."""
         return {}
 
     def step_mappers(self) -> list[PartitionMap]:
-        """Return the mappers that steps run."""
+        """Return the mappers that steps run, such as embedders."""
         return []
 
     def check_job(self, job: RecipeJob) -> None:
         """Raise TypeError or ValueError unless the settings fit the input of a planned job."""
 
     def job_settings(self) -> dict[str, Any]:
-        """Return further settings of `gpuclassify.jobs.job.make_job`."""
+        """Return further arguments for `gpuclassify.jobs.job.make_job`."""
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that identify the job, as JSON values by heading."""
+        """Return the recipe's settings that change results, to detect that a job is another one."""
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
@@ -101,7 +101,7 @@ class Recipe(Declared):
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
-        """Return the result of a run; default: the summary of documents."""
+        """Return the result of `run`; default: the summary of the written documents."""
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
@@ -155,7 +155,7 @@ class Recipe(Declared):
     def plan_job(
         self, reader: Any, writer: FileWriter, stages: list[Any], options: RunOptions
     ) -> RecipeJob:
-        """Make and check the job of a reader, a writer and stages."""
+        """Make and check the job of a reader, a writer and stages; writes nothing."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
         # Conditions take null for a column that a file lacks; other stages need the column.
@@ -278,7 +278,7 @@ class Recipe(Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeJob(Job):
-    """Planned and checked job of a recipe; `others` are its other inputs by name."""
+    """Planned and checked job of a recipe; `others` are sources of its other inputs by name."""
 
     recipe: Recipe
     others: Mapping[str, Source]
@@ -306,11 +306,11 @@ class RecipeJob(Job):
         return show
 
     def documents(self) -> LazyFrame:
-        """Return a lazy frame of the input, a partition for each part."""
+        """Return a Dask frame of the input's documents, with a partition for each part."""
         return self.source.frame(self.recipe.on_error, self.recipe.backend)
 
     def sample(self, rows: int) -> Frame | None:
-        """Draw rows from all over the input, always the same ones; None if it has none."""
+        """Draw rows from all over the input, always the same; None if the input has no rows."""
         try:
             if isinstance(self.source, FileSource):
                 drawn, _ = sample_files(self.source.input, rows, 0, self.recipe.on_error)
@@ -321,7 +321,7 @@ class RecipeJob(Job):
         return drawn.frame
 
     def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
-        """Return the job with other stages, which give the same columns."""
+        """Return the job with other stages, which must give the same columns."""
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))

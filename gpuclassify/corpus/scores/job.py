@@ -215,7 +215,7 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, and tell in the summary what was read to make them."""
+        """Remove the scored copies, and add the counts of reading the input to the summary."""
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
             vars(summary).update({name: report[name] for name in READ_ONCE})

@@ -50,7 +50,7 @@ MOST_NAMED = 3  # files that an error lists
 
 @dataclass
 class FileAnnotations:
-    """Annotations of one input file: the annotated state, and row ranges in a folder of the set.
+    """Annotations of one input file: its size and version then, and row ranges in the set.
 
     The folder identifies the rows. A job's key does not: if a file is changed back, the job that
     annotates it again has the settings, the input and so the key of an earlier job.
@@ -63,7 +63,7 @@ class FileAnnotations:
 
 @dataclass
 class AnnotationSet:
-    """An annotation set, as the manifests and records of its jobs describe it."""
+    """Annotation set (a folder of annotation files), as the records of its jobs describe it."""
 
     store: Store
     prefix: str = ""
@@ -79,7 +79,7 @@ class AnnotationSet:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the columns in frames, by their names in files."""
+        """Names of annotation columns in frames, maybe with a prefix, by their names in files."""
         return {name: f"{self.prefix}{name}" for name in self.columns.names}
 
     @classmethod
@@ -126,7 +126,7 @@ class AnnotationSet:
         return not file.ranges or any(rows.left_out for rows in file.ranges)
 
     def job_keys(self, files: Collection[str]) -> str:
-        """Return the keys of the jobs that last annotated these files, joined by "-"."""
+        """Return the joined keys of the jobs that last annotated these files, to detect changes."""
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
@@ -176,7 +176,7 @@ class AnnotationSet:
                     raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Read the columns from the first readable file of each folder; `read_records` is strict.
+        """Read the columns from the first readable file of each folder, and ignore damaged files.
 
         Files whose columns contradict the columns of earlier folders are skipped.
         """
@@ -199,7 +199,7 @@ class AnnotationSet:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
     def _merge_columns(self, name: str) -> pa.Schema:
-        """Return the columns, with types widened for the values of an annotation file."""
+        """Return the set's columns, with types widened for the values of an annotation file."""
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
         stored = metadata.schema.to_arrow_schema()
@@ -228,7 +228,7 @@ class AnnotationSet:
     def check(
         self, states: Mapping[str, str], was_input: Callable[[str], bool], is_complete: bool
     ) -> bool:
-        """Return True if every input file is annotated.
+        """Check that the set is of this input; return True if every input file is annotated.
 
         `states` maps the names of the input's files to their states. `was_input` returns True for
         names that the reader's paths match and that are not there any more. Raises AnnotationError
@@ -288,7 +288,7 @@ class AnnotationSet:
 
 
 def later_folders(store: Store) -> list[str]:
-    """List the folders of a set's later jobs.
+    """List the folders of an annotation set's later jobs, which annotated further files.
 
     A folder in which no job has begun is left out: a run that is killed early may leave one.
     """
@@ -302,7 +302,7 @@ def job_folders(store: Store) -> list[Store]:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others, as text."""
+    """Return the first names as text for a message, with the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -328,12 +328,12 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of both types; see `union`."""
+    """Return the Arrow type that holds the values of both types; see `union`."""
     return one if one == other else union(plain_type(one), plain_type(other))
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Return True if a type holds the values of another one."""
+    """Return True if an Arrow type holds the values of another one."""
     try:
         return bool(common_type(kind, other) == kind)
     except pa.ArrowException:

@@ -98,7 +98,7 @@ class DamagedMetadataError(ValueError):
 
 @dataclass
 class Checked:
-    """Verified files, which are as they were written.
+    """Files of finished parts that a run has verified to be as they were written.
 
     Verification by "digest" compares the SHA-256 of a file, or the MD5 that its store reports, and
     by "size" reads nothing.
@@ -200,7 +200,7 @@ class Manifest:
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the name of the part or joined parts in a file; empty as for `numbers`."""
+        """Return the name of a file's part or joined parts; "" for files of other runs."""
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
@@ -258,7 +258,7 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether an earlier job has this identity, or all of it but the parts of code."""
+        """Return whether an earlier job has this identity, apart from code if `ignores_code`."""
         before, after = earlier["identity"], self.identity
         if ignores_code:
             before, after = _without_code(before), _without_code(after)
@@ -359,7 +359,7 @@ class Manifest:
         return self.done(name for folder in folders for name in self.directory.sizes(folder))
 
     def done(self, names: Iterable[str]) -> int:
-        """Count the parts in files with these names."""
+        """Return the number of parts in the files with these names; some have several parts."""
         return len({number for name in names for number in self.numbers(name)})
 
     def records(self) -> dict[str, Record | None]:
@@ -376,7 +376,7 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record is the one of the file `name`."""
+        """Return whether a record is of the file `name`, and of all parts that this should have."""
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
@@ -395,12 +395,15 @@ class Manifest:
         return [path for path in paths if path not in known and key_in(path) == self.key]
 
     def file_infos(self) -> dict[str, dict[str, Any]]:
-        """Return the file system's entries of all part files, joined or not, by path."""
+        """Return fsspec's info on all part files, joined or not, by path."""
         infos = self.directory.part_infos()
         return infos | self.directory.part_infos(PARTS) if self.joins else infos
 
     def listed(self) -> dict[str, Record | None]:
-        """Return `records`; a finished job's come from its manifest, with None for missing ones."""
+        """Return `records`, read from one file, the manifest, if the job is finished.
+
+        Records that the manifest lacks are None.
+        """
         if not self.directory.has(SUCCESS):
             return self.records()
         with contextlib.suppress(FileNotFoundError):
@@ -467,7 +470,7 @@ class Manifest:
         return files
 
     def write_card(self) -> None:
-        """Describe the data files to the library datasets, unless a user has described them."""
+        """Write `CARD`, which tells the library datasets the data files, unless a user did so."""
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
         for name in self._replaceable_cards():
@@ -563,13 +566,13 @@ class Manifest:
             self.check()  # another client was faster; with the same job, both may go on
 
     def _columns_entry(self) -> dict[str, str]:
-        """Return the input's Arrow schema in base64, as Parquet files have it."""
+        """Return the entry of job.json with the input's Arrow schema in base64, or {}."""
         if self.columns is None:
             return {}
         return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of part files by name, also of those that are not yet published."""
+        """Return the paths of part files by name, published or not."""
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
         paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
@@ -620,7 +623,7 @@ class Manifest:
 
 
 def manifest_of(directory: Store) -> Manifest:
-    """Return the metadata of the job whose output a directory is; see `read_job`."""
+    """Return the manifest of the job that wrote into a directory. Raises errors of `read_job`."""
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
@@ -656,7 +659,7 @@ def read_job(directory: Store) -> dict[str, Any]:
 
 
 def _parse_job(content: bytes) -> dict[str, Any] | None:
-    """Parse job.json; return None unless its values are such as jobs write.
+    """Parse job.json; return None unless its values have types and ranges that jobs write.
 
     The file is untrusted, and its key, format and number of parts determine file names.
     """
@@ -679,7 +682,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
 
 
 def _has_sound_code(part: str, values: Any) -> bool:
-    """Return whether the settings of a part are a dict, and those of code a dict of texts."""
+    """Return whether one section of a job's identity is a dict, and its code a dict of texts."""
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
     code = values.get(CODE, {})
@@ -759,14 +762,14 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the parts of a stage's code that differ, as they were and are; None for no part."""
+    """Return items of a stage's code that differ, by name, as before and now; None for missing."""
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield the number of files gone, new and changed, each with some names."""
+    """Yield phrases with the numbers of files gone, new and changed, and some of their names."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],

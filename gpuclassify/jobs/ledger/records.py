@@ -59,7 +59,7 @@ def part_name(number: int, count: int, key: str, suffix: str) -> str:
 
 
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of the file of the parts `first` to `last`."""
+    """Return the name of the file into which parts `first` to `last` are joined."""
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
 
@@ -71,7 +71,7 @@ def part_number(name: str) -> int:
 
 
 def is_joined(name: str) -> bool:
-    """Return whether a file of several parts has this name."""
+    """Return whether this is the name of a file of several joined parts."""
     match = PART_NAME.match(posixpath.basename(name))
     return match is not None and match[2] is not None
 
@@ -186,7 +186,7 @@ class Record:
         return replace(self, **changes)
 
     def as_json(self) -> bytes:
-        """Return the record as one line of JSON, sealed."""
+        """Return the record as one line of JSON that ends with its digest; see `sealed`."""
         return sealed(asdict(self))
 
 
@@ -214,7 +214,7 @@ def _append_digest(content: bytes) -> bytes:
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read the state of the steps of the job with this key; None if missing or damaged."""
+    """Read the ledger of the steps of the job with this key; None if missing or damaged."""
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -257,7 +257,7 @@ def published_path(name: str, encoding: Encoding) -> str:
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether rows go to folders when `name` is published."""
+    """Return whether rows go to folders, such as ``bucket=19``, when the file is published."""
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 

@@ -18,7 +18,7 @@ BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa
 
 
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
-    """Return the schema of a set with these new columns, with metadata for plain readers.
+    """Return the schema of an annotation set with these new columns, and metadata for pandas.
 
     Columns in `labels` are marked, because reports count them.
     """
@@ -64,7 +64,7 @@ def annotation_table(
 
 
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
-    """Return each file's number of rows in a set's table, and its first and last position.
+    """Return each input file's number of rows in a table, and its first and last position.
 
     Files are in the order of their rows, from which readers take the first row of each file. Arrow
     groups texts in an order of its own, even with one thread.

@@ -137,7 +137,7 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first problems of these quarantine files."""
+    """Read the first problems in the quarantine files with these names, for examples."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -192,7 +192,7 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
 
 
 def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
-    """Return both edges and the rows of all bins, from the lowest to the highest with rows.
+    """Return the edges and the number of rows of each bin, from the lowest to the highest used.
 
     A bin includes its lower edge. The last one also includes its upper edge, as in
     ``numpy.histogram``: if the `largest` score is the lower edge of the last bin, such as 1.0 of
@@ -209,7 +209,7 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return both edges and the rows of all bins, from the lowest to the highest with rows."""
+    """Return the edges and the number of rows of each bin, from the lowest to the highest used."""
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
@@ -217,7 +217,7 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return the rows left after each step, and the rows that it drops by reason.
+    """Return the number of rows left after each stage, and of rows dropped by reason.
 
     `OTHERS` are steps between classifiers, where functions drop or make rows, or rows fail.
     """
@@ -238,7 +238,7 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the identity of the job, with a count instead of the names of all files."""
+    """Return the settings in a job's identity, with a count in place of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
         name: {**values, **values.get(CODE, {})}
@@ -316,7 +316,7 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Escape a text for the page, and mark the passage between `MARKS`."""
+    """Escape a text for the HTML page, and highlight the passage between `MARKS`."""
     escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         escaped = escaped.replace(sign, tag)
@@ -335,7 +335,10 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return a cross table's most frequent rows and columns, agreeing count and total count."""
+    """Return the most frequent rows and columns of a cross table of two label columns.
+
+    They are followed by the number of rows with equal labels, and of all rows.
+    """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}
     for row in counts.values():

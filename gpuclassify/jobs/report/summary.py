@@ -74,7 +74,7 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rows by both labels, for each pair of label columns; without nulls."""
+    """Count rows by the labels in two columns, for each pair of label columns; without nulls."""
     agreements = {}
     present = [name for name in columns if name in table.column_names]
     flat = [name for name in present if not pa.types.is_nested(table[name].type)]
@@ -116,7 +116,7 @@ def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ColumnLabels:
-    """Labels of a column, for tables and pictures.
+    """Counts of the labels in a column, for tables and charts.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class ColumnLabels:
         return any(labelled != written for _, labelled, written in self.rows)
 
     def share(self, labelled: int) -> str:
-        """Return the share of the rows labelled that these are, as text."""
+        """Format a number of rows as a share of all rows labelled, such as ``12.5%``."""
         return f"{labelled / (self.labelled or 1):.1%}"
 
 
@@ -147,9 +147,9 @@ def column_labels(
     labelled: Mapping[str, int],
     stages: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, ColumnLabels]:
-    """Return the labels of each column.
+    """Return the counts of the labels in each column.
 
-    `written` has the rows written by label for each column, and `labelled` those with any label.
+    `written` has the numbers of rows written by column and label, `labelled` those with any label.
     A stage that labels a column has counted its rows before the filters.
     """
     before: dict[str, Mapping[str, Any]] = {}
@@ -168,7 +168,7 @@ def column_labels(
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return at most one warning, on files without any text; `counts` has their rows."""
+    """Return a warning on files without any text, or []; `counts` has their number of rows."""
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
         f"no row has a text in {files}: they get no label, and columns that only they have are in "
@@ -191,12 +191,12 @@ class JobSummary:
     files : list of str
         Files written by this run and by earlier runs of the job.
     parts : int
-        Parts done, which tasks read and wrote; see `output_bytes` of writers for their files.
+        Number of parts done, each by a task; see `output_bytes` of writers for their files.
     rows_read : int
-        Rows of the input that could be read, including those that filters drop.
+        Number of rows of the input that could be read, including those that filters drop.
     rows_written : int
-        Rows in the output. An annotation set also has a row for each line or row left out, which
-        is not counted here.
+        Number of rows in the output. An annotation set also has a row for each line or row left
+        out, which is not counted here.
     labels : dict of str to int
         Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
@@ -230,7 +230,7 @@ class JobSummary:
         Files, lines and rows left out, which are in quarantine.
     output_bytes : int
     resumed_parts, resumed_rows, resumed_tokens : int
-        Parts, rows and tokens of earlier runs of the same job.
+        Numbers of parts, rows and tokens of earlier runs of the same job.
     checked : str
         Method by which files of earlier runs were verified, and their number and size.
     output : str
@@ -315,7 +315,7 @@ class JobSummary:
 
     @property
     def drops(self) -> list[str]:
-        """A line for each stage that has filters, with the rows dropped by reason."""
+        """Lines for people on the numbers of rows that stages dropped, by reason."""
         lines = []
         for name, stage in self.stages.items():
             for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
@@ -327,17 +327,17 @@ class JobSummary:
 
     @property
     def run_rows(self) -> int:
-        """Rows that this run read."""
+        """Number of rows that this run read; parts finished by earlier runs are not counted."""
         return self.rows_read - self.resumed_rows
 
     @property
     def rows_per_second(self) -> float:
-        """Rows that this run read, per second of its working time."""
+        """Number of rows that this run read, per second of its working time."""
         return self.run_rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that this run's models read, per second of its working time."""
+        """Number of tokens that this run's models read, per second of its working time."""
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
