@@ -70,11 +70,12 @@ def report(output: str, as_json: bool) -> None:
     from gpuclassify.classifiers.spans.columns import SpanReport
     from gpuclassify.corpus.decontamination.report import ContaminationReport
     from gpuclassify.corpus.dedup.report import DeduplicationReport
+    from gpuclassify.corpus.scores.job import ScoringReport
     from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.report.report import write_report
     from gpuclassify.jobs.stores.opening import open_store
 
-    parts = (DeduplicationReport(), SpanReport(), ContaminationReport())
+    parts = (DeduplicationReport(), SpanReport(), ContaminationReport(), ScoringReport())
     with wrong_call_exits():
         reports = [write_report(folder, parts) for folder in job_folders(open_store(output))]
     if as_json:
@@ -119,7 +120,7 @@ def _is_sound(manifest: Manifest, as_json: bool) -> bool:
     manifest.check()
     recorded, damage = manifest.examine()
     is_sound = manifest.is_complete()
-    done = len(recorded) - len(damage)
+    done = manifest.done(recorded.keys() - damage.keys())
     if as_json:
         result = {"output": output, "is_sound": is_sound, "parts": manifest.count}
         result |= {"parts_done": done, **manifest.checked.as_dict(), "damage": damage}

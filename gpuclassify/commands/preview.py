@@ -247,7 +247,7 @@ def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a value by its Arrow type: lists without brackets, a struct of scores as pairs."""
+    """Format a value by its Arrow type: lists without brackets, scores as ``News 0.912``."""
     import pyarrow as pa
 
     types = pa.types

@@ -120,6 +120,10 @@ class JobSettings(Declared):
         group=FILES, metavar="COLUMN",
         help="Write rows into folders by the values of this column, such as OUTPUT/bucket=19/; "
         "repeatable.")
+    output_bytes: int | str | None = setting(
+        default=None, what='bytes, or such as "1GB"', group=FILES,
+        help='Size of the files of OUTPUT, such as "1GB", into which neighbouring parts are joined '
+        "at the end; 0 for a file of each part. Default: 256MB.")
     staging: str | None = setting(
         default=None, what="a directory or URL", group=FILES, metavar="DIRECTORY",
         help="Directory for files until they are uploaded to an OUTPUT of hf://datasets/.")
@@ -169,7 +173,8 @@ class JobSettings(Declared):
                     "a token is no setting of a job, because settings are shown and saved: set "
                     "HF_TOKEN, or log in to the Hub"
                 )
-        _bytes(self.part_size)
+        _bytes("part_size", self.part_size, least=1)
+        _bytes("output_bytes", self.output_bytes)
         if self.annotate:
             names = ("partition_by", "limit", "path_field")
             wrong = [name for name in names if getattr(self, name) is not None]
@@ -255,7 +260,7 @@ class JobSettings(Declared):
 
         options: dict[str, Any] = {
             "fields": fields,
-            "part_bytes": _bytes(self.part_size),
+            "part_bytes": _bytes("part_size", self.part_size, least=1),
             "input_digest": self.input_digest,
             "path_field": self.path_field,
             "annotations": self.annotations or (),
@@ -272,17 +277,18 @@ class JobSettings(Declared):
         from gpuclassify.jobs.stores.hub import hub_uri
 
         assert self.output is not None
-        compression, repo = self.compression, hub_uri(self.output)
+        repo, options = hub_uri(self.output), dict[str, Any](compression=self.compression)
+        if (size := _bytes("output_bytes", self.output_bytes)) is not None:
+            options |= {"output_bytes": size}
         if self.annotate and repo is None and self.staging is None:
-            redo = self.redo_changed
-            return AnnotationWriter(self.output, compression=compression, redo_changed=redo)
+            return AnnotationWriter(self.output, redo_changed=self.redo_changed, **options)
         if repo is None:
             if self.staging is not None:
                 raise ValueError(
                     f"staging={self.staging!r} is only for output to hf://datasets/OWNER/NAME"
                 )
             kind = ParquetWriter if self.format == "parquet" else JsonlWriter
-            return kind(self.output, compression=compression, partition_by=self.partition_by)
+            return kind(self.output, partition_by=self.partition_by, **options)
         if self.partition_by is not None:
             raise ValueError(
                 f"partition_by={self.partition_by} is for directories, but {self.output} "
@@ -301,8 +307,8 @@ class JobSettings(Declared):
             path=repo.path_in_repo or "data",
             revision=repo.revision or "main",
             file_format=self.format,
-            compression=compression,
             annotates=self.annotate,
+            **options,
         )
 
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
@@ -324,7 +330,7 @@ class JobSettings(Declared):
 
 
 def families() -> dict[str, Any]:
-    """Return the classifiers' classes by their names in settings."""
+    """Return the classifiers' classes by their names in settings, such as "quality"."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -343,7 +349,10 @@ def find_family(name: str) -> type[TextMapper] | Published:
 
 
 def family_name(name: str) -> str:
-    """Return the name in `families` for any spelling of it; other names are unchanged."""
+    """Return a classifier's name in `families` for any spelling, such as "DomainClassifier".
+
+    Other names are unchanged.
+    """
     from gpuclassify.classifiers.published import full_name
 
     return full_name(name, families())
@@ -375,15 +384,17 @@ def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return passed
 
 
-def _bytes(size: int | str | None) -> int | None:
+def _bytes(name: str, size: int | str | None, least: int = 0) -> int | None:
     from dask.utils import parse_bytes
 
     try:
         size_bytes = None if size is None else parse_bytes(size)
     except ValueError as err:
-        raise ValueError(f'part_size={size!r} is no size: pass bytes, or such as "16MB"') from err
-    if size_bytes is not None and size_bytes < 1:
-        raise ValueError(f'part_size={size!r} is below 1 byte: pass bytes, or such as "16MB"')
+        raise ValueError(f'{name}={size!r} is no size: pass bytes, or such as "16MB"') from err
+    if size_bytes is not None and size_bytes < least:
+        raise ValueError(
+            f'{name}={size!r} is below {least} byte: pass bytes, or such as "16MB"'
+        )
     return size_bytes
 
 

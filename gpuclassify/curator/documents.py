@@ -97,7 +97,8 @@ class DocumentDataset:
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:
-            writer = kind(output_path, partition_by=partition_on, compression=compression)
+            options: dict[str, Any] = {"partition_by": partition_on, "compression": compression}
+            writer = kind(output_path, output_bytes=0, **options)
             Pipeline([self.df, writer]).run(current_client())
             return
         if partition_on is not None:

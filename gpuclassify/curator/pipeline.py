@@ -167,7 +167,7 @@ class _CuratorWriter(_CuratorArguments):
 
     def __init__(self, *path: Any, mode: str = "ignore", **arguments: Any) -> None:
         check_choice("mode", mode, ("ignore", "overwrite", "error"))
-        super().__init__(*path, **arguments)
+        super().__init__(*path, **{"output_bytes": 0} | arguments)  # a file for each partition
         self.mode = mode
         if mode == "error" and self.directory.has(""):
             raise FileExistsError(

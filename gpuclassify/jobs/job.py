@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import posixpath
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
 from gpuclassify.jobs.stores.names import PARQUET
 from gpuclassify.jobs.stores.store import Store, UnreadableInputError
-from gpuclassify.jobs.task import TaskSpec, run_part, run_partition
+from gpuclassify.jobs.task import TaskSpec, join_parts, run_part, run_partition
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.stage_counts import label_fields
 from gpuclassify.pages.sections import ReportPart
@@ -44,6 +46,9 @@ from gpuclassify.workers.secrets import remember, share_with_workers
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+logger = logging.getLogger(__name__)
 
 
 class PartsNote(str):
@@ -127,14 +132,16 @@ class Job:
         for job in self.earlier:
             job.write(client, report)
         summary = JobSummary(output=str(self.directory))
-        done = set()
+        done: dict[str, int | None] = {}  # bytes of each part; None if it is joined
         for record in self.begin(client):
-            summary.add(record, summary.output, is_resumed=True)
-            done.add(record.name)
+            summary.add(record, is_resumed=True)
+            sizes = (None if record.joined else part.file_bytes for part in record.parts)
+            done |= zip((part.name for part in record.parts), sizes, strict=True)
         summary.checked = str(self.manifest.checked)
         _show(report, len(done), self.source.count, summary)
         try:
             self._write_rest(client, done, summary, report)
+            self._join(client, done)
         except (UnreadableInputError, JobChangedError):  # running the job again would fail, too
             raise
         except (Exception, KeyboardInterrupt) as err:
@@ -144,8 +151,9 @@ class Job:
         if self.writer.has_report:
             self.write_report()
             self.manifest.write_card()
-        self.manifest.finish()
-        summary.files.sort()
+        files = self.manifest.finish()
+        summary.files = sorted(posixpath.join(summary.output, name) for name in files)
+        summary.output_bytes = sum(files.values())
         try:
             summary.commit_url = self.writer.upload(client, restart=self.restart)
         except (Exception, KeyboardInterrupt) as err:
@@ -167,7 +175,11 @@ class Job:
         return self.manifest.begin(functools.partial(digest_files, client))
 
     def _write_rest(
-        self, client: Client | None, done: set[str], summary: JobSummary, report: Report | None
+        self,
+        client: Client | None,
+        done: dict[str, int | None],
+        summary: JobSummary,
+        report: Report | None,
     ) -> None:
         names = self.manifest.names()
         todo = [number for number, name in enumerate(names) if name not in done]
@@ -177,12 +189,36 @@ class Job:
         spec = replace(self.spec, run_began=time.time())
         with progress_events(summary.running.update, client):
             for record in self.run_tasks(client, todo, spec):
-                summary.add(record, summary.output)
+                summary.add(record)
+                done[record.name] = record.file_bytes
                 seconds = record.finished - spec.run_began
                 summary.elapsed_seconds = max(summary.elapsed_seconds, seconds)
                 _show(report, summary.parts, self.source.count, summary)
         if todo:
             self.source.check_unchanged()
+
+    def _join(self, client: Client | None, sizes: Mapping[str, int | None]) -> None:
+        """Join neighbouring parts into files; `sizes` has bytes, or None for joined parts."""
+        manifest, encoding = self.manifest, self.manifest.encoding
+        if not manifest.joins:
+            return
+        groups: list[list[str]] = []
+        room = -1
+        for name in manifest.names():
+            size = sizes[name]
+            if size is None:
+                room = -1
+                continue
+            if size > room:
+                groups.append([])
+                room = encoding.output_bytes
+            groups[-1].append(name)
+            room = max(0, room - size)
+        if groups:
+            logger.info("%d files become of the parts in %s", len(groups), self.directory)
+        calls = ((self.directory, names, manifest.count, encoding) for names in groups)
+        for _ in run_tasks(client, join_parts, calls):
+            pass
 
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
@@ -359,6 +395,8 @@ def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
     encoding: dict[str, Any] = {"format": known.file_format, "compression": known.compression}
     if spec.encoding.partition_by:
         encoding["partition_by"] = ", ".join(spec.encoding.partition_by)
+    if known.output_bytes:
+        encoding["output_bytes"] = known.output_bytes
     if spec.annotations is not None:
         encoding["annotations"] = True
     if source.has_index and not spec.keep_index and spec.encoding.file_format == PARQUET:

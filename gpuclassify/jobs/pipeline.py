@@ -156,7 +156,7 @@ def push_to_hub(
 ) -> JobSummary:
     """Write a Dask frame to a dataset repository of the Hugging Face Hub, in one commit.
 
-    Each partition is a file. The index is left out.
+    Neighbouring partitions are joined into files. The index is left out.
 
     Parameters
     ----------

@@ -339,7 +339,7 @@ class RecipeJob(Job):
             # The ledger goes first, so that files left by an interrupt are ignored.
             self.directory.remove(recipe.ledger)
             self.directory.remove_folder(recipe.folder)
-        is_done = sum(1 for _ in self.begin(client)) == self.manifest.count
+        is_done = self.manifest.done(r.name for r in self.begin(client)) == self.manifest.count
         self.directory.sweep(recipe.folder)
         share_with_workers([other.options_name for other in self.others.values()])
         steps = Steps(self, recipe.folder, client, report)

@@ -146,7 +146,8 @@ class Steps:
     ) -> Job:
         """Make the job that writes the result of a step; settings as of `make_job`."""
         folder = self.folder(name)
-        writer = StepWriter(folder.address, storage_options=folder.storage_options)
+        secrets = folder.storage_options
+        writer = StepWriter(folder.address, output_bytes=0, storage_options=secrets)
         options = replace(self._options, restart=restart)
         return make_job(source, chain, writer, options, **settings)
 
@@ -174,16 +175,15 @@ class Steps:
         share_with_workers([source.options_name])
         return source
 
-    def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, int]:
+    def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
         """Move a step's quarantine to the job, and remove the rows of the step.
 
-        The step's report, with these `parts`, stays. Returns counts by kind of the files, lines and
-        rows in quarantine; empty without the step.
+        The step's report, with these `parts`, stays, and is returned; empty without the step.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
             return {}
-        left_out: dict[str, int] = write_report(folder, parts)["left_out"]
+        report = write_report(folder, parts)
         names = zip(self.manifest(name).names(), job.manifest.names(), strict=True)
         targets = {quarantine_path(source): quarantine_path(target) for source, target in names}
         for file in folder.sizes(QUARANTINE):
@@ -191,7 +191,7 @@ class Steps:
             path = f"{QUARANTINE}/{file}"
             self._directory.replace(targets[path], folder.read(path))
         folder.remove(*(file for file in folder.sizes() if key_in(file) is not None))
-        return left_out
+        return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
         """Return a function that calls `act` on a part and the rows that a step has for it."""

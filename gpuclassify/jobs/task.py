@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import posixpath
 import socket
 import threading
 import time
@@ -48,8 +49,12 @@ from gpuclassify.jobs.ledger.records import (
     check_current,
     complete,
     is_published,
+    joined_name,
     key_in,
+    parse_record,
+    part_number,
     publish,
+    record_path,
 )
 from gpuclassify.jobs.output.annotations import annotation_table, extents
 from gpuclassify.jobs.report.summary import (
@@ -179,7 +184,7 @@ def run_part(
     began, and JobChangedError if another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
-    with _explained(f"part {name} of {part}", name, spec):
+    with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
         written = _already_written(name, spec)
         return written or _run(_read(part, number, name, spec, files))
 
@@ -220,7 +225,7 @@ def _read(
 def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
     """Map one partition of a Dask frame, and publish it as the file `name`."""
     spec = TaskSpec.unpack(packed)
-    with _explained(f"part {name} of partition {number}", name, spec):
+    with _explained(f"part {posixpath.basename(name)} of partition {number}", name, spec):
         written = _already_written(name, spec)
         read = PartRead(name, number, spec, frame, {"partition": number}, frame, len(frame))
         return written or _run(read)
@@ -285,6 +290,51 @@ def _run(part: PartRead) -> Record:
     directory = spec.directory
     check_current(directory, key_in(name))
     return publish(directory, record, content, problems, spec.encoding)
+
+
+def join_parts(
+    directory: Store, names: Sequence[str], count: int, encoding: Encoding
+) -> list[Record]:
+    """Publish neighbouring parts, of `count` parts, as one file, and then remove the parts.
+
+    If columns have no common type, there are several files.
+    """
+    key, first, last = str(key_in(names[0])), part_number(names[0]), part_number(names[-1])
+    name = joined_name(first, last, count, key, encoding.suffix)
+    try:
+        parts = [parse_record(directory.read(record_path(part))) for part in names]
+        contents = [directory.read(part) for part in names]
+    except FileNotFoundError:
+        check_current(directory, key)
+        record = complete(directory, name, encoding)  # of another client
+        return [] if record is None else [record]
+    records = [record for record in parts if record is not None]
+    digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    if digests != [record.digest for record in records]:
+        raise ValueError(
+            f"parts {first:,} to {last:,} in {directory} are not what was written: run the same "
+            "job again, which does the damaged parts anew"
+        )
+    try:
+        content = contents[0] if len(contents) == 1 else encoding.join(contents)
+    except (pa.ArrowException, ArithmeticError):
+        half = len(names) // 2
+        halves = (names[:half], names[half:])
+        return [r for part in halves for r in join_parts(directory, part, count, encoding)]
+    record = Record(
+        name=name,
+        source={},
+        rows_in=sum(record.rows_in for record in records),
+        rows_out=sum(record.rows_out for record in records),
+        file_bytes=len(content),
+        digest=hashlib.sha256(content).hexdigest(),
+        finished=time.time(),
+        joined=tuple(records),
+    )
+    check_current(directory, key)
+    record = publish(directory, record, content, (), encoding)
+    directory.remove(*names, *map(record_path, names))
+    return [record]
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:

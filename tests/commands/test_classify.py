@@ -430,7 +430,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
     options = ["--classifier", "domain", "--classifier", "quality", "--model", "domain:domain",
                "--model", "quality:quality", *scheduler]  # fmt: skip
     command = ["classify", "broken.jsonl", "left-out", *options, "--on-error", "quarantine"]
-    command += ["--type", "id=double"]
+    command += ["--type", "id=double", "--output-bytes", "0"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
     assert "Left out: 1 line; see" in done.output

@@ -353,6 +353,19 @@ def buckets():
     assert "hares are of 90 rows labelled" in done.page.text
 
 
+def buckets_of_a_model():
+    """Classifiers read the input, and the last pass reads what they wrote."""
+    Path("buckets.yaml").write_text(
+        "classifiers: [{classifier: domain, model: model, confidence_field: sure}]\n"
+    )
+    words = ["buckets", "in", "out", "--config", "buckets.yaml", "--score", "sure", "--n", "3"]
+    done = Done([*words, *QUARANTINE])
+    assert len(done.written()) == 90
+    done.agree(90, 90, **JSONL)
+    assert CliRunner().invoke(main, ["report", "out"]).exit_code == 0
+    assert json.loads(Path("out/_report/report.json").read_text())["left_out"] == JSONL["left_out"]
+
+
 def mixture():
     """What was selected of each cell, next to what was planned and asked."""
     words = ["--token-field", "id", *QUARANTINE]
@@ -384,7 +397,7 @@ def mixture():
 
 CASES = (
     *(classify, redact, select, copy_all, dedup_exact, dedup_marks, dedup_fuzzy, dedup_semantic),
-    *(decontaminate, buckets, mixture),
+    *(decontaminate, buckets, buckets_of_a_model, mixture),
 )
 
 

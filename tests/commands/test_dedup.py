@@ -152,7 +152,7 @@ def test_the_page_shows_similarities_and_sources(run, tmp_path):
     options = ["--id-field", "url", "--by", "source", "--set", "char_ngrams=10"]
     assert run("in.jsonl", "out", "--method", "fuzzy", *options).exit_code == 0
     page = (tmp_path / "out/_report/report.html").read_text()
-    for shown in ("Similarity of removed documents", "Removed by source", "signatures", "removal"):
+    for shown in ("Similarity of duplicates", "Duplicates by source", "signatures", "documents"):
         assert shown in page
     assert "similarity to the document that is kept" in page  # the axis
     assert "<h1>Deduplicated texts</h1>" in page

@@ -276,6 +276,7 @@ CASES = {
     case.name: case
     for case in (
         Case("classify", CLASSIFY, classified, has_ids),
+        Case("classify-parts", (*CLASSIFY, "--output-bytes", "0"), classified, has_ids),
         Case(
             "classify-jsonl",
             (*CLASSIFY, "--format", "jsonl"),

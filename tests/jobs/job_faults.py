@@ -80,7 +80,8 @@ def with_process(frame):
 def job(folder, stage=double, part_bytes=2_000, **options):
     """A pipeline from ``folder/in`` to ``folder/out``, of some 15 parts."""
     reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=part_bytes)
-    return Pipeline([reader, stage, ParquetWriter(f"{folder}/out")], **options)
+    writer = ParquetWriter(f"{folder}/out", output_bytes=0)  # a file for each part
+    return Pipeline([reader, stage, writer], **options)
 
 
 def result(folder):

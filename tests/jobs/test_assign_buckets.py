@@ -84,7 +84,7 @@ def inputs(folder):
 
 def job(folder, stages=(), part_bytes=3_000, **options):
     reader = ParquetReader(f"{folder}/in", part_bytes=part_bytes)
-    writer = ParquetWriter(f"{folder}/out", partition_by="bucket")
+    writer = ParquetWriter(f"{folder}/out", partition_by="bucket", output_bytes=0)
     return AssignBuckets([reader, *stages, writer], SCORES, **options)
 
 

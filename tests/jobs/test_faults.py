@@ -74,7 +74,8 @@ def folder(tmp_path_factory):
 
 def job(folder, out, *stages):
     reader = JsonlReader(f"{folder}/in.jsonl", part_bytes=700)
-    return Pipeline([reader, *stages, ParquetWriter(f"{out}")])
+    writer = ParquetWriter(f"{out}", output_bytes=0)  # a file for each part
+    return Pipeline([reader, *stages, writer])
 
 
 def double(frame):

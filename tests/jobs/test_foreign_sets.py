@@ -43,7 +43,8 @@ def notes(crawl, tmp_path):
 
 
 def annotate(crawl, notes):
-    reader, writer = FileReader(str(crawl), part_bytes=30), AnnotationWriter(str(notes))
+    writer = AnnotationWriter(str(notes), output_bytes=0)  # a file for each part
+    reader = FileReader(str(crawl), part_bytes=30)
     Pipeline([reader, with_length, writer]).run(report=lambda *_: None)
 
 

@@ -234,9 +234,11 @@ def test_parquet_goes_in_by_row_groups_and_comes_out_in_the_same_order(tmp_path)
     frame[:70].to_parquet(tmp_path / "in/a.parquet", row_group_size=10)
     frame[70:].to_parquet(tmp_path / "in/b.parquet", row_group_size=30)
     reader = ParquetReader(f"{tmp_path}/in", part_bytes=1)
-    summary = Pipeline([reader, same, ParquetWriter(f"{tmp_path}/out")]).run()
-    assert len(summary.files) == 8
-    assert pd.concat(map(pd.read_parquet, summary.files))["id"].tolist() == list(range(100))
+    for files, options in ((8, {"output_bytes": 0}), (1, {})):
+        writer = ParquetWriter(f"{tmp_path}/out-{files}", **options)
+        summary = Pipeline([reader, same, writer]).run()
+        assert len(summary.files) == files
+        assert pd.concat(map(pd.read_parquet, summary.files))["id"].tolist() == list(range(100))
 
 
 def test_urls_and_storage_options_work_and_stay_secret(records, tmp_path, caplog):
@@ -281,7 +283,7 @@ def folder_of_two_parts(tmp_path):
 def test_a_dask_frame_is_a_source_and_its_key_is_the_jobs_identity(domain, tmp_path):
     frame = pd.DataFrame({"text": sample_texts(30)}, index=[*range(15), *range(15)])
     lazy = dd.from_pandas(frame, npartitions=4, sort=False)
-    writer = ParquetWriter(f"{tmp_path}/out")
+    writer = ParquetWriter(f"{tmp_path}/out", output_bytes=0)
     summary = Pipeline([lazy, domain(), writer]).run()
     found = pd.concat(map(pd.read_parquet, summary.files))
     pd.testing.assert_frame_equal(found, domain()(frame), check_dtype=False, check_names=False)

@@ -20,7 +20,6 @@ from gpuclassify.corpus.dedup.report import COUNTS, FOLDER, DeduplicationReport
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
 from gpuclassify.frames import LazyFrame
 from gpuclassify.frames.lazy import from_parts
-from gpuclassify.jobs.input.sources import FileSource
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.recipe import Recipe, RecipeJob
@@ -252,9 +251,13 @@ class Deduplicate(Recipe):
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
         """Return whether documents that steps will read here fit into memory."""
         is_here = steps.client is None and self.backend == "pandas"
-        if not is_here or not isinstance(job.source, FileSource) or COUNTS in steps.ledger:
-            return False
-        return sum(file.size_bytes or HELD_BYTES for file in job.source.files) <= HELD_BYTES
+        size_bytes = job.source.size_bytes
+        return (
+            is_here
+            and COUNTS not in steps.ledger
+            and size_bytes is not None
+            and size_bytes <= HELD_BYTES
+        )
 
     def _held(self, job: RecipeJob) -> LazyFrame:
         """Read the columns of all steps once, and return a frame that holds them."""

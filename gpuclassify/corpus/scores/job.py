@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,33 @@ from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline, stage_list
 from gpuclassify.jobs.recipe import RecipeJob
+from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
+# Counts of the input, which only classifiers read: the last pass reads their output.
+READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
+
+
+class ScoringReport(ReportPart):
+    """Part of a report about the input, if classifiers read it before buckets were assigned."""
+
+    def entries(
+        self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the counts and the problems of the classifiers' pass."""
+        try:
+            report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
+        except FileNotFoundError:  # the scores were in the input
+            return {}
+        return {name: report[name] for name in (*READ_ONCE, "warnings", "problems")}
 
 
 @declared
@@ -103,6 +121,7 @@ class AssignBuckets(Pipeline):
 
     folder = FOLDER
     ledger = EDGES
+    report_parts = (ScoringReport(),)
     last_step = "buckets"
 
     def check_together(self) -> None:
@@ -196,9 +215,10 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, and add their quarantine to the job's summary."""
-        left_out = steps.take_over(SCORED, job, _scoring(job).report_parts)
-        summary.left_out = left_out or summary.left_out
+        """Remove the scored copies, and tell in the summary what was read to make them."""
+        report = steps.take_over(SCORED, job, _scoring(job).report_parts)
+        if report:
+            vars(summary).update({name: report[name] for name in READ_ONCE})
         return summary
 
 

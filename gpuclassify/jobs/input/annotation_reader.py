@@ -58,7 +58,7 @@ class AnnotationRange:
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, with the set's address, as readers of parts need them."""
+    """Columns of an annotation set, and the set's address, for tasks that read parts."""
 
     address: str
     fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
@@ -125,7 +125,7 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether an annotation set may have left out this piece, or part of it, whole."""
+        """Return whether an annotation set may list this piece, or part of it, as unreadable."""
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
             for ranges in piece.annotations

@@ -147,8 +147,11 @@ class AnnotationSet:
                 continue
             store, path = self.folder(folder), ""
             with naming_damage(self.shown, posixpath.join(folder, JOB)):
-                sizes, listed = store.part_sizes(), manifest_of(store).listed()
-                unlisted = [n for n in sizes if key_in(n) == job["key"] and n not in listed]
+                manifest = manifest_of(store)
+                listed = manifest.listed()
+                sizes = {name: info["size"] for name, info in manifest.file_infos().items()}
+                files = (name for name in store.part_sizes() if key_in(name) == job["key"])
+                unlisted = [name for name in files if name not in listed]
                 if unlisted and folder not in self.undone:
                     raise ValueError(f"its {job['parts']:,} parts do not include {unlisted[0]}")
             for name, record in listed.items():
@@ -157,7 +160,7 @@ class AnnotationSet:
                 path = posixpath.join(folder, name)
                 with naming_damage(self.shown, path):
                     _check_size(record, sizes)
-                    for file, rows in _ranges(path, record).items():
+                    for file, rows in _ranges(path, record):
                         if file not in job["identity"]["input file"]:
                             raise ValueError(f"it has rows of {file}, and {JOB} does not")
                         if file in latest:
@@ -178,7 +181,7 @@ class AnnotationSet:
         Files whose columns contradict the columns of earlier folders are skipped.
         """
         for folder in self.jobs:
-            for name in filter(key_in, sorted(self.folder(folder).part_sizes())):
+            for name in filter(key_in, sorted(manifest_of(self.folder(folder)).file_infos())):
                 path = posixpath.join(folder, name)
                 with contextlib.suppress(AnnotationError), naming_damage(self.shown, path):
                     self.columns = self._merge_columns(path)
@@ -304,17 +307,21 @@ def some_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _ranges(name: str, record: Record) -> dict[str, AnnotationRange]:
-    """Return the row range of each input file in the annotation file `name`, from its record."""
-    ranges, first = {}, 0
-    for file, numbers in record.source[ANNOTATED].items():
-        count, low, high = map(operator.index, numbers)
-        if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
-            raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
-        left_out = tuple(map(str, record.left_out))
-        total = record.rows_out
-        ranges[file] = AnnotationRange(name, first, count, low, high, left_out, total, file)
-        first += count
+def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
+    """Return input files and their row ranges in the annotation file `name`, from its record.
+
+    A file has a range for each part.
+    """
+    ranges, first, total = [], 0, record.rows_out
+    for part in record.parts:
+        left_out = tuple(map(str, part.left_out))
+        for file, numbers in part.source[ANNOTATED].items():
+            count, low, high = map(operator.index, numbers)
+            if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
+                raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
+            rows = AnnotationRange(name, first, count, low, high, left_out, total, file)
+            ranges.append((file, rows))
+            first += count
     if first != record.rows_out:
         raise ValueError(f"it has {record.rows_out:,} rows, and {first:,} of its files")
     return ranges

@@ -552,7 +552,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error for a problem of a part, with the advice of `CURES`."""
+    """Return the error to raise for a problem of a part, with advice that fits `on_error`."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)

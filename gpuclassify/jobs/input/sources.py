@@ -101,6 +101,12 @@ class FileSource:
         files = self.input.files
         return with_digests(files, self.storage_options) if self.reader.input_digest else files
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Number of bytes of all files, as stored; None if a file's size is unknown."""
+        sizes = [file.size_bytes for file in self.input.files]
+        return None if None in sizes else sum(filter(None, sizes))
+
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return columns, sizes and file versions, used to detect that a job's input is another."""
         schema, part_bytes = self.input.schema, self.input.part_bytes
@@ -184,6 +190,10 @@ class FrameSource:
     def meta(self) -> Frame:
         """Empty frame with the dtypes of every part."""
         return self._frame._meta
+
+    @property
+    def size_bytes(self) -> None:
+        """Always None, because the size of a lazy frame is unknown."""
 
     def refuse_output(self, directory: Store, name: str) -> None:
         """Raise ValueError as `FileSource` does, for files that the frame is known to read."""

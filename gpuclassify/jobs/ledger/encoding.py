@@ -6,10 +6,12 @@ With `partition_by`, rows go to Hive-style folders such as ``bucket=19``.
 from __future__ import annotations
 
 import base64
+import functools
+import itertools
 import json
 import math
 import posixpath
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpuclassify.frames import Frame, is_text, plain_type
-from gpuclassify.jobs.ledger.arrow_types import cast, changed, stored
+from gpuclassify.jobs.ledger.arrow_types import cast, changed, stored, union
 from gpuclassify.jobs.stores.names import COMPRESSIONS, PARQUET
 from gpuclassify.mapping.select import WITHOUT_VALUES
 from gpuclassify.settings.checks import nearest
@@ -30,6 +32,7 @@ FILE, PLACE, LEFT_OUT = "_file", "_place", "_left_out"
 
 JSON_ROWS_AT_A_TIME = 1_000
 BLOCK_BYTES = 1 << 20
+ROW_GROUP_BYTES = 32 << 20  # size in memory of the row groups of joined Parquet files
 LONGEST_TYPE = 100  # characters of a type in a message
 NULL = "__HIVE_DEFAULT_PARTITION__"  # name of null in Hive, Spark and pyarrow
 MOST_VALUES = 1_000  # per column and part
@@ -53,6 +56,7 @@ class Encoding:
     file_format: str
     compression: str | None
     partition_by: tuple[str, ...] = ()  # columns whose values name folders
+    output_bytes: int = 0  # size of a file of joined parts; 0 for a file of each part
 
     @property
     def suffix(self) -> str:
@@ -66,18 +70,41 @@ class Encoding:
         """Encode the table as the content of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
-            # A user's columns may have these names, too.
-            has_positions = (
-                table.column_names[:3] == [FILE, PLACE, LEFT_OUT]
-                and table.schema.field(PLACE).type == pa.int64()
-            )
-            layout = ANNOTATION_LAYOUT if has_positions else {}
+            layout = _layout(table.schema)
             pq.write_table(changed(table, stored), sink, compression=self.compression, **layout)
         elif self.compression is None:
             self._write_json_lines(table, sink)
         else:
             with pa.CompressedOutputStream(sink, self.compression) as stream:
                 self._write_json_lines(table, stream)
+        return sink.getvalue().to_pybytes()
+
+    def join(self, contents: Sequence[bytes]) -> bytes:
+        """Return the content of a file that has the rows of several files, in order.
+
+        With `partition_by`, contents are from `pack_rows`. Memory for one row group is needed next
+        to the contents. Raises ArrowException if columns have no common type: those of a column
+        whose type is unknown without rows may differ.
+        """
+        sink = pa.BufferOutputStream()
+        if self.partition_by:
+            tables = [pa.ipc.open_stream(content).read_all() for content in contents]
+            schema = _common_schema([table.schema for table in tables])
+            return _pack(pa.concat_tables(cast(table, schema) for table in tables))
+        if self.file_format == PARQUET:
+            files = [pq.ParquetFile(pa.BufferReader(content)) for content in contents]
+            schema = _common_schema([file.schema_arrow for file in files])
+            layout = _layout(schema)
+            rows = layout.pop("row_group_size", None)
+            with pq.ParquetWriter(sink, schema, compression=self.compression, **layout) as writer:
+                for table in _row_groups(files, schema):
+                    writer.write_table(table, rows)
+        elif self.compression == "zstd":  # pandas reads only the first of several frames
+            with pa.CompressedOutputStream(sink, self.compression) as stream:
+                for block in itertools.chain.from_iterable(map(self._blocks, contents)):
+                    stream.write(block)
+        else:
+            sink.write(b"".join(contents))
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
@@ -107,15 +134,16 @@ class Encoding:
             )
 
     def _count_rows(self, content: bytes) -> int:
-        source = pa.BufferReader(content)
         if self.file_format == PARQUET:
-            return pq.read_metadata(source).num_rows
-        stream = (
-            source
-            if self.compression is None
-            else pa.CompressedInputStream(source, self.compression)
-        )
-        return sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+            return pq.read_metadata(pa.BufferReader(content)).num_rows
+        return sum(block.count(b"\n") for block in self._blocks(content))
+
+    def _blocks(self, content: bytes) -> Iterator[bytes]:
+        """Yield the lines of a file as blocks of bytes, without compression."""
+        stream = source = pa.BufferReader(content)
+        if self.compression is not None:
+            stream = pa.CompressedInputStream(source, self.compression)
+        return iter(lambda: stream.read(BLOCK_BYTES), b"")
 
     def check(self, schema: pa.Schema) -> None:
         """Raise TypeError for the first column that files cannot store, or that readers refuse."""
@@ -136,6 +164,43 @@ class Encoding:
             for field in schema:
                 self.check(pa.schema([field]))
             raise
+
+
+def _layout(schema: pa.Schema) -> dict[str, Any]:
+    """Return the options of Parquet files: `ANNOTATION_LAYOUT` for annotations."""
+    # A user's columns may have these names, too.
+    has_positions = (
+        schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
+    )
+    return {**ANNOTATION_LAYOUT} if has_positions else {}
+
+
+def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema with the columns' common types; see `union`."""
+    fields = [
+        functools.reduce(_common_field, (schema.field(name) for schema in schemas))
+        for name in schemas[0].names
+    ]
+    types = [field.type for field in fields]
+    described = [schema for schema in schemas if schema.types == types] or schemas
+    return pa.schema(fields, metadata=described[0].metadata)
+
+
+def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
+    return one if one.type == other.type else one.with_type(union(one.type, other.type))
+
+
+def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of Parquet files as tables of about `ROW_GROUP_BYTES`."""
+    waiting = [schema.empty_table()]
+    for file in files:
+        for number in range(file.num_row_groups):
+            table = cast(file.read_row_group(number), schema)
+            if sum(t.nbytes for t in (*waiting, table)) > ROW_GROUP_BYTES and len(waiting) > 1:
+                yield pa.concat_tables(waiting).unify_dictionaries()
+                waiting = waiting[:1]
+            waiting.append(table)
+    yield pa.concat_tables(waiting).unify_dictionaries()
 
 
 def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
@@ -393,6 +458,10 @@ def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
                 f"{table[name][0].as_py()!r}, and each would be a folder: name a column of at most "
                 f"{MOST_VALUES:,} values"
             )
+    return _pack(table)
+
+
+def _pack(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import platform
@@ -32,6 +33,8 @@ from gpuclassify.jobs.ledger.records import (
     KEY_DIGITS,
     MALFORMED,
     METADATA,
+    PART_NAME,
+    PARTS,
     QUARANTINE,
     RECORDS,
     SCRATCH,
@@ -41,7 +44,9 @@ from gpuclassify.jobs.ledger.records import (
     Record,
     check_current,
     complete,
+    is_joined,
     is_published,
+    joined_name,
     key_in,
     metadata_gone,
     parse_record,
@@ -162,14 +167,42 @@ class Manifest:
             return str(earlier["key"])
         return _key_of(self.identity)
 
-    def names(self) -> list[str]:
-        """Return the names of all parts, in their order."""
-        return [*self._names]
+    @property
+    def joins(self) -> bool:
+        """Whether parts are joined into files at the end."""
+        return self.encoding.output_bytes > 0 and self.count > 1
 
-    @functools.cached_property
-    def _names(self) -> dict[str, int]:
-        suffix = self.encoding.suffix
-        return {part_name(n, self.count, self.key, suffix): n for n in range(self.count)}
+    def names(self) -> list[str]:
+        """Return the names of all parts, in their order; they have a folder until they are joined.
+
+        Files of joined parts have other names; see `records`.
+        """
+        return [*map(self.name, range(self.count))]
+
+    def numbers(self, path: str) -> range:
+        """Return the numbers of the parts in a file of this run, or described by a record.
+
+        Empty for files that this run does not write.
+        """
+        match = PART_NAME.match(posixpath.basename(path))
+        if match is None or match[3] != self.key:
+            return range(0)
+        first, last = int(match[1]), None if match[2] is None else int(match[2])
+        numbers = range(first, (first if last is None else last) + 1)
+        is_own = numbers and numbers[-1] < self.count and (last is None or self.joins)
+        return numbers if is_own and stem_of(path) == stem_of(self.name(first, last)) else range(0)
+
+    def name(self, first: int, last: int | None = None) -> str:
+        """Return the name of a part, or with `last`, of the file of several joined parts."""
+        if last is not None:
+            return joined_name(first, last, self.count, self.key, self.encoding.suffix)
+        name = part_name(first, self.count, self.key, self.encoding.suffix)
+        return f"{PARTS}/{name}" if self.joins else name
+
+    def _name_of(self, path: str) -> str:
+        """Return the name of the part or joined parts in a file; empty as for `numbers`."""
+        numbers = self.numbers(path)
+        return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
     def check(self) -> None:
         """Raise unless this job may write to the directory; writes nothing.
@@ -264,6 +297,8 @@ class Manifest:
         if self.options.restart and earlier is not None:
             self._clear(earlier)
         self.directory.make(METADATA, RECORDS, SCRATCH, QUARANTINE)
+        if self.joins:
+            self.directory.make(PARTS)
         if self.encoding.partition_by:
             self.directory.make(WHOLE)
         self.directory.check_creates(SCRATCH)
@@ -287,14 +322,18 @@ class Manifest:
                 logger.warning(
                     "the job goes on with other versions than it began with: %s", changes
                 )
+        self._complete_joined()
         self.directory.remove(*self._strays())
         done: set[str] = set()
+        missing = {*range(self.count)}
         for record in self._sound_records(digest):
-            done.add(stem_of(record.name))
+            done |= {stem_of(known.name) for known in (record, *record.parts)}
+            if not self.joins or record.joined:
+                missing -= {*self.numbers(record.name)}
             yield record
         # Another client of this job may be at work on the other parts.
         self._remove_scratch(done)
-        if len(done) < self.count:
+        if missing:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
@@ -306,7 +345,8 @@ class Manifest:
         if mark != {"key": self.key, "parts": self.count}:
             return False
         recorded, damage = self.examine()
-        if damage or len(recorded) < self.count or self._strays():
+        is_final = not self.joins or all(map(is_joined, recorded))
+        if damage or not is_final or self.done(recorded) < self.count or self._strays():
             return False
         with contextlib.suppress(FileNotFoundError):
             lines = self.directory.read(MANIFEST).splitlines()
@@ -315,26 +355,49 @@ class Manifest:
 
     def written(self) -> int:
         """Count the published parts, with or without a record."""
-        folder = posixpath.dirname(published_path("", self.encoding))
-        files = {*self.directory.sizes(RECORDS), *self.directory.sizes(folder)}
-        return len({*map(stem_of, files)} & {*map(stem_of, self.names())})
+        folders = {RECORDS, PARTS, posixpath.dirname(published_path("", self.encoding))}
+        return self.done(name for folder in folders for name in self.directory.sizes(folder))
+
+    def done(self, names: Iterable[str]) -> int:
+        """Count the parts in files with these names."""
+        return len({number for name in names for number in self.numbers(name)})
 
     def records(self) -> dict[str, Record | None]:
-        """Return the existing records by part name; None for damaged ones."""
-        names = {f"{stem_of(name)}.json": name for name in self.names()}
-        files = self.directory.sizes(RECORDS)
-        recorded = sorted(name for file in files if (name := names.get(file)))
-        contents = self.directory.read_all([record_path(name) for name in recorded])
-        records = {name: parse_record(text) for name, text in zip(recorded, contents, strict=True)}
+        """Return the records of files by name, in the order of their parts; None for damaged ones.
+
+        Each file has one part, or several parts that have been joined.
+        """
+        names = self._recorded()
+        contents = self.directory.read_all([record_path(name) for name in names])
+        records = {name: parse_record(text) for name, text in zip(names, contents, strict=True)}
         return {
-            name: r if r is not None and r.name == name else None for name, r in records.items()
+            name: r if r is not None and self._describes(r, name) else None
+            for name, r in records.items()
         }
 
+    def _describes(self, record: Record, name: str) -> bool:
+        """Return whether a record is the one of the file `name`."""
+        parts = map(self.name, self.numbers(name) if is_joined(name) else ())
+        return record.name == name and [part.name for part in record.joined] == [*parts]
+
+    def _recorded(self) -> list[str]:
+        """Return the names of files with a record, without parts that have been joined."""
+        paths = [*self.directory.sizes(RECORDS)]
+        names = {name for path in paths if (name := self._name_of(path))}
+        joined = {number for name in names if is_joined(name) for number in self.numbers(name)}
+        left = [n for n in names if is_joined(n) or joined.isdisjoint(self.numbers(n))]
+        return sorted(left, key=lambda name: (self.numbers(name)[0], name))
+
     def _strays(self) -> list[str]:
-        """Return the paths of records that have this run's key, and belong to none of its parts."""
-        known = {record_path(name) for name in self.names()}
+        """Return the paths of records that have this run's key, and describe none of its files."""
+        known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]
+
+    def file_infos(self) -> dict[str, dict[str, Any]]:
+        """Return the file system's entries of all part files, joined or not, by path."""
+        infos = self.directory.part_infos()
+        return infos | self.directory.part_infos(PARTS) if self.joins else infos
 
     def listed(self) -> dict[str, Record | None]:
         """Return `records`; a finished job's come from its manifest, with None for missing ones."""
@@ -342,23 +405,26 @@ class Manifest:
             return self.records()
         with contextlib.suppress(FileNotFoundError):
             lines = self.directory.read(MANIFEST).splitlines()
-            listed = {record.name: record for record in map(parse_record, lines) if record}
-            return {name: listed.get(name) for name in self.names()}
+            parsed = (record for record in map(parse_record, lines) if record)
+            listed = {r.name: r for r in parsed if self._describes(r, self._name_of(r.name))}
+            done = {number for name in listed for number in self.numbers(name)}
+            lost = [name for number, name in enumerate(self.names()) if number not in done]
+            return {**listed, **dict.fromkeys(lost)}
         return dict.fromkeys(self.names())
 
     def examine(
         self, digest: Digest | None = None
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
-        """Return the records by part name, and the reasons why recorded parts are damaged.
+        """Return `records`, and the reasons why recorded files are damaged, by name.
 
-        A damaged record is None. `digest` is as in `begin`. Raises FileExistsError if no job wrote
-        a file with the name of a finished part.
+        `digest` is as in `begin`. Raises FileExistsError if no job wrote a file with the name of a
+        finished part.
         """
         recorded = self.records()  # before the files, because attempts write records last
-        infos = self.directory.part_infos()
+        infos = self.file_infos()
         records = [record for record in recorded.values() if record is not None]
         known = {path for record in records for path in record.files}
-        done = {record.name for record in records}
+        done = {posixpath.basename(record.name) for record in records}
         for path in sorted({*infos} - known):
             if posixpath.basename(path) in done:
                 raise FileExistsError(
@@ -367,19 +433,29 @@ class Manifest:
                 )
         damage = _find_damage(self.directory, records, infos, self.checked, digest)
         lost = [name for name, record in recorded.items() if record is None]
-        return recorded, damage | dict.fromkeys(lost, "its record has changed since it was written")
+        damage |= dict.fromkeys(lost, "its record has changed since it was written")
+        for name, later in itertools.pairwise(recorded):
+            if self.numbers(later)[0] <= self.numbers(name)[-1]:
+                damage[later] = f"{name} has parts of it"
+        return recorded, damage
 
-    def finish(self) -> None:
-        """Write the manifest, then mark the output as complete."""
+    def finish(self) -> dict[str, int]:
+        """Write the manifest, then mark the output as complete; return the sizes of its files."""
         check_current(self.directory, self.key)
-        contents = self.directory.read_all([record_path(name) for name in self.names()])
+        names = self._recorded()
+        if [number for name in names for number in self.numbers(name)] != [*range(self.count)]:
+            raise metadata_gone(self.directory)
+        files: dict[str, int] = {}
         try:
             with self.directory.replacing(self.directory.path(MANIFEST)) as file:
-                for content in contents:
+                for content in self.directory.read_all([record_path(name) for name in names]):
                     file.write(content + b"\n")
+                    record = parse_record(content)
+                    files |= record.files if record else {}
         except FileNotFoundError as err:
             raise metadata_gone(self.directory) from err
         self._remove_scratch()
+        self.directory.prune(PARTS)
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
         self._remove_parts(earlier)  # late attempts may have written some
         self.directory.prune(QUARANTINE)
@@ -388,6 +464,7 @@ class Manifest:
         content = json.dumps({"key": self.key, "parts": self.count}).encode()
         self.directory.replace(SUCCESS, content)
         self.directory.sync()
+        return files
 
     def write_card(self) -> None:
         """Describe the data files to the library datasets, unless a user has described them."""
@@ -434,8 +511,11 @@ class Manifest:
             if file_format(name) is not None
             and not (base := posixpath.basename(name)).startswith((".", "_"))
             and not name.endswith(".json")
-            # Its key is of no run, or of this run, which has no part of this name.
-            and (key_in(name) not in keys or (key_in(base) == self.key and base not in self._names))
+            # Its key is of no run, or of this run, which writes no file of this name.
+            and (
+                key_in(name) not in keys
+                or (key_in(base) == self.key and base != self._name_of(base))
+            )
         ]
         if foreign:
             raise FileExistsError(
@@ -488,34 +568,52 @@ class Manifest:
             return {}
         return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
+    def _begun(self) -> dict[str, list[str]]:
+        """Return the paths of part files by name, also of those that are not yet published."""
+        folder = posixpath.dirname(published_path("", self.encoding))
+        paths = [*self.file_infos()]
+        paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
+        begun: dict[str, list[str]] = {}
+        for path in sorted(paths):
+            if name := self._name_of(path):
+                begun.setdefault(name, []).append(path)
+        return begun
+
+    def _complete_joined(self) -> None:
+        """Create missing records of joined files, whose parts may be removed only after that."""
+        recorded = self._recorded() if self.joins else ()
+        for name in self._begun() if self.joins else ():
+            is_left = is_joined(name) and name not in recorded
+            if is_left and is_published(self.directory, name, self.encoding):
+                complete(self.directory, name, self.encoding)
+
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
-        """Yield the records of undamaged parts; complete parts without one, remove the rest."""
+        """Yield the records of undamaged files; complete parts without one, remove the rest."""
         recorded, damage = self.examine(digest)
+        done: set[int] = set()
         for name, record in recorded.items():
             if name not in damage and record is not None:
+                done |= {*self.numbers(name)}
                 yield record
         for name, reason in damage.items():
             logger.warning("%s is done again: %s", name, reason)
             self.directory.remove(record_path(name))
-        mine = {*self.names()} - {*recorded} | {*damage}
-        paths = self.directory.part_sizes()
-        folder = posixpath.dirname(published_path("", self.encoding))
-        begun = {*self.directory.sizes(folder), *map(posixpath.basename, paths)}
-        for name in sorted(begun & mine):
-            if name not in damage:
-                if is_published(self.directory, name, self.encoding):
+        for name, paths in self._begun().items():
+            if name in recorded and name not in damage:
+                continue
+            numbers = {*self.numbers(name)} - done  # parts that have been joined may have files
+            if name not in damage and numbers:
+                if not is_joined(name) and is_published(self.directory, name, self.encoding):
                     record = complete(self.directory, name, self.encoding)
                     if record is not None:
                         yield record
                         continue
                 logger.warning("%s is done again: it has no record", name)
-            files = [path for path in paths if posixpath.basename(path) == name]
-            published = published_path(name, self.encoding)
-            self.directory.remove(published, quarantine_path(name), *files)
+            self.directory.remove(*map(quarantine_path, map(self.name, numbers)), *paths)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
         """Remove leftovers of attempts, at all parts or at the parts named by `stems`."""
-        for folder in (SCRATCH, WHOLE):
+        for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
             left = [name for name in names if stems is None or stem_of(name) in stems]
             self.directory.remove(*(f"{folder}/{name}" for name in left))
@@ -526,7 +624,8 @@ def manifest_of(directory: Store) -> Manifest:
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
-    encoding = Encoding(output["format"], output["compression"], names)
+    joins = output.get("output_bytes", 0)
+    encoding = Encoding(output["format"], output["compression"], names, output_bytes=joins)
     return Manifest(directory, job["identity"], job["parts"], encoding, options)
 
 
@@ -572,6 +671,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
             and output["format"] in (PARQUET, JSONL)
             and output["compression"] in (None, *_COMPRESSIONS)
             and isinstance(output.get("partition_by", ""), str)
+            and isinstance(output.get("output_bytes", 0), int)
         )
     except MALFORMED:
         return None
@@ -711,11 +811,11 @@ def _find_damage(
                     checked.files[path, record.digests[path]] = size
                 elif (path, record.digests[path]) not in checked.files:
                     unread[path] = record
-        for path in record.quarantine or () if checked.by == "digest" else ():
+        for path in record.quarantined if checked.by == "digest" else ():
             unread[path] = record
     for path, sha256, problem in (digest or Store.digests)(directory, [*unread]):
         record = unread[path]
-        if sha256 == (record.quarantine or {}).get(path):
+        if sha256 == record.quarantined.get(path):
             continue
         if sha256 == record.digests.get(path):
             checked.files[path, sha256] = record.files[path]

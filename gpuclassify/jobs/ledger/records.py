@@ -5,9 +5,14 @@ part's file, in which only the first attempt succeeds, and then the record, unde
 If a later attempt or the next run finds a part without a record, it compares the part's digest
 with the intents' digests, and creates the record from the intent that matches.
 
-Rows that go to folders are published in the same way, all rows of a part in one file of the
-metadata. They are spread over the folders before the record is created. Several attempts may do
-so, because all of them make the same files.
+Small parts are published in the metadata, where readers of datasets do not look. When all parts
+are done, tasks join neighbouring parts: each publishes a file of several parts in the same way,
+with a record that contains the parts' records, and removes the parts after that. A reader never
+sees a row twice, and of an unfinished job only files that are final.
+
+Rows that go to folders are published in the same way, all rows in one file of the metadata. They
+are spread over the folders before the record is created. Several attempts may do so, because all of
+them make the same files.
 
 Only files of rows are flushed to disk before they get their names. A record that a power loss left
 empty counts as missing.
@@ -33,10 +38,11 @@ METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with
 JOB = f"{METADATA}/job.json"
 FUNCTION, SOURCE = "function", "source"  # digests among the parts of a stage's code
 KEY_DIGITS = 8
-PART_NAME = re.compile(rf"part-\d{{5,}}-([0-9a-f]{{{KEY_DIGITS}}})\.")
+PART_NAME = re.compile(rf"part-(\d{{5,}})(?:-(\d{{5,}}))?-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # enough of job.json for the key, which comes first
 RECORDS, SCRATCH = f"{METADATA}/records", f"{METADATA}/attempts"
-WHOLE = f"{METADATA}/whole"  # parts whose rows are not yet spread over folders
+WHOLE = f"{METADATA}/whole"  # files whose rows are not yet spread over folders
+PARTS = f"{METADATA}/parts"  # parts that are not yet joined
 QUARANTINE = "_quarantine"
 # Errors of reading a value from a JSON file that no job wrote.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -49,13 +55,35 @@ class JobChangedError(ValueError):
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
     """Return the file name of part `number` of `count` parts, in the run with this key."""
-    return f"part-{number:0{max(5, len(str(count - 1)))}d}-{key}{suffix}"
+    return f"part-{_padded(number, count)}-{key}{suffix}"
+
+
+def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
+    """Return the name of the file of the parts `first` to `last`."""
+    return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
+
+
+def part_number(name: str) -> int:
+    """Return the number in the name of a part, or of the first of joined parts."""
+    match = PART_NAME.match(posixpath.basename(name))
+    assert match is not None
+    return int(match[1])
+
+
+def is_joined(name: str) -> bool:
+    """Return whether a file of several parts has this name."""
+    match = PART_NAME.match(posixpath.basename(name))
+    return match is not None and match[2] is not None
+
+
+def _padded(number: int, count: int) -> str:
+    return f"{number:0{max(5, len(str(count - 1)))}d}"
 
 
 def key_in(name: str) -> str | None:
     """Return the key of the run whose part, record or quarantine file has this name, or None."""
     match = PART_NAME.match(posixpath.basename(name))
-    return match[1] if match else None
+    return match[3] if match else None
 
 
 def check_current(directory: Store, key: str | None) -> None:
@@ -121,6 +149,17 @@ class Record:
     folder_digests: dict[str, str] | None = None  # SHA-256 of each of these
     md5: dict[str, str] | None = None  # MD5 of each file, for stores whose listings have it
     quarantine: dict[str, str] | None = None  # SHA-256 of the quarantine file, by path
+    joined: tuple[Record, ...] = ()  # records of the parts, if the file has several
+
+    @property
+    def parts(self) -> tuple[Record, ...]:
+        """Records of the parts in the file, in order."""
+        return self.joined or (self,)
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """SHA-256 of the quarantine files of all parts, by path."""
+        return {p: sha for part in self.parts for p, sha in (part.quarantine or {}).items()}
 
     @property
     def files(self) -> dict[str, int]:
@@ -187,7 +226,9 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 def parse_record(content: bytes) -> Record | None:
     """Parse a record; return None if it is damaged, or empty after a power loss."""
     with contextlib.suppress(*MALFORMED):
-        return Record(**(unsealed(content) or {}))
+        values = unsealed(content) or {}
+        joined = tuple(Record(**part) for part in values.pop("joined", ()))
+        return Record(**values, joined=joined)
     return None
 
 
@@ -197,7 +238,7 @@ def _sha256(content: bytes) -> str:
 
 def stem_of(name: str) -> str:
     """Return the part's name without the suffixes of its file."""
-    return name.partition(".")[0]
+    return posixpath.basename(name).partition(".")[0]
 
 
 def record_path(name: str) -> str:
@@ -212,13 +253,18 @@ def quarantine_path(name: str) -> str:
 
 def published_path(name: str, encoding: Encoding) -> str:
     """Return the path of the file whose creation publishes the part `name`."""
-    return f"{WHOLE}/{name}" if encoding.partition_by else name
+    return f"{WHOLE}/{name}" if _is_spread(name, encoding) else name
+
+
+def _is_spread(name: str, encoding: Encoding) -> bool:
+    """Return whether rows go to folders when `name` is published."""
+    return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
     """Return whether an attempt has published the part `name`."""
     paths = [published_path(name, encoding)]
-    if encoding.partition_by:
+    if _is_spread(name, encoding):
         paths.append(record_path(name))  # created before the file is removed
     return any(map(directory.has, paths))
 
@@ -234,12 +280,13 @@ def publish(
 
     An attempt that fails, such as on a full disk, leaves nothing.
     """
-    if encoding.partition_by:
+    if _is_spread(record.name, encoding):
         # Nothing is published if this raises.
         files = folder_files(record.name, content, encoding)
     else:
         files = {record.name: content}
-        encoding.check_rows(files.values(), record.rows_out)
+        if not encoding.partition_by:
+            encoding.check_rows(files.values(), record.rows_out)
         record = record.with_files(files, directory)
     left_out = quarantine_lines(problems)  # equal in every attempt
     if problems:
@@ -289,7 +336,7 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
             with contextlib.suppress(FileNotFoundError):
                 record = parse_record(directory.read(f"{SCRATCH}/{intent}"))
                 if record is not None and record.digest == digest:
-                    spreads = bool(encoding.partition_by)
+                    spreads = _is_spread(name, encoding)
                     files = folder_files(name, content, encoding) if spreads else {}
                     _create_record(directory, record, files, encoding)
                     return parse_record(directory.read(record_path(name)))
@@ -303,9 +350,9 @@ def _create_record(
 
     Returns None if another attempt has created the record.
     """
-    path = record_path(record.name)
+    path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.
-    if encoding.partition_by and not directory.has(path):
+    if is_spread and not directory.has(path):
         for file, content in files.items():
             check_current(directory, key_in(file))
             directory.make(posixpath.dirname(file))
@@ -313,6 +360,6 @@ def _create_record(
             directory.ensure(file, content, SCRATCH, is_lasting=True)
         record = record.with_files(files, directory)
     is_created = directory.create(path, record.as_json(), SCRATCH)
-    if encoding.partition_by:
+    if is_spread:
         directory.remove(published_path(record.name, encoding))
     return record if is_created else None

@@ -91,6 +91,8 @@ class HubWriter(FileWriter):
     file_format : {"parquet", "jsonl"}
     compression : str, optional
         As for `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
+    output_bytes : int
+        Size of the files; see `FileWriter`.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
@@ -165,11 +167,8 @@ class HubWriter(FileWriter):
 
     def check(self, parts: int) -> None:
         """Raise if the repository cannot take `parts` parts, as far as it can be seen now."""
-        if parts > MOST_FILES:
-            raise ValueError(
-                f"{parts:,} parts are more files than a folder of the Hub takes, {MOST_FILES:,}: "
-                "make parts larger (part_bytes=), or repartition the frame"
-            )
+        if not self.output_bytes:
+            _check_count(parts)
         if not self.directory.has(SUCCESS):
             self.target.check(self._read_commit().get("files", {}))
 
@@ -186,6 +185,7 @@ class HubWriter(FileWriter):
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
+        _check_count(len(files))
         digests = {file.path: file.digest for file in files}
         if restart:
             directory.remove(self._commit_path)
@@ -219,6 +219,14 @@ class HubWriter(FileWriter):
 
     def _address(self, commit: str) -> str:
         return f"{self.target.endpoint}/datasets/{self.target.repo}/commit/{commit}"
+
+
+def _check_count(files: int) -> None:
+    if files > MOST_FILES:
+        raise ValueError(
+            f"{files:,} files are more than a folder of the Hub takes, {MOST_FILES:,}: make them "
+            "larger (output_bytes=)"
+        )
 
 
 def _check_names(repo: str, path: str, split: str) -> None:
@@ -391,9 +399,10 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     parsed = [record for record in records if record is not None]
     parts = json.loads(directory.read(SUCCESS))["parts"]
-    if len(parsed) != parts:
+    listed = sum(len(record.parts) for record in parsed)
+    if listed != parts:
         raise ValueError(
-            f"{directory}/{MANIFEST} lists {len(parsed):,} of the job's {parts:,} parts: run the "
+            f"{directory}/{MANIFEST} lists {listed:,} of the job's {parts:,} parts: run the "
             "same job again, which writes it anew"
         )
     kept = [record for record in parsed if record.rows_out] or parsed[:1]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 JSONL_COMPRESSIONS = (None, "gzip", "zstd")
+OUTPUT_BYTES = 256_000_000  # readers of Parquet are fastest with files of some 100 MB to 1 GB
 
 
 def _folders(names: Any) -> tuple[str, ...] | None:
@@ -34,9 +35,14 @@ def _folders(names: Any) -> tuple[str, ...] | None:
 
 @declared
 class FileWriter(Declared):
-    """Base of writers, which write one file per part of a `gpuclassify.jobs.pipeline.Pipeline`.
+    """Base of writers, which write the parts of a `gpuclassify.jobs.pipeline.Pipeline`.
 
-    With `partition_by`, a part has a file per folder: ``OUTPUT/bucket=19/part-00007-....parquet``.
+    Each part is written once, into the folder ``_gpuclassify``, which readers ignore. When all
+    parts are done, neighbouring parts are joined into files of about `output_bytes`, such as
+    ``part-00000-00023-....parquet``. Of an unfinished job, readers see no row twice, and only rows
+    of files that are final; ``_SUCCESS`` is written last.
+
+    With `partition_by`, files have a folder: ``OUTPUT/bucket=19/part-00000-00023-....parquet``.
     pyarrow, Dask, DuckDB and `FileReader` read the column back from the folders' names. A part
     without rows writes no file. Null goes to the folder ``bucket=__HIVE_DEFAULT_PARTITION__``,
     which pandas and Dask refuse to read, and other readers read as null. A value that is that text,
@@ -53,6 +59,10 @@ class FileWriter(Declared):
     partition_by : str or sequence of str, optional
         Columns of text, whole numbers or booleans whose values become names of folders, the first
         column outermost. The files do not have them. A part may have 1,000 values.
+    output_bytes : int
+        Size of the files into which neighbouring parts are joined; with `partition_by`, of the
+        files in all folders together. A task holds so much in memory. 0 writes a file for each
+        part, as soon as it is done.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
 
@@ -65,6 +75,7 @@ class FileWriter(Declared):
     path: Any = setting(kw_only=False, convert=str)
     compression: str | None = None
     partition_by: str | Sequence[str] | None = setting(default=None, convert=_folders)
+    output_bytes: int = setting(default=OUTPUT_BYTES, least=0)
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
@@ -103,7 +114,7 @@ class FileWriter(Declared):
     def encoding(self) -> Encoding:
         """Format, compression and folders of the files."""
         folders = tuple(self.partition_by or ())
-        return Encoding(self.file_format, self.compression, folders)
+        return Encoding(self.file_format, self.compression, folders, self.output_bytes)
 
     @property
     def directory(self) -> Store:
@@ -188,6 +199,8 @@ class AnnotationWriter(ParquetWriter):
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     redo_changed : bool
         Annotate changed files again. Default: raise an error for them.
+    output_bytes : int
+        See `FileWriter`.
     storage_options : dict, optional
         For fsspec. Never part of a plan, a record or a message.
 

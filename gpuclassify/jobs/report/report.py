@@ -65,12 +65,13 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
     times: list[tuple[float, float, float, int]] = []
     quarantined: list[str] = []
     for record in manifest_of(directory).records().values():
-        if record is not None:
-            summary.add(record)
-            began = record.finished - sum(record.seconds.values())
-            run_began = record.run_began or began
-            times.append((run_began, began, record.finished, record.rows_in))
-            quarantined += record.quarantine or ()
+        if record is None:
+            continue
+        summary.add(record)
+        quarantined += record.quarantined
+        for known in record.parts:
+            began = known.finished - sum(known.seconds.values())
+            times.append((known.run_began or began, began, known.finished, known.rows_in))
     additions: dict[str, Any] = {}
     for part in parts:
         additions |= part.entries(directory, job, summary.stages)
@@ -98,6 +99,7 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
         "examples": summary.examples,
         "agreements": summary.agreements,
         "empty_files": sorted(summary.empty_files),
+        "textless": summary.textless,
         "warnings": summary.warnings,
         "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
         **_speed(summary, times),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,7 +191,7 @@ class JobSummary:
     files : list of str
         Files written by this run and by earlier runs of the job.
     parts : int
-        Parts done; each has one file, or one in each of its folders.
+        Parts done, which tasks read and wrote; see `output_bytes` of writers for their files.
     rows_read : int
         Rows of the input that could be read, including those that filters drop.
     rows_written : int
@@ -342,14 +341,17 @@ class JobSummary:
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
-    def add(self, record: Record, output: str = "", is_resumed: bool = False) -> None:
-        """Add the record of one more part, done by this run or an earlier one."""
+    def add(self, record: Record, is_resumed: bool = False) -> None:
+        """Add the record of one more part or file of parts, done by this run or an earlier one."""
+        self.output_bytes += record.file_bytes
+        for part in record.parts:
+            self._add_part(part, is_resumed)
+
+    def _add_part(self, record: Record, is_resumed: bool) -> None:
         self.running.finish(record.name)
-        self.files += [posixpath.join(output, name) for name in record.files]
         self.parts += 1
         self.rows_read += record.rows_in
         self.rows_written += record.rows_out - record.rows_marked
-        self.output_bytes += record.file_bytes
         self.resumed_parts += is_resumed
         self.resumed_rows += record.rows_in * is_resumed
         self.resumed_tokens += int(record.stats.get("tokens", 0)) * is_resumed

@@ -194,7 +194,7 @@ class PinnedFile(AbstractBufferedFile):
         )
 
     def readline(self) -> bytes:
-        """Read a line, as from any binary file."""
+        """Read a line; fsspec's own method would fetch the whole read-ahead for it."""
         return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:

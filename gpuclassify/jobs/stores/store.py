@@ -501,7 +501,7 @@ class Store:
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def part_sizes(self) -> dict[str, int]:
-        """Return `sizes` including files in partition folders, such as ``bucket=19/part-00000``."""
+        """Return `sizes` with files in partition folders, too, such as ``bucket=19/part-00000``."""
         return {name: info["size"] for name, info in self.part_infos().items()}
 
     def part_infos(self, folder: str = "") -> dict[str, dict[str, Any]]:

@@ -193,7 +193,7 @@ def test_the_command_removes_contaminated_documents(run):
     done = run()
     assert done.exit_code == 0, done.output
     assert ids() == [number for number in range(60) if number not in HELD]
-    assert "60 documents, 6 contaminated (10.00%), 54 written" in done.stdout
+    assert "60 rows read, 6 contaminated (10.00%), 54 rows written" in done.stdout
     assert "a.jsonl: 5 items found" in done.stdout
     assert run().exit_code == 0
     assert json.loads(run("--json").stdout)["rows_written"] == 54

@@ -44,6 +44,7 @@ def push(hub, frame, tmp_path):
     def run(data=frame, **options):
         lazy = dd.from_pandas(data, npartitions=PARTS) if isinstance(data, pd.DataFrame) else data
         defaults = {"staging": str(tmp_path / "out"), "token": TOKEN, "endpoint": hub.url}
+        defaults["output_bytes"] = 0  # a file for each partition
         return push_to_hub(lazy, REPO, **{**defaults, **options})
 
     return run
@@ -79,7 +80,8 @@ def test_a_job_on_a_cluster_is_one_commit_and_its_token_is_nowhere(
     hub.fail("POST", "/commit/", 503, "drop", Retry_After="0")
     reader = JsonlReader(f"{tmp_path}/in/*.jsonl", part_bytes=8_000)
     out = tmp_path / "out"
-    writer = HubWriter(REPO, staging=str(out), token=TOKEN, endpoint=hub.url, path="some/rows")
+    options = {"token": TOKEN, "endpoint": hub.url, "output_bytes": 0}
+    writer = HubWriter(REPO, staging=str(out), path="some/rows", **options)
     pipeline = Pipeline([reader, double, writer])
     job = pipeline.prepare()
     with local_client(2, processes=True) as client:
@@ -323,7 +325,7 @@ def test_a_client_that_is_killed_uploads_nothing_twice(
     assert len(hub.uploads) == (4 if method == "PUT" else PARTS)
     assert len(hub.repos[REPO].branches["main"]) == (1 if method == "PUT" else 2)
     lazy = dd.from_pandas(pd.read_parquet(tmp_path / "frame.parquet"), npartitions=PARTS)
-    options = {"token": TOKEN, "endpoint": hub.url}
+    options = {"token": TOKEN, "endpoint": hub.url, "output_bytes": 0}
     summary = push_to_hub(lazy, REPO, staging=str(tmp_path / "out"), **options)
     assert summary.resumed_parts == PARTS
     assert_pushed_once(hub, frame)
@@ -431,12 +433,22 @@ def test_wrong_arguments_name_the_cure(options, message, tmp_path):
     assert "hf secret" not in str(caught.value)
 
 
+def test_partitions_are_joined_into_few_files(hub, push, frame):
+    push(output_bytes=1 << 30)
+    assert_same_rows(rows(hub.repos[REPO]), frame)
+    assert [name for name in hub.repos[REPO].tree("main") if name.startswith("data/")] == [
+        "data/train-00000-of-00001.parquet"
+    ]
+
+
 def test_more_files_than_a_folder_takes_are_refused_at_once(hub, push, tmp_path):
     many = dd.from_pandas(pd.DataFrame({"id": range(10_001)}), npartitions=10_001)
-    with pytest.raises(ValueError, match=r"10,001 parts are more files.*10,000.*part_bytes="):
+    with pytest.raises(ValueError, match=r"10,001 files are more.*10,000.*output_bytes="):
         push(many)
     assert not (tmp_path / "out").exists()
-    HubWriter(REPO, staging=str(tmp_path), token=TOKEN, endpoint=hub.url).check(10_000)
+    options = {"staging": str(tmp_path), "token": TOKEN, "endpoint": hub.url}
+    HubWriter(REPO, output_bytes=0, **options).check(10_000)
+    HubWriter(REPO, **options).check(10_001)  # parts, which are joined
 
 
 def test_the_shown_code_of_a_writer_makes_the_same_one_again():
@@ -477,7 +489,7 @@ def test_a_finished_output_of_files_is_uploaded_as_it_is(hub, tmp_path):
     Pipeline([reader, double, ParquetWriter(f"{tmp_path}/out")]).run()
     writer = HubWriter(REPO, staging=f"{tmp_path}/out", token=TOKEN, endpoint=hub.url)
     summary = Pipeline([reader, double, writer]).run()
-    assert summary.resumed_parts == len(summary.files) > 3
+    assert summary.resumed_parts == summary.parts > 3
     assert len(rows(hub.repos[REPO])) == summary.rows_written
     description = json.loads((tmp_path / "out/_gpuclassify/job.json").read_text())
     assert REPO not in str(description["identity"])  # the place is no part of what the job is

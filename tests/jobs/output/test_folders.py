@@ -23,7 +23,7 @@ from gpuclassify.jobs.stores.local import LocalStore
 
 def job(folder, by="remainder", stage=faults.with_remainder, writer=ParquetWriter):
     reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=2_000)
-    return Pipeline([reader, stage, writer(f"{folder}/out", partition_by=by)])
+    return Pipeline([reader, stage, writer(f"{folder}/out", partition_by=by, output_bytes=0)])
 
 
 def expected(folder):

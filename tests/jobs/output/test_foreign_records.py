@@ -24,7 +24,8 @@ def same(frame):
 
 def job(folder, out="out", by="k"):
     reader = ParquetReader(f"{folder}/in", part_bytes=1)
-    return Pipeline([reader, same, ParquetWriter(f"{folder}/{out}", partition_by=by)])
+    writer = ParquetWriter(f"{folder}/{out}", partition_by=by, output_bytes=0)
+    return Pipeline([reader, same, writer])
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def test_no_secret_is_written_logged_or_shown(store, bucket, prefix, caplog):
 @pytest.mark.slow
 def test_rows_in_folders_are_there_once_and_are_mended(prefix, bucket):
     reader = JsonlReader(f"{prefix}/in/*.jsonl", part_bytes=16_000)
-    writer = ParquetWriter(f"{prefix}/out", partition_by="remainder")
+    writer = ParquetWriter(f"{prefix}/out", partition_by="remainder", output_bytes=0)
     made = Pipeline([reader, faults.with_remainder, writer])
     summary = made.run()
     files = sorted(bucket.glob(f"{prefix}/out/remainder=*/*.parquet"))

@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 def job(folder, writer=ParquetWriter, **options):
     reader = JsonlReader(f"{folder}/in/*.jsonl", part_bytes=8_000)
-    return Pipeline([reader, with_kind, writer(f"{folder}/out", **options)])
+    return Pipeline([reader, with_kind, writer(f"{folder}/out", output_bytes=0, **options)])
 
 
 def with_kind(frame):
@@ -154,7 +154,9 @@ def test_workers_read_what_is_verified(folder):
 
 
 def test_a_store_that_tells_of_content_is_not_read(prefix, bucket, monkeypatch):
-    pipeline = Pipeline([JsonlReader(f"{prefix}/in/*.jsonl"), ParquetWriter(f"{prefix}/out")])
+    pipeline = Pipeline(
+        [JsonlReader(f"{prefix}/in/*.jsonl"), ParquetWriter(f"{prefix}/out", output_bytes=0)]
+    )
     pipeline.run()
     read = []
     digest = Store.digest

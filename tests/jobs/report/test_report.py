@@ -50,7 +50,7 @@ def finished(tmp_path_factory, checkpoint):
             JsonlReader(f"{folder}/in.jsonl", part_bytes=800),
             DomainClassifier(model=checkpoint("domain"), confidence_field="sure", autocast=False),
             FineWebEduClassifier(model=checkpoint("fineweb-edu"), autocast=False),
-            ParquetWriter(f"{folder}/out"),
+            ParquetWriter(f"{folder}/out", output_bytes=0),
         ],
         on_error="quarantine",
     ).run()
@@ -67,10 +67,10 @@ def test_the_report_agrees_with_the_rows(finished, report):
     assert (report["rows_read"], report["rows_written"]) == (52, len(rows))
     assert report["labels"]["domain_pred"] == rows["domain_pred"].value_counts().to_dict()
     for name, column in (("sure", "sure"), ("fineweb-edu-score-float",) * 2):
-        for low, high, count in report["scores"][name]:
-            expected = ((rows[column] >= low) & (rows[column] < high)).sum()
-            is_last = high > rows[column].max()
-            assert count == expected or is_last, (low, high)
+        *bins, last = report["scores"][name]
+        for low, high, count in bins:
+            assert count == ((rows[column] >= low) & (rows[column] < high)).sum(), (low, high)
+        assert last[2] == (rows[column] >= last[0]).sum()
         assert sum(count for *_, count in report["scores"][name]) == rows[column].notna().sum()
     lengths = [len(text) for text in TEXTS if text is not None]
     for low, high, count in report["text_lengths"]["text"]:
@@ -297,7 +297,7 @@ def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
     assert 1 <= logged <= 1 + seconds / 0.05
     assert len(written) > logged  # the last one comes at the end
     assert written[-1].startswith("[/red]: 100% 30/30 parts")
-    assert "40k tokens/s, 20.0 s of working time, 2 in" in written[-1]
+    assert "40k tokens/s, 20.0 s of working time, left out: 2 lines" in written[-1]
 
 
 def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog, capsys):
