@@ -65,16 +65,15 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
     protect from anything. Slow stages, such as networks, run here if there is a single part and no
     GPU. Others need few parts, and tokenizers and fastText use all cores from one process.
     """
-    from gpuclassify.jobs.input.sources import FileSource
-
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
-    if not is_open or cluster["workers"] is not None or not isinstance(source, FileSource):
+    if not is_open or cluster["workers"] is not None:
         return False
     if stages.is_slow and (source.count > 1 or survey_gpus().has_gpu):
         return False
-    input_bytes = sum(file.size_bytes or 0 for file in source.input.files)
-    if input_bytes > (MOST_INPUT_BYTES if source.count == 1 else MOST_PARTS_BYTES):
+    input_bytes = source.size_bytes
+    most_bytes = MOST_INPUT_BYTES if source.count == 1 else MOST_PARTS_BYTES
+    if input_bytes is None or input_bytes > most_bytes:
         return False
     needed = ROW_BYTES * input_bytes
     for mapper in stages.text_mappers():
