@@ -61,7 +61,11 @@ class PartsNote(str):
 
     @classmethod
     def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
-        """Make the note from the number of parts written so far; workers may still write more."""
+        """Make the note that is added to an error which stops a job, to say how to continue.
+
+        It states how many parts of the output are written. With a `client`, it adds that workers
+        may still end parts.
+        """
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
             parts = f"{manifest.written()} of {manifest.count} parts"

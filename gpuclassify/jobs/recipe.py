@@ -91,13 +91,18 @@ class Recipe(Declared):
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
-        """Take the remaining steps, and return their results.
+        """Take the steps that are left before documents are written, and return their results.
 
-        With `is_done`, all documents are written already.
+        `last_pass` gets the results, whose type the recipe decides, such as a table of rows to
+        drop. With `is_done`, all documents are written already.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
-        """Return the job that writes documents, from the results of the steps."""
+        """Return the job that reads the input once more and writes documents.
+
+        `job` is the planned job, and `results` is what `take_steps` returned: a recipe adds a stage
+        that applies them, such as by `RecipeJob.with_stages`. Default: the planned job.
+        """
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:

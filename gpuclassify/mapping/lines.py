@@ -151,7 +151,7 @@ class LinesRunner(Runner):
 
     @property
     def resident_key(self) -> Hashable:
-        """First part of the keys of models in memory; see `Runner.resident_key`."""
+        """Identity of the model, with which the keys of its loaded copies begin."""
         return self.runner.resident_key
 
 

@@ -223,11 +223,15 @@ def check_values(owner: object, values: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless arguments match the type hints of a class or function.
 
     `values` are the arguments by name, and `owner` is the dataclass or function. A ``Literal``
-    lists the choices, an int is a count, and a str is not empty. A field's metadata may state
-    ``least``, the minimum number or length instead of 1; ``is_share`` for the range 0 to 1;
-    ``is_tuple`` for a tuple of texts; and ``what``, the description of any other type, and of such
-    a tuple, and of a text that also states ``least``. The class itself checks a field of another
-    type without ``what``.
+    lists the choices, an int is a count, and a str is not empty. Metadata of a dataclass field
+    refine the check:
+
+    - ``least``: minimum number or length, instead of 1
+    - ``is_share``: the number must be in 0 to 1
+    - ``is_tuple``: the value is a text, or a tuple of texts
+    - ``what``: words of the error message for what is allowed, such as "a column name"
+
+    A field of another type, such as a dict, is checked only if it has ``what``.
     """
     hints = _type_hints(owner)
     metadata = (

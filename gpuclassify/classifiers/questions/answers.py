@@ -152,9 +152,11 @@ class AnswerForm:
 
     @classmethod
     def of(cls, template: str, fields: Mapping[str, Any]) -> AnswerForm:
-        """Parse a template such as ``"Safety: {safety}"``.
+        """Parse the template of an answer, such as ``"Safety: {safety}"``.
 
-        `fields` are settings for `named_field`.
+        `fields` has the options of each name in braces, such as ``{"safety": ["safe", "unsafe"]}``,
+        or a field object; see `named_field`. Raises ValueError if names differ, or if the first
+        tokens do not tell the options apart.
         """
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):

@@ -98,8 +98,8 @@ class HubWriter(FileWriter):
     storage_options : dict, optional
         For `staging`.
     annotates : bool
-        Write only new columns, as `AnnotationWriter` does. Readers read the set from `staging`; new
-        files need another set.
+        Write only new columns, as `AnnotationWriter` does. ``annotations=`` of readers takes the
+        directory `staging`, not the repository. Files that come later need another directory.
 
     Raises
     ------
