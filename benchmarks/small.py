@@ -37,6 +37,7 @@ LINES = (40, 80, 160, 320)  # lines per document
 PIECES = 4  # maximum documents of a file
 DUPLICATES = 0.18  # share of documents that repeat another one's text
 TOLERANCE = 1e-6  # of a probability
+LINE_END = "</s>"  # word at which the library ends a text, and gpuclassify does not
 
 READ = """
 import glob, gzip, json, sys
@@ -124,7 +125,9 @@ def files_here(draw: random.Random) -> Iterator[str]:
     for path in paths:
         try:
             content = path.read_bytes()
-            yield (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+            text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+            if LINE_END not in text:
+                yield text
         except (OSError, ValueError, EOFError):  # a broken link, or another encoding
             continue
 
