@@ -103,9 +103,10 @@ def mix(
             known = Mix.load(files["output"])
             mixture = known.counting(planned.get("token_field", "tokens"))
         else:
-            for name in ("by", "tokens"):
-                if name not in planned:
-                    raise ValueError(f"name the cells and the budget: --{name} is missing")
+            context = click.get_current_context()
+            for option in context.command.get_params(context):
+                if option.name in ("by", "tokens") and option.name not in planned:
+                    raise click.MissingParameter(ctx=context, param=option)
             mixture = MixSettings(**planned, weights=_entries(weights) if weights else None)
     if compare:
         compared = _counted(

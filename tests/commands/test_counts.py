@@ -392,7 +392,7 @@ def mixture():
     refused = CliRunner().invoke(main, [*compare, "--max-epochs", "3"])
     assert refused.exit_code == 2 and "leave out --max-epochs" in refused.output
     refused = CliRunner().invoke(main, ["mix", "in", "mix.json", *words])
-    assert refused.exit_code == 2 and "--by is missing" in refused.output
+    assert refused.exit_code == 2 and "Missing option '--by'" in refused.output
 
 
 CASES = (
