@@ -71,11 +71,13 @@ def run_page(page: Path) -> None:
 def shows(shown: str, printed: str) -> bool:
     """Whether `shown` is what was printed, but for white space.
 
-    ``...`` stands for characters without space, such as a time, and in a line alone for any lines.
+    ``...`` stands for characters without space, such as a time, at the end of a line for its rest,
+    and in a line alone for any lines.
     """
     patterns = []
     for line in shown.strip().splitlines():
         words = [re.escape(word).replace(r"\.\.\.", r"\S+") for word in line.split()]
+        words[-1:] = [".*" if word == r"\S+" else word for word in words[-1:]]
         patterns.append(r"(?:.*\n)*?" if line.strip() == "..." else " ".join(words) + "\n")
     lines = [" ".join(line.split()) + "\n" for line in printed.strip().splitlines()]
     return re.fullmatch("".join(patterns), "".join(lines)) is not None

@@ -665,11 +665,9 @@ def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(setti
 
 
 def test_other_commands_tell_of_paths_in_their_words(run, folder):
-    pd.DataFrame({"text": ["x"]}).to_parquet(folder / "other.parquet")
     for words, told in [
         ("report in.jsonl", "in.jsonl is a file: name a directory"),
         ("report nowhere", "nowhere"),
-        ("plan in.jsonl other.parquet --classifier domain", "leave out OUTPUT"),
         ("buckets --score a", "name the input, and then the output: INPUT... OUTPUT"),
         ("buckets in.jsonl --score a", "name the input, and then the output: INPUT... OUTPUT"),
     ]:

@@ -76,7 +76,7 @@ def test_messages_name_no_options():
         ("partition_by=[] or types={1: 2}", "partition_by=[] or types={1: 2}"),
         ('pass long_text="windows" or long_text=3', "pass --set long_text=windows or "
          "--set long_text=3"),
-        ("it has (id=3) and (strict=)", "it has (id=3) and (strict=)"),
+        ("it has (id=3) and (strict=)", "it has (id=3) and (--strict)"),
         *((text, text) for text in ("no files in s3://in/format=json/model=x/0.jsonl",
                                     "https://host/in?limit=3&model=x", "the column 'limit=3'")),
     ],
