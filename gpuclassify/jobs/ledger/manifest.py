@@ -410,9 +410,10 @@ class Manifest:
             lines = self.directory.read(MANIFEST).splitlines()
             parsed = (record for record in map(parse_record, lines) if record)
             listed = {r.name: r for r in parsed if self._describes(r, self._name_of(r.name))}
-            done = {number for name in listed for number in self.numbers(name)}
+            names = dict.fromkeys([*listed, *self._recorded()])
+            done = {number for name in names for number in self.numbers(name)}
             lost = [name for number, name in enumerate(self.names()) if number not in done]
-            return {**listed, **dict.fromkeys(lost)}
+            return {**names, **dict.fromkeys(lost), **listed}
         return dict.fromkeys(self.names())
 
     def examine(
