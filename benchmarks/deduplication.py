@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks import SUBJECT
 from benchmarks.deduplicators import WAYS, one_thread
-from benchmarks.harness import Run, begin, finish, new_parser, other_core_seconds, parse
+from benchmarks.harness import Run, begin, finish, new_parser, parse
 from benchmarks.planted import PLANTED, write_corpus
 from benchmarks.recall import (
     character_sets,
@@ -35,6 +35,7 @@ from benchmarks.recall import (
     similar_pairs,
     word_sets,
 )
+from gpuclassify.workers.machine import other_core_seconds
 
 QUESTION = "deduplication"
 VERIFIED = f"{SUBJECT}, verified"

@@ -25,12 +25,12 @@ from benchmarks.harness import (
     begin,
     finish,
     new_parser,
-    own_core_seconds,
     parse,
     run_interleaved,
 )
 from benchmarks.inputs import docstrings
 from gpuclassify import LanguageIdentifier, get_client
+from gpuclassify.workers.machine import own_core_seconds
 
 QUESTION = "fasttext"
 LIBRARY, FRAME = "the library", "gpuclassify"

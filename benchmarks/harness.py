@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import transformers
 
 from benchmarks import RESULTS, new_path, write_json
 from gpuclassify import __version__
 from gpuclassify.cluster.sizing import usable_cores
+from gpuclassify.workers.machine import other_core_seconds
 
 PACKAGES = ("torch", "transformers", "tokenizers", "dask", "pandas", "numpy")
 MINIMUM_SPREAD = 1e-3  # of answers over documents; constant answers agree whatever went wrong
@@ -201,23 +201,6 @@ def noted(failures: dict[str, str] | None, name: str) -> Iterator[None]:
             raise
         failures[name] = traceback.format_exc()
         print(f"{name} failed: {failures[name]}", flush=True)
-
-
-def other_core_seconds() -> float:
-    """Return the core seconds of other processes, or of other machines on the same host."""
-    times = psutil.cpu_times()
-    # Later fields are parts of earlier ones.
-    busy = sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)
-    return busy - own_core_seconds()
-
-
-def own_core_seconds() -> float:
-    """Return the core seconds of this process and all that it started, such as compilers."""
-    spent = 0.0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            spent += sum(process.cpu_times()[:4])
-    return spent + time.process_time() + sum(os.times()[2:4])
 
 
 class Agreement:

@@ -19,10 +19,11 @@ import pandas as pd
 import torch
 from torch import nn
 
-from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
+from benchmarks.harness import begin, finish, new_parser, parse
 from examples.demo import load_demo
 from gpuclassify import DistributedDataClassifier, Embedder, compare
 from gpuclassify.inference import loaded_model
+from gpuclassify.workers.machine import other_core_seconds
 
 QUESTION = "int8"
 LARGEST = 127

@@ -27,10 +27,11 @@ from benchmarks.fasttext import (
     host_processes,
     real_model,
 )
-from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
+from benchmarks.harness import begin, finish, new_parser, parse
 from benchmarks.inputs import docstrings
 from gpuclassify import LanguageIdentifier, ParquetReader, ParquetWriter, Pipeline, get_client
 from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.workers.machine import other_core_seconds
 
 QUESTION = "scale"
 PHRASES, PHRASE_WORDS, WORD_CHARS = 20_000, 9, 24
@@ -109,7 +110,7 @@ def run_job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         summary = Pipeline([source, classifier, target]).prepare().run(client, look)
         seconds = time.perf_counter() - started
         others = other_core_seconds() - others - (host_core_seconds() - hosts)
-    assert (summary.rows_in, summary.rows_out) == (options.rows, options.rows)
+    assert (summary.rows_read, summary.rows_written) == (options.rows, options.rows)
     return {
         "seconds": seconds,
         "rows_per_second": options.rows / seconds,

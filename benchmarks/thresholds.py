@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import begin, finish, new_parser, other_core_seconds, parse
+from benchmarks.harness import begin, finish, new_parser, parse
 from gpuclassify import Thresholds, read_files
+from gpuclassify.workers.machine import other_core_seconds
 
 QUESTION = "thresholds"
 FILES = 20

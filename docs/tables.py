@@ -38,10 +38,10 @@ from gpuclassify.settings.signatures import NEXT_SECTION, explanations
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DOCS = Path(__file__).parent
-MARK = re.compile(r"^(<!-- table: ([\w-]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
-REFERENCE = re.compile(
-    r"^(<!-- reference: ([\w. ]+) -->\n\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
+MARK = re.compile(
+    r"^<!-- (table|reference): ([\w. -]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
 )
+MARK_LINE = re.compile(r"^<!--\s*(?:table|reference|end)\b.*", re.MULTILINE)
 MOST_SHOWN = 12  # arguments of a signature; longer ones are shown as ...
 LONGEST_DEFAULT = 60  # characters of a default that is shown
 SHARING = 3  # an option of at least this many commands is listed once
@@ -73,23 +73,37 @@ SHAPES = {
 
 def fill(text: str, page: str) -> str:
     """Return the page with today's tables, directives in place of references, and no comments."""
-    text = REFERENCE.sub(lambda mark: f"```{{eval-rst}}\n{_directives(mark[2])}```", text)
-    return COMMENT.sub("", written(text, page))
+
+    def directives(mark: re.Match[str]) -> str:
+        return f"```{{eval-rst}}\n{_directives(mark[2])}```" if mark[1] == "reference" else mark[0]
+
+    return COMMENT.sub("", written(MARK.sub(directives, text), page))
 
 
 def written(text: str, page: str) -> str:
-    """Return the page with today's tables and references, and relative links to results."""
+    """Return the page with today's tables and references, and relative links to results.
+
+    Raises ValueError for a mark that is not written as above, because its content would stay empty.
+    """
     up = "../" * (page.count("/") + 1)
     seen: dict[tuple[str, str], str] = {}
 
     def made(mark: re.Match[str]) -> str:
-        content = TABLES[mark[2]]().replace("RESULTS/", f"{up}benchmarks/results/")
-        return f"{mark[1]}{content.strip()}\n\n{mark[3]}"
+        begin, *others, end = MARK_LINE.findall(mark[0])
+        if others:
+            raise ValueError(f"{page}: {begin} has no <!-- end --> before {others[0]}")
+        if mark[1] == "table":
+            content = TABLES[mark[2]]().replace("RESULTS/", f"{up}benchmarks/results/").strip()
+        else:
+            content = "".join(describe(name, seen) for name in mark[2].split()).rstrip("\n")
+        return f"{begin}\n\n{content}\n\n{end}"
 
-    def described(mark: re.Match[str]) -> str:
-        return f"{mark[1]}{''.join(describe(name, seen) for name in mark[2].split())}\n{mark[3]}"
-
-    return REFERENCE.sub(described, MARK.sub(made, text))
+    if unread := MARK_LINE.findall(MARK.sub("", text)):
+        raise ValueError(
+            f"{page}: {unread[0]} is no mark: write <!-- table: NAME --> or "
+            "<!-- reference: NAMES --> on a line, and <!-- end --> on a later one"
+        )
+    return MARK.sub(made, text)
 
 
 def describe(name: str, seen: dict[tuple[str, str], str]) -> str:

@@ -23,7 +23,7 @@ def main(source: str, target: str, quality: str = MODELS[0], domain: str = MODEL
     stages = [QualityClassifier(model=quality), DomainClassifier(model=domain)]
     with get_client() as client:
         job = Pipeline([FileReader(source), *stages, ParquetWriter(target)])
-        return job.run(client=client).rows_in
+        return job.run(client=client).rows_read
 
 
 if __name__ == "__main__":  # workers are new processes, which import this file

@@ -14,7 +14,7 @@ def main(
     """Classify files, and return how many rows were read and how many are kept."""
     classifier = QualityClassifier(model=model, filter_by=["High", "Medium"])
     summary = Pipeline([FileReader(source), classifier, ParquetWriter(target)]).run()
-    return summary.rows_in, summary.rows_out
+    return summary.rows_read, summary.rows_written
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The code of the documentation's pages, and how it runs: ``python tests/doc_pages.py PAGE``.
 
 Fences run from top to bottom in the working directory, those of Python in one namespace. A fence
-``text`` is what the one above it prints, ``yaml`` a file that its first line names. Two comments,
-which readers do not see, steer this:
+``text`` is what the one above it prints (see `shows`), ``yaml`` a file that its first line names.
+Two comments, which readers do not see, steer this:
 
 ``<!-- setup`` to ``-->``      Python that runs and is not shown
 ``<!-- not run: REASON -->``   above a fence that cannot run here, and is only checked
@@ -53,7 +53,7 @@ def run_page(page: Path) -> None:
     printed = ""
     for block in read_blocks(page):
         if block.language == "text":
-            assert _words(printed) == _words(block.code), f"{page}:{block.line} printed {printed}"
+            assert shows(block.code, printed), f"{page}:{block.line} printed {printed}"
         elif block.reason is not None:
             continue
         elif block.language == "python":
@@ -68,8 +68,19 @@ def run_page(page: Path) -> None:
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def _words(text: str) -> list[list[str]]:
-    return [line.split() for line in text.strip().splitlines()]
+def shows(shown: str, printed: str) -> bool:
+    """Whether `shown` is what was printed, but for white space.
+
+    ``...`` stands for characters without space, such as a time, at the end of a line for its rest,
+    and in a line alone for any lines.
+    """
+    patterns = []
+    for line in shown.strip().splitlines():
+        words = [re.escape(word).replace(r"\.\.\.", r"\S+") for word in line.split()]
+        words[-1:] = [".*" if word == r"\S+" else word for word in words[-1:]]
+        patterns.append(r"(?:.*\n)*?" if line.strip() == "..." else " ".join(words) + "\n")
+    lines = [" ".join(line.split()) + "\n" for line in printed.strip().splitlines()]
+    return re.fullmatch("".join(patterns), "".join(lines)) is not None
 
 
 def write_files(folder: Path) -> None:

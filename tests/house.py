@@ -246,14 +246,19 @@ def indirect_docstrings(root: Path) -> tuple[list[str], int]:
 
 
 def sample_of_docstrings(seed: int = 0, count: int = 30) -> list[str]:
-    """Draw random docstrings of the package, each with its file, line and name."""
-    documented = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}\n{text}"
-        for path in files(PACKAGE)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, documented) and (text := ast.get_docstring(node))
-    ]
+    """Draw random docstrings of the package, each with its file, line, class and signature."""
+    found = []
+    for path in files(PACKAGE):
+        source = path.read_text(encoding="utf-8")
+        for owner in ast.walk(ast.parse(source)):
+            for node in ast.iter_child_nodes(owner):
+                documented = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+                if isinstance(node, documented) and (text := ast.get_docstring(node)):
+                    prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else ""
+                    lines = source.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]
+                    signature = " ".join(" ".join(lines).split())
+                    where = f"{path.relative_to(ROOT)}:{node.lineno}: {prefix}{node.name}"
+                    found.append(f"{where}\n{signature}\n{text}")
     return random.Random(seed).sample(found, count)
 
 

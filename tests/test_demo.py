@@ -35,17 +35,19 @@ def test_the_whole_demo_runs_the_main_job_and_counts_honestly(tmp_path, monkeypa
     assert labelled["text"].tolist() == held_out["text"].tolist()
     assert result.accuracy == (labelled["area"] == labelled["domain_pred"]).mean()
     assert result.majority_share == held_out["area"].value_counts(normalize=True).max()
-    assert result.job.rows_in == result.job.rows_out == len(held_out)
+    assert result.job.rows_read == result.job.rows_written == len(held_out)
     first, *rest = console.file.getvalue().splitlines()
     assert first.strip() == "collecting docstrings"
     assert any(line.startswith("training on") for line in rest)
     json.dumps(result.as_dict())
 
-    # What is printed last runs as it stands, and calls the model by a name.
+    # What is printed last runs as it stands, in any folder.
     lines = next_steps("demo-output", result.model).splitlines()
     command = next(line for line in lines if " classify " in line)
     script = "\n".join(lines[lines.index("import gpuclassify, pandas as pd") :])
-    assert command.endswith("--model demo")
+    assert command.endswith(f"--model {tmp_path / 'demo'}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     for words in (shlex.split(command), [sys.executable, "-c", script]):
         done = subprocess.run(words, check=True, capture_output=True, text=True)
         assert "Warning" not in done.stderr

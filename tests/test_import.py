@@ -35,6 +35,32 @@ assert not {"torch", "transformers", "cudf", "rmm"} & set(sys.modules)
 """)
 
 
+@pytest.mark.parametrize(
+    ("words", "frameworks"),
+    [
+        (["annotate", "--classifier", "patterns"], set()),
+        (["annotate", "--classifier", "tokens", "--model", "{model}"], {"transformers"}),
+        (["dedup", "--method", "exact"], {"dask.dataframe"}),
+        (["select", "--where", "text != ''"], set()),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_small_command_imports_no_framework_it_does_without(
+    run_python, checkpoint, tmp_path, words, frameworks
+):
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    words = [word.format(model=checkpoint("domain")) for word in words]
+    command = [words[0], str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *words[1:]]
+    run_python(f"""
+import sys
+from gpuclassify.commands.cli import main
+main({command!r}, standalone_mode=False)
+heavy = {{"torch", "transformers", "distributed", "dask.dataframe", "numba", "sklearn"}}
+assert heavy & set(sys.modules) == {frameworks!r}, heavy & set(sys.modules)
+""")
+    assert (tmp_path / "out/_SUCCESS").exists()
+
+
 @pytest.mark.parametrize("family", ["domain", "fineweb-edu"])
 def test_a_lazy_call_is_planned_without_a_framework(run_python, checkpoint, family):
     spent = run_python(f"""

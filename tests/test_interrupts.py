@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -165,6 +166,26 @@ def test_a_signal_ends_the_job_and_its_workers(job, how, number, moment):
         again = job("job.py", how, "out")
         assert again.process.wait(timeout=120) == 0
         assert again.rows() == ROWS
+
+
+@pytest.mark.parametrize("number", [INT, signal.SIGKILL], ids=lambda value: value.name)
+def test_a_small_command_runs_without_workers_and_goes_on_after_a_signal(job, tmp_path, number):
+    rows = [{"text": f"write to reader{n}@example.org"} for n in range(2_000)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["-m", "gpuclassify", "annotate", "--classifier", "patterns", "--part-size", "500"]
+    run = job(*words, "in.jsonl", "out")
+    run.wait_for("parts are written")
+    assert not psutil.Process(run.process.pid).children()
+    run.tell(number)
+    assert run.process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert not run.left() and not (run.output / "_SUCCESS").exists()
+    kept = {path: path.stat().st_mtime_ns for path in run.output.glob("part-*")}
+    again = job(*words, "in.jsonl", "out")
+    assert again.process.wait(timeout=120) == 0
+    assert f"{len(kept):,} of " in again.log.read_text()
+    assert all(path.stat().st_mtime_ns == time_ns for path, time_ns in kept.items())
+    found = pd.concat(map(pd.read_parquet, sorted(run.output.glob("part-*.parquet"))))
+    assert [spans[0]["start"] for spans in found["pattern_spans"]] == [9] * len(rows)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 from zipfile import ZipFile
@@ -13,6 +15,7 @@ import pytest
 import yaml
 
 import gpuclassify
+from tests import environment as make_environment
 from tests.replicas import sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -22,14 +25,14 @@ NOT_RELEASED = (".ci/", ".github/", ".gitignore", ".pre-commit-config.yaml")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def run(*command, cwd):
+def run(*command, cwd, code=0):
     command = list(map(str, command))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=cwd, env=environment
     )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return ended.stdout
+    assert ended.returncode == code, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return ended.stdout if code == 0 else ended.stdout + ended.stderr
 
 
 def tracked_files():
@@ -85,6 +88,98 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
     show = "import gpuclassify; print(gpuclassify.__file__)"
     place = run(home / "bin" / "python", "-c", show, cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(home)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A fresh environment that sees this one's packages, but not its editable installation."""
+
+    class Environment:
+        home, packages = tmp_path / "environment", None
+
+        def run(self, name, *words, **options):
+            return run(self.home / "bin" / name, *words, cwd=tmp_path, **options)
+
+        def pip(self, *words):
+            """Run pip while it does not see the packages of another environment."""
+            others = self.packages / "others.pth"
+            others.unlink(missing_ok=True)
+            self.run("python", "-m", "pip", "--disable-pip-version-check", *words)
+            others.write_text(sysconfig.get_path("purelib") + "\n")
+
+    made = Environment()
+    run(sys.executable, "-m", "venv", made.home, cwd=tmp_path)
+    (made.packages,) = made.home.glob("lib/python*/site-packages")
+    return made
+
+
+def test_an_installation_leaves_nothing_behind(dist, environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    lines = [json.dumps({"text": text}) for text in sample_texts(20) * 2]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (wheel,), left = dist.glob("*.whl"), environment.packages / "gpuclassify"
+    for out in ("out", "again"):
+        environment.pip("install", "--no-deps", "--no-index", wheel)
+        environment.run("gpuclassify", "dedup", "in.jsonl", out, "--method", "fuzzy")
+        assert len(pd.read_parquet(tmp_path / out)) == 20
+        written = [path for path in left.rglob("*") if path.suffix in (".nbi", ".nbc")]
+        assert written == [] and [*tmp_path.glob("cache/gpuclassify/numba/*/*.nbi")]
+        environment.pip("uninstall", "--yes", "gpuclassify")
+        assert not left.exists()
+        said = environment.run("python", "-c", "import gpuclassify", code=1)
+        assert said.splitlines()[-1] == "ModuleNotFoundError: No module named 'gpuclassify'"
+    (left / "corpus/__pycache__").mkdir(parents=True)  # as earlier versions left it
+    said = run(environment.home / "bin/python", "-m", "gpuclassify", "doctor", cwd=ROOT, code=1)
+    assert "leftover folder" in said and "rm -r" in said
+
+
+def make_packages(folder, **versions):
+    """Write a wheel of each package and version, without content."""
+    for name, known in versions.items():
+        for version in known:
+            with ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+                about = f"{name}-{version}.dist-info"
+                wheel.writestr(f"{about}/METADATA", f"Name: {name}\nVersion: {version}\n")
+                wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                wheel.writestr(f"{about}/RECORD", "")
+
+
+def test_make_changes_no_version_that_others_have_installed(environment, tmp_path, monkeypatch):
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    (source / "tests").mkdir(parents=True)
+    wheels.mkdir()
+    shutil.copy(ROOT / "tests/environment.py", source / "tests")
+    make_packages(wheels, numba=["1.0", "2.0", "3.0"], sphinx=["1.0", "2.0"], mypy=["1.0", "2.0"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+
+    def make(*words, pins):
+        lines = "\n".join(f"{name}=={version}" for name, version in pins.items())
+        (source / "constraints.txt").write_text(lines + "\n")
+        environment.run("python", source / "tests/environment.py", *words)
+        listed = json.loads(environment.run("pip", "list", "--format", "json"))
+        return {one["name"]: one["version"] for one in listed if one["name"] in pins}
+
+    pins = {"numba": "2.0", "sphinx": "1.0", "mypy": "1.0"}
+    assert make("sphinx", pins=pins) == {"sphinx": "1.0"}
+    environment.run("pip", "install", "--quiet", "numba==3.0")
+    found = make("numba", "mypy", pins=pins)
+    assert found == {"numba": "3.0", "sphinx": "1.0", "mypy": "1.0"}
+    environment.run("pip", "install", "--quiet", "numba==1.0", "sphinx==2.0")
+    found = make("numba", "sphinx", "mypy", pins={**pins, "mypy": "2.0"})
+    # What make has installed itself, it updates.
+    assert found == {"numba": "1.0", "sphinx": "2.0", "mypy": "2.0"}
+
+
+def test_make_leaves_a_copy_that_others_have_installed(monkeypatch):
+    words = [".[docs]", "--no-deps"]
+    monkeypatch.setattr(make_environment, "has_copy", lambda: True)
+    first, *others, last = make_environment.arguments(words)
+    assert first.startswith("click") and any(one.startswith("sphinx") for one in others)
+    assert last == "--no-deps" and "--editable" not in others
+    monkeypatch.setattr(make_environment, "has_copy", lambda: False)
+    assert [*make_environment.arguments(words)] == ["--editable", f"{ROOT}[docs]", "--no-deps"]
 
 
 def test_the_citation_names_no_version_of_its_own():

@@ -35,14 +35,13 @@ def main(directory: str, model: str, documents: int | None, as_json: bool) -> No
 
 
 def next_steps(directory: str, model: str) -> str:
-    """Return a command and three lines of Python that run as they stand."""
+    """Return a command and three lines of Python that run as they stand, in any folder."""
     python = Path(sys.executable)
-    if python.is_relative_to(Path.cwd()):
-        python = python.relative_to(Path.cwd())
-    command, file = python.with_name("gpuclassify"), f"{directory}/input/0.jsonl"
+    command, model = python.with_name("gpuclassify"), str(Path(model).absolute())
+    file = Path(directory, "input/0.jsonl").absolute()
     return f"""\
-The model is in {model}, by which name both of these call it. Name your own file of JSON lines,
-with a "text" in each, in place of {file}:
+The model is the folder {model}, which works in any folder by this path.
+Name your own file of JSON lines, with a "text" in each, in place of {file}:
 
 {command} classify {file} labelled --classifier checkpoint --model {model}
 

@@ -1,4 +1,4 @@
-"""Published category classifiers: encoders with one linear layer, and one label per text."""
+"""Published classifiers that give each text one category: encoders with one linear layer."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the head for `problem_type`, by default the checkpoint's problem type."""
+        """Return the head for the settings' `problem_type`, by default the checkpoint's."""
         problem_type: str | None = self.options.problem_type
         if problem_type is None:
             is_given = self.options.labels is not None

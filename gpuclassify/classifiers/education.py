@@ -34,7 +34,7 @@ class EducationOptions(ScoreOptions):
 
 
 class EducationHead(LabelHead):
-    """Head for educational value from 0 to 5, by a regression model.
+    """Head that writes educational value from 0 to 5, from the output of a regression model.
 
     The score is the model's output, clipped to 0 to 5, and the integer score is rounded half to
     even. The label is ``high_quality`` from 2.5 on, else ``low_quality``.
@@ -42,11 +42,11 @@ class EducationHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """``low_quality`` and ``high_quality``."""
+        """Labels ``low_quality`` and ``high_quality``."""
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of score, integer score and label that have names."""
+        """Return the fields of score, integer score and label, if the settings name them."""
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -54,7 +54,7 @@ class EducationHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for the model's raw outputs, float32 (texts, 1)."""
+        """Return the columns that the settings name, from model outputs, float32 (texts, 1)."""
         scores, ids = _scores_and_ids(values)
         return named_columns(
             (self.options.score_field, scores),
@@ -63,22 +63,22 @@ class EducationHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of label and score; see `Head.passes`."""
+        """Return the masks of texts that pass the filters of label and score."""
         scores, ids = _scores_and_ids(values)
         labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         return self.passes_label(labels) | self.passes_score(scores)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores, from 0 to 5."""
+        """Return the model's outputs, clipped to 0 to 5, float32 (texts,)."""
         return _scores_and_ids(values)[0]
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from the border between the two labels."""
+        """Return the distance of each score from 2.5, where the label changes, to sort examples."""
         scores, _ = _scores_and_ids(values)
         return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint has a single regression output."""
+        """Raise CheckpointError unless the model is a regression with a single output."""
         if len(checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has {len(checkpoint.labels)} outputs, and "
@@ -88,7 +88,7 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters match a score from 0 to 5 and the two labels."""
+        """Raise ValueError unless filters make sense for scores from 0 to 5 and the two labels."""
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score
@@ -97,7 +97,7 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores, float32 (texts,), and the ids of their labels."""
+    """Return clipped scores, float32 (texts,), and indices of their labels, from model outputs."""
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 

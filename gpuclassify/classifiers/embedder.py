@@ -55,7 +55,7 @@ class EmbeddingOptions(ModelOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Settings that replace those in the model's files."""
+        """Settings that replace those in the model's files; None keeps the file's."""
         return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
     def check_together(self) -> None:
@@ -92,15 +92,15 @@ class EmbedderOptions(EmbeddingOptions):
 
 
 class EmbeddingModel(PinnedModel):
-    """Embedding model with the settings that override its files."""
+    """Pinned embedding model. Settings about pooling and prompt override those in its files."""
 
     @property
     def prompt(self) -> str:
-        """Text to put before every text."""
+        """Text that is put before every text: the setting, or the model's own prompt."""
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Read the model's configuration files, without weights."""
+        """Read the model's description from its configuration files, without weights."""
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
@@ -123,24 +123,24 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """Head for one column of embeddings."""
+    """Head that writes the column of embeddings."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the column."""
+        """Return the field of the embedding."""
         options = self.options
         return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
 
     @property
     def list_size(self) -> int:
-        """Number of dimensions of an embedding."""
+        """Number of dimensions of an embedding; 0 if it is unknown."""
         return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Scale vectors to length 1 if the model normalizes; float32."""
+        """Scale embeddings to length 1 if the model normalizes; float32."""
         return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
 
     def cut(self, vectors: np.ndarray) -> np.ndarray:
-        """Truncate activated embeddings to `truncate_dim`, as ``encode`` does."""
+        """Keep the first `truncate_dim` dimensions, as ``encode`` of sentence-transformers does."""
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:
             return vectors
@@ -148,7 +148,7 @@ class EmbeddingHead(Head):
         return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the column for embeddings, float32 (texts, numbers)."""
+        """Return the column of embeddings, from float32 (texts, dimensions)."""
         vectors = self.cut(
             self.activate(values)
         )  # again, because the mean of several windows is shorter
@@ -167,7 +167,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
-    """Return the pooling settings of a checkpoint that `EmbeddingModel` has read."""
+    """Return pooling and prompt settings of a checkpoint that `EmbeddingModel` has read."""
     assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
     return checkpoint.sentence
 

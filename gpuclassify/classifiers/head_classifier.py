@@ -1,4 +1,4 @@
-"""HeadClassifier: run several trained heads on one embedding."""
+"""HeadClassifier: run several trained heads (small classifier networks) on one embedding."""
 
 from __future__ import annotations
 
@@ -148,7 +148,10 @@ class HeadClassifierOptions(EmbeddingOptions):
         return all(options.plans_without_model for _, options in self.by_head)
 
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values of a setting, by head."""
+        """Return the values of a setting by head name.
+
+        Raises TypeError if it does not name heads.
+        """
         value = getattr(self, key)
         try:
             by_name = {} if value is None else dict(value)
@@ -161,7 +164,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     def _head_options(
         self, name: str, path: str, by_setting: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
-        """Return the settings of one head."""
+        """Return the settings for running one head, as a classifier with columns of its own."""
         settings = {key: of[name] for key, of in by_setting.items() if name in of}
         if "labels" in settings:
             settings.setdefault("problem_type", SINGLE_LABEL)
@@ -181,7 +184,7 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Check and return the paths of heads, by name."""
+    """Return the paths of heads by name. Raises TypeError or ValueError unless they are texts."""
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -196,12 +199,12 @@ def _named_heads(heads: Any) -> dict[str, str]:
 
 
 class HeadModel(PinnedModel):
-    """Head in a directory or on the Hub."""
+    """Pinned head (a small classifier network) in a directory or on the Hub."""
 
     checkpoint: HeadCheckpoint
 
     def read(self) -> HeadCheckpoint:
-        """Read the head's configuration, without weights."""
+        """Read the head's description from its configuration, without weights."""
         name = self.options.model
         if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
@@ -218,7 +221,7 @@ class HeadModel(PinnedModel):
 
 
 class HeadsModel(PinnedModel):
-    """Embedding model with the heads on its embeddings."""
+    """Pinned embedding model (the backbone), and the heads that read its embeddings."""
 
     def __init__(self, options: HeadClassifierOptions, **parts: Any) -> None:
         super().__init__(options, **parts)
@@ -226,13 +229,16 @@ class HeadsModel(PinnedModel):
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """Embedding model, with passed settings or common settings of the heads."""
+        """Embedding model.
+
+        Its settings are the passed ones, else those that the heads have in common.
+        """
         heads = {name: head.checkpoint for name, head in self.heads.items()}
         return EmbeddingModel(backbone_options(self.options, heads))
 
     @property
     def repositories(self) -> list[str]:
-        """Backbone and heads, if they are named."""
+        """Hub names or directories of backbone and heads."""
         is_known = "backbone" in vars(self)
         backbone = self.backbone.options.model if is_known else self.options.backbone
         heads = [name for head in self.heads.values() for name in head.repositories]
@@ -240,7 +246,10 @@ class HeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """Arguments that would pin all revisions in the settings; empty if they are pinned."""
+        """Argument to pass in order to pin all revisions, for messages.
+
+        Empty if they are pinned.
+        """
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
             return f"backbone= and {PIN}"
@@ -249,31 +258,31 @@ class HeadsModel(PinnedModel):
 
     @property
     def identity(self) -> Identity:
-        """Identity of the backbone."""
+        """Name of the backbone with its commit, or with a digest of its directory."""
         return self.backbone.identity
 
     @property
     def identities(self) -> list[Identity]:
-        """Identities of the backbone, then of the heads."""
+        """Pinned repositories or directories of the backbone, then of the heads."""
         return [*super().identities, *(head.identity for head in self.heads.values())]
 
     @property
     def prompt(self) -> str:
-        """Text to put before every text."""
+        """Text that the backbone expects before every text."""
         return self.backbone.prompt
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Weights of the backbone and of the heads."""
+        """Names of the weight files of backbone and heads, by pinned repository or directory."""
         heads = {head.identity: WEIGHTS for head in self.heads.values()}
         return super().weights_files | heads
 
     def read(self) -> Checkpoint:
-        """Read the backbone's configuration, without weights."""
+        """Return the backbone's description, read from its configuration without weights."""
         return self.backbone.checkpoint
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless all heads read embeddings of the backbone's width."""
+        """Raise CheckpointError unless all heads read embeddings as wide as the backbone's."""
         backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
             if width is not None:  # otherwise checked with the first embedding
@@ -301,7 +310,7 @@ class HeadsModel(PinnedModel):
         }
 
     def key(self) -> Any:
-        """Return a key that identifies backbone and heads, as far as they are known."""
+        """Return descriptions of backbone and heads for Dask's keys, as far as they can be read."""
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
 
@@ -309,7 +318,7 @@ class HeadsModel(PinnedModel):
 def backbone_options(
     options: HeadClassifierOptions, heads: Mapping[str, HeadCheckpoint]
 ) -> EmbeddingOptions:
-    """Return the settings of the backbone: passed ones, else common settings of the heads."""
+    """Return the backbone's settings: passed ones, else those that the heads have in common."""
     settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
     settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
@@ -329,7 +338,10 @@ def backbone_options(
 
 
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
-    """Return the common value of the heads for a setting of the backbone; None if unknown."""
+    """Return the value of a backbone setting that all heads have in common; None if unknown.
+
+    Raises CheckpointError if heads were trained with different values.
+    """
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
         values = {name: value for name, value in values.items() if value is not None}
@@ -348,7 +360,7 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
 
 
 def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> None:
-    """Raise CheckpointError unless the head reads embeddings of `width` numbers."""
+    """Raise CheckpointError unless the head called `name` reads embeddings of `width` numbers."""
     if head.widths[0] != width:
         raise CheckpointError(
             f"head {name!r} ({head.identity.name}) reads embeddings of {head.widths[0]} numbers, "
@@ -362,26 +374,26 @@ def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNe
 
 
 class HeadsRunner(EncoderRunner):
-    """Runner that embeds every text once and runs the heads on the embedding.
+    """Runner that embeds every text once, and runs all heads on the embedding.
 
-    Outputs are those of the heads, followed by the embedding.
+    Its outputs are the concatenated outputs of the heads, followed by the embedding.
     """
 
     model: HeadsModel
 
     @functools.cached_property
     def backbone(self) -> EncoderRunner:
-        """Runner of the backbone."""
+        """Runner of the embedding model."""
         model = self.model.backbone
         return EncoderRunner(model.options, model, self.own_module)
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Encoder of the backbone."""
+        """Encoder of the embedding model; see `Runner.encoder`."""
         return self.backbone.encoder
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute outputs of distinct texts; see `Runner.run`.
+        """Compute outputs of heads for distinct texts; see `Runner.run`.
 
         Windows are aggregated before the heads.
         """
@@ -403,7 +415,7 @@ class HeadsRunner(EncoderRunner):
         return Outputs(np.hstack(values), outputs.text_windows, outputs.seen_share)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the texts' tokens for the backbone; see `Runner.token_lengths`."""
+        """Count tokens as the embedding model reads the texts; see `Runner.token_lengths`."""
         return self.backbone.token_lengths(texts)
 
 
@@ -438,7 +450,7 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads in order, and a head for the embedding if it has a column."""
+        """Return a head for the columns of each trained head, and one for the embedding."""
         made: list[Head] = []
         start = 0
         for name, options in self.options.by_head:

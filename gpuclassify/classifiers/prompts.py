@@ -42,28 +42,28 @@ FEW_SHOTS_FROM = 0.05
 
 
 class PromptHead(Head):
-    """Head for two task types and seven dimensions, by a model with eight output heads."""
+    """Head that writes two task types and seven dimensions of complexity, from eight outputs."""
 
     label_field = FIRST_TASK
 
     @property
     def labels(self) -> list[str]:
-        """Task types, in id order."""
+        """Task types, in the order of the model's outputs."""
         return list(self.model.checkpoint.labels)
 
     def fields(self) -> list[pa.Field]:
-        """Return the eleven columns in their published order."""
+        """Return the fields of the eleven columns, in their published order."""
         text, number = pa.string(), pa.float32()
         columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
         columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
         return [pa.field(name, kind) for name, kind in columns]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert concatenated logits to probabilities per head, float32 (texts, outputs)."""
+        """Convert logits to probabilities by a softmax for each output head, (texts, outputs)."""
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for concatenated probabilities of all heads, float32 (texts, outputs)."""
+        """Return the eleven columns, from probabilities of all output heads, (texts, outputs)."""
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -81,11 +81,11 @@ class PromptHead(Head):
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of the first task type."""
+        """Return the probability of the first task type, to sort examples."""
         return self._by_head(values)[TASK].max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint has the eight heads and their weights."""
+        """Raise CheckpointError unless the model has the eight output heads, with weights."""
         if not checkpoint.heads:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has one head, and {self.owner} takes a "
@@ -145,7 +145,10 @@ class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
-    """Compute a dimension, float64 (texts,): the weighted sum, divided, rounded to 4 decimals."""
+    """Return one dimension of complexity, from the probabilities of its classes, float64 (texts,).
+
+    It is their weighted sum, divided by `divisor` and rounded to 4 decimals.
+    """
     scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
 

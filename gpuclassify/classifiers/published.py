@@ -1,4 +1,4 @@
-"""Catalogue of published checkpoints, each declared by a name and a few lines."""
+"""Catalogue of published checkpoints: the class that runs each one, and its settings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
 
 @dataclass(frozen=True)
 class Published:
-    """Published checkpoint with the class that runs it, or a family of them.
+    """Entry of the catalogue: the class and settings for a published checkpoint, or for a family.
 
-    Names in a family differ by one word. `variant` describes it, and is its placeholder in `model`;
-    ``{}`` is its placeholder in `settings`. `variants` maps the words to their forms in models.
+    Names in a family differ by one word, such as a language. `variant` describes it, and is its
+    placeholder in `model`; ``{}`` is its placeholder in `settings`. `variants` maps the words to
+    the words in model names.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Published:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, **settings: object) -> TextMapper:
-        """Build the classifier; `settings` override the declared ones."""
+        """Build the classifier with the entry's settings, which `settings` override."""
         if self.variants:
             first, *_ = words = [*self.variants]
             raise ValueError(
@@ -56,16 +57,19 @@ class Published:
 
     @property
     def Options(self) -> type[TextOptions]:  # noqa: N802 - the name that classes have
-        """Class of the settings."""
+        """Class of the classifier's settings."""
         return self.kind.Options
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Settings, including the class's defaults; columns of a family contain `variant`."""
+        """Settings of the class and of the entry.
+
+        `variant` stands in names of a family's columns.
+        """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the checkpoint of a family for a variant."""
+        """Return the entry for one checkpoint of a family, such as for one language."""
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -92,20 +96,20 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings for FineWeb's columns: the score, 0 to 5, also rounded half to even."""
+    """Return settings for columns named as FineWeb's: a score from 0 to 5, and a rounded one."""
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for raw outputs: a number, or a struct with a field per label."""
+    """Return settings for a regression model: a number, or a struct with a number per label."""
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for the label, and a struct of all probabilities."""
+    """Return settings for a column of labels, and a struct column of all probabilities."""
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -115,7 +119,7 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of spans, and its labels if all are known."""
+    """Return settings for a column of spans, with the labels that spans can have, if known."""
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 
@@ -281,9 +285,9 @@ def published(name: str, **settings: object) -> TextMapper:
 
 
 def find_published(name: str, classes: Mapping[str, Any]) -> Any:
-    """Return the declaration or class (of `classes`) with this name, in any spelling.
+    """Return the catalogue entry, or the class among `classes`, with this name in any spelling.
 
-    Raises ValueError for unknown names.
+    Raises ValueError if there is none.
     """
     known = {**classes, **{entry.name: entry for entry in CATALOGUE}}
     if (full := full_name(name, classes)) in known:
@@ -296,9 +300,9 @@ def find_published(name: str, classes: Mapping[str, Any]) -> Any:
 
 
 def full_name(name: str, classes: Mapping[str, Any]) -> str:
-    """Return the key of `classes` for any spelling of a class's name.
+    """Return the key in `classes` for a class name in any spelling; other names are unchanged.
 
-    "DomainClassifier", "domain-classifier" and "Domain" become "domain"; others are unchanged.
+    "DomainClassifier", "domain-classifier" and "Domain" become "domain".
     """
     spellings = {_letters(of.__name__): key for key, of in classes.items()}
     spellings |= {_letters(key): key for key in classes}

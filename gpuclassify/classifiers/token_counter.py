@@ -1,4 +1,4 @@
-"""TokenCounter: count the tokens of texts for a model."""
+"""TokenCounter: count the tokens that texts have for a model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import TOKENIZER_FILES, CheckpointError, some_of
+from gpuclassify.models.tokenizer_backend import NO_LIMIT
 from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import TextOptions
 from gpuclassify.settings.signatures import takes
@@ -29,7 +30,6 @@ from gpuclassify.workers.run_context import RunStats, advance
 if TYPE_CHECKING:
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
-_NO_LIMIT = 2**31 - 1  # maximum tokens
 _BLOCK_CHARS = 4_000_000
 
 
@@ -62,7 +62,7 @@ class TokenOptions(TextOptions):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Pinned files of a tokenizer; equal for equal files."""
+    """Pinned repository or directory with a tokenizer; equal for equal files."""
 
     identity: Identity
     base: None = None
@@ -70,17 +70,20 @@ class TokenizerFiles:
 
 
 class PinnedTokenizer(PinnedModel):
-    """Tokenizer in a directory or repository; other files there are ignored."""
+    """Tokenizer in a directory or Hub repository, in place of a model.
+
+    Weights there are ignored.
+    """
 
     checkpoint: TokenizerFiles  # type: ignore[assignment]
 
     @property
     def repositories(self) -> list[str]:
-        """Name of the model."""
+        """Name of the repository or directory, in a list."""
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Find the files. Raises CheckpointError if there is no tokenizer."""
+        """Return the pinned tokenizer. Raises CheckpointError if there are no files of one."""
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -93,7 +96,7 @@ class PinnedTokenizer(PinnedModel):
         """Accept any tokenizer."""
 
     def fetch(self) -> None:
-        """Download the tokenizer, once per machine."""
+        """Download the tokenizer's files to this machine's cache, unless they are there."""
         cache_dir = self.options.cache_dir
         hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
 
@@ -102,18 +105,23 @@ class PinnedTokenizer(PinnedModel):
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Return a new tokenizer."""
+        """Load a new tokenizer from the pinned files."""
         from gpuclassify.models.tokenizer_files import read_tokenizer
 
         identity, cache_dir = self.checkpoint.identity, self.options.cache_dir
         directory = hub.download(identity, cache_dir=cache_dir, has_weights=False)
-        return read_tokenizer(identity.name, directory)
+        return read_tokenizer(identity.name, directory, is_for_counts=True)
 
 
 class CountRunner(Runner):
     """Runner that counts tokens on the CPU; outputs are int64 (texts, 1)."""
 
     model: PinnedTokenizer
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages of tokenizers."""
+        return ("tokenizers", "transformers")
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Count the tokens of distinct texts; see `Runner.run`."""
@@ -134,7 +142,7 @@ class CountRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens. All of them are read; see `Runner.token_lengths`."""
+        """Count all tokens of the texts; see `Runner.token_lengths`."""
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts)
         return TokenLengths(counts, counts, np.ones_like(counts), None)
@@ -147,7 +155,7 @@ class CountRunner(Runner):
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
         key = (self.resident_key, str(device), str(dtype))
-        return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), _NO_LIMIT))
+        return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), NO_LIMIT))
 
     def device_and_dtype(self) -> tuple[Any, Any]:
         """Return the CPU and int64, without torch."""
@@ -159,22 +167,23 @@ class CountRunner(Runner):
 
 
 class CountHead(Head):
-    """Head for the column of counts."""
+    """Head that writes the column of token counts."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the column of counts."""
+        """Return the field of the token count."""
         return [pa.field(self.options.tokens_field, pa.int64(), metadata=COUNT)]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the column for counts, int64 (texts, 1)."""
+        """Return the column of token counts, from the runner's int64 (texts, 1)."""
         return {self.options.tokens_field: values[:, 0]}
 
 
 class TokenCounter(TextMapper):
     """Mapper that counts the tokens of texts for a model.
 
-    Counts are exact and of whole texts, without special tokens by default, so
-    that they add up to a corpus's budget. `model` may be any model or tokenizer;
+    Counts are exact and of whole texts. Special tokens that the tokenizer adds,
+    such as ``[CLS]``, are not counted unless ``special_tokens=True``, so that
+    counts add up to a corpus's budget. `model` may be any model or tokenizer;
     weights are not read, and no GPU is used.
 
     Examples

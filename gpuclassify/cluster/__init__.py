@@ -1,4 +1,4 @@
-"""Clusters: local GPUs or CPUs, Slurm, Coiled, or a running one; read `client.py` first."""
+"""Dask clusters: local GPUs or CPUs, Slurm, Coiled, or a running one; read `client.py` first."""
 
 from gpuclassify.cluster.client import get_client, prepare
 

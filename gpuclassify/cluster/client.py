@@ -195,7 +195,11 @@ def get_client(
 def _start_elsewhere(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
-    """Start a cluster on other machines, with the caller's options and no defaults."""
+    """Start a Slurm or Coiled cluster with the options that the caller has passed.
+
+    `workers` and `memory` are arguments of `get_client`; its defaults of them are left out, because
+    they are for local clusters.
+    """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
     arguments |= {name: count for name, count in workers.items() if count is not None} | options
@@ -239,7 +243,10 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if this machine's workers do not support the backend."""
+    """Raise ImpossibleClusterError if cudf frames are wanted and this machine cannot run them.
+
+    `survey` lists the machine's GPUs, if that is done already.
+    """
     if backend != "cudf":
         return
     lacks = "cudf is not installed"
@@ -322,7 +329,7 @@ def _connect(
     security: object,
     options: dict[str, Any],
 ) -> Client:
-    """Connect a client to a scheduler, by address or scheduler file."""
+    """Connect a client to a running scheduler, by its address or its scheduler file."""
     from dask import config
     from dask.utils import parse_timedelta
     from distributed import Client
@@ -364,7 +371,10 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise unless a Dask scheduler answers; a client would wait for an answer forever."""
+    """Raise NoSchedulerError unless a Dask scheduler answers at `address`.
+
+    A client would wait for an answer forever.
+    """
     from distributed import Security
     from distributed.comm import connect
     from distributed.utils import LoopRunner, wait_for
@@ -385,7 +395,10 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
 
 
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
-    """Wait until the file is complete, and return the scheduler's address."""
+    """Wait until a scheduler file is there and complete, and return the scheduler's address.
+
+    Raises FileNotFoundError or ValueError if it is not in time.
+    """
     deadline = time.monotonic() + timeout_seconds
     is_there = False
     while True:
@@ -466,7 +479,7 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the maximum number of workers with the same set of cores."""
+    """Return the largest number of workers that share one set of CPU cores."""
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

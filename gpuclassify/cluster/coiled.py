@@ -1,4 +1,4 @@
-"""Clusters that Coiled starts in the user's cloud account."""
+"""Clusters that the service Coiled starts in the user's cloud account."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST_SECRET = 8  # minimum characters of a secret to search for
 
 
 def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
-    """Start a cluster with Coiled, and return its client, which owns it.
+    """Start a cluster with Coiled, and return its client, which closes the cluster with itself.
 
     Each machine has one worker, which runs one task at a time with all cores for torch. The
     scheduler has no GPU, and the cluster ends after 20 idle minutes. The client's ``HF_TOKEN``, and
@@ -52,9 +52,10 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 def coiled_arguments(
     options: Mapping[str, Any], *, threads_per_worker: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments of ``coiled.Cluster``, and private variables.
+    """Return the arguments of ``coiled.Cluster``, and the environment variables to hide from it.
 
-    Raises TypeError for unknown options, and ValueError for a secret, which Coiled would store.
+    `options` are the caller's. Raises TypeError for unknown options, and ValueError for a secret
+    among the arguments, because Coiled would store it.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
@@ -73,9 +74,10 @@ def coiled_arguments(
 
 
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
-    """Find the first argument that looks like, or holds, a secret, such as ``"environ.HF_TOKEN"``.
+    """Return the name of the first option that is or contains a secret; None if there is none.
 
-    `secrets` with fewer than 8 characters are ignored, because they may occur anywhere.
+    Names of nested options are joined, such as "environ.HF_TOKEN". Known `secrets` with fewer than
+    8 characters are ignored, because they may occur anywhere.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):
@@ -90,7 +92,7 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
 
 
 def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in nested options, with a name such as ``environ.HF_TOKEN``."""
+    """Yield every text in nested options, with its name, such as ``environ.HF_TOKEN``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

@@ -1,4 +1,4 @@
-"""Start a cluster on this machine, owned by its client."""
+"""Dask clusters on this machine, each closed with its client."""
 
 import atexit
 import contextlib
@@ -41,13 +41,13 @@ END_SECONDS = 5  # maximum seconds to wait for hanging work when a cluster ends
 
 
 class OwningClient(Client):
-    """Client that also closes its cluster."""
+    """Dask client that closes its cluster when it is closed."""
 
     cluster: Any
 
     @property
     def dashboard_link(self) -> str:
-        """Address of the dashboard, which may differ from the scheduler's."""
+        """Address of the dashboard, which may listen on another host than the scheduler."""
         spec = getattr(self.cluster, "scheduler_spec", None)
         if spec and str(spec["options"].get("dashboard_address")).startswith(f"{LOOPBACK}:"):
             port = self.cluster.scheduler_info["services"]["dashboard"]
@@ -71,7 +71,7 @@ class OwningClient(Client):
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster without logging interrupted heartbeats and tasks.
+        """Close client and cluster without Dask's logs of interrupted heartbeats and tasks.
 
         While a cluster closes, Dask logs errors and warnings about running heartbeats and tasks,
         and processes that end slowly. They are harmless, so that the loggers of workers and nannies
@@ -91,7 +91,7 @@ class OwningClient(Client):
 
 
 class PatientNanny(Nanny):
-    """Nanny that waits longer for a killed process to end, and shields it from Ctrl-C.
+    """Dask nanny that waits longer for a killed worker to end, and shields it from Ctrl-C.
 
     Dask's one second is too short on a busy machine: closing the cluster would raise, and leave the
     rest of it open.
@@ -103,12 +103,12 @@ class PatientNanny(Nanny):
         super().__init__(*args, **kwargs)
 
     async def instantiate(self) -> Status:
-        """Start the worker's process as ``distributed.Nanny.instantiate`` does, by a safe path."""
+        """Start the worker's process like ``distributed.Nanny.instantiate``, within `safe_path`."""
         with safe_path():
             return await super().instantiate()
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """End the worker's process as ``distributed.Nanny.kill`` does, then wait for its end."""
+        """End the worker's process like ``distributed.Nanny.kill``, but wait until it has ended."""
         process = self.process
         try:
             await super().kill(timeout=timeout, reason=reason)
@@ -121,9 +121,9 @@ class PatientNanny(Nanny):
 def safe_path() -> Iterator[None]:
     """Prevent processes that start in the block from importing modules from the working directory.
 
-    That directory may be a downloaded data set with a struct.py, and comes first in the path of a
-    process started by ``python -c``, as by multiprocessing. Later imports use this process's path,
-    which multiprocessing sends.
+    That directory may be a downloaded data set with a struct.py, and comes first in ``sys.path`` of
+    a process started by ``python -c``, as by multiprocessing. Later imports use this process's
+    ``sys.path``, which multiprocessing sends.
     """
     global _safe_blocks
     if _safe_blocks == 0 and SAFE_PATH not in os.environ:
@@ -138,10 +138,11 @@ def safe_path() -> Iterator[None]:
 
 
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
-    """Start or close a cluster in a thread, where KeyboardInterrupt cannot stop it halfway.
+    """Return ``work()``, which starts or closes a cluster, so that Ctrl-C cannot stop it halfway.
 
-    Dask would wait forever for a cluster whose close was interrupted. An interrupt here kills the
-    workers, which ends the work, and is raised afterwards, at the latest after some seconds.
+    It runs in a thread, which gets no KeyboardInterrupt. Dask would wait forever for a cluster
+    whose close was interrupted. An interrupt here kills the workers, which ends the work, and is
+    raised afterwards, at the latest after some seconds.
     """
     done: Future[Result] = Future()
 
@@ -169,7 +170,7 @@ def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
 
 
 def end_workers(cluster: Cluster) -> None:
-    """Kill the processes of a cluster's workers, without restarts."""
+    """Kill the worker processes of a local cluster; their nannies do not restart them."""
     for nanny in list(getattr(cluster, "_created", ())):  # includes starting workers
         if isinstance(nanny, Nanny):
             if nanny.status not in (Status.closing, Status.closed):
@@ -180,7 +181,7 @@ def end_workers(cluster: Cluster) -> None:
 
 
 def shield_children() -> None:
-    """Block SIGINT in this thread, and in threads and processes started from it.
+    """Block SIGINT (Ctrl-C) in this thread, and in threads and processes started from it.
 
     A terminal sends Ctrl-C to all processes of a command, but the client ends its workers itself.
     The main thread, in which Python runs signal handlers, is not changed.
@@ -193,7 +194,10 @@ def shield_children() -> None:
 
 
 def silence_worker(dask_worker: Worker) -> None:
-    """Silence the log of a closing worker, unless it has no nanny and so the user's loggers."""
+    """Turn off a closing worker's log; runs on the worker.
+
+    A worker without a nanny is left alone, because its loggers are the user's.
+    """
     if dask_worker.nanny:
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
@@ -201,7 +205,7 @@ def silence_worker(dask_worker: Worker) -> None:
 def start(
     cluster_class: type[SpecCluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
 ) -> OwningClient:
-    """Start a ``LocalCluster``, or a subclass, with plugins on all workers, and connect to it.
+    """Start a ``LocalCluster``, or a subclass, with plugins on all workers; return its client.
 
     The dashboard listens on the scheduler's interface or, because it has no TLS, only on this
     machine if the cluster uses TLS; on port 8787 or any free one. Raises RuntimeError if the
@@ -240,7 +244,10 @@ def start(
 
 
 def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Return a client that closes its cluster when it closes or fails, or the process ends."""
+    """Return a client of `cluster` that closes the cluster, too, when it or this process ends.
+
+    ``set_up(client)`` configures the cluster; if it fails, the cluster is closed.
+    """
     try:
         client = OwningClient(cluster)
     except BaseException:
@@ -262,7 +269,11 @@ def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningC
 
 
 def refuse_reimported_script() -> None:
-    """Stop a worker process that imports the user's script from starting workers."""
+    """Raise RuntimeError in a worker process that is importing the user's script.
+
+    Otherwise a script without the guard ``if __name__ == "__main__"`` would start workers in its
+    workers.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
@@ -299,7 +310,7 @@ def refuse_workerless_program() -> None:
 
 
 def _dashboard_of(options: dict[str, Any]) -> str:
-    """Return the address of the dashboard of a cluster with these arguments."""
+    """Return the dashboard's address for a local cluster with these arguments."""
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()
@@ -310,7 +321,7 @@ def _dashboard_of(options: dict[str, Any]) -> str:
 
 
 def dashboard_address(host: str = LOOPBACK) -> str:
-    """Return a dashboard address on a host of this machine, with Dask's port or a free one."""
+    """Return a dashboard address, "host:8787"; the port is 0 (any free one) if 8787 is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

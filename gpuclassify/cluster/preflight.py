@@ -1,4 +1,4 @@
-"""Check a cluster's workers before work starts, and report all problems together."""
+"""Check of a cluster's workers before a job starts, which reports all problems together."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ TABLE_WIDTH = 10_000  # wide enough that no cell is wrapped
 
 
 class PreflightError(RuntimeError):
-    """Error raised if workers cannot do their work; its message is a table of problems."""
+    """Error raised if workers cannot do a job's work; its message is a table of problems."""
 
 
 class MisfitError(RuntimeError):
-    """Error raised by a probe, with the cells of a row in the table."""
+    """Error raised by a `Probe` on a worker, with the cells of a row in PreflightError's table."""
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -50,27 +50,28 @@ class MisfitError(RuntimeError):
 
 
 class Probe(Protocol):
-    """Protocol of a trial of the work on workers."""
+    """Protocol of a trial of a job's work, such as loading its model, which each worker runs."""
 
     def fetch(self) -> None:
-        """Download missing files to this machine; called on one worker of each machine."""
+        """Download missing files, such as the model's; called on one worker of each machine."""
 
     def run(self, memory_bytes: int) -> None:
-        """Try the work itself on every worker, within `memory_bytes` of the host's memory.
+        """Try the work itself; called on every worker.
 
-        Raises `MisfitError`, or the error that stops the work.
+        `memory_bytes` is the worker's share of the host's free memory. Raises `MisfitError`, or the
+        error that stops the work.
         """
 
 
 class Machine(NamedTuple):
-    """Location of a worker: its host, and the UUID of the GPU that torch would use, if any."""
+    """Host and GPU of a worker."""
 
-    host: str
-    device: str
+    host: str  # host name
+    device: str  # UUID of the GPU that torch would use, or ""
 
 
 class Row(NamedTuple):
-    """Row of the table: a problem of one worker."""
+    """Row in the table of PreflightError: a problem of one worker."""
 
     worker: str
     host: str
@@ -87,13 +88,14 @@ def check_workers(
     uses_gpu: bool = True,
     step_seconds: float = STEP_SECONDS,
 ) -> list[str]:
-    """Check the workers that a client has now; on an idle cluster, wait for the first.
+    """Check that a client's present workers can do a job's work.
 
-    Their versions are compared with the client's, no two may use one GPU, and `probe` is tried: one
-    worker of each machine fetches files, then all workers run it. A worker that leaves meanwhile or
-    does not answer is ignored, because Dask replaces it, if another one passes. Workers that join
-    later are not checked. If all leave before they answer, which may happen on an adaptive cluster,
-    nothing is checked, and a warning is logged.
+    If there are none, as on an adaptive cluster, the first one is waited for. The workers' versions
+    are compared with the client's, no two may use one GPU, and `probe` is tried: one worker of each
+    machine fetches files, then all workers run it. A worker that leaves meanwhile or does not
+    answer is ignored, because Dask replaces it, if another one passes. Workers that join later are
+    not checked. If all leave before they answer, which may happen on an adaptive cluster, nothing
+    is checked, and a warning is logged.
 
     Each step of a worker (versions and machine, fetch, run) may take `step_seconds`. `uses_gpu` is
     whether the work uses GPUs. Returns the addresses of the workers that passed. Raises
@@ -114,7 +116,7 @@ def check_workers(
 
 
 class _Check:
-    """State of a check of the workers that were present at its start."""
+    """Steps and results of one call of `check_workers`, for the workers present at its start."""
 
     def __init__(self, client: Client, step_seconds: float) -> None:
         self.client = client
@@ -125,7 +127,10 @@ class _Check:
         self.given_up: dict[str, str] = {}  # reason, by address
 
     def compare_versions(self) -> None:
-        """Raise rows for different versions that may change results, and log others."""
+        """Add rows for workers with other package versions than the client.
+
+        Versions that should not change results are only logged.
+        """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
         try:
@@ -160,9 +165,10 @@ class _Check:
             logger.warning("%d workers have %s; results should not differ", count, text)
 
     def look(self, uses_gpu: bool) -> None:
-        """Ask workers for their machine, and raise rows for workers that share a GPU.
+        """Ask workers for their machine, and add rows for workers that share a GPU.
 
-        Workers with a row already are not asked, because they may not be able to answer.
+        Workers that have a row already are not asked, because they may not be able to answer.
+        Raises PreflightError if there are any rows.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -182,7 +188,10 @@ class _Check:
         self._raise_if_failed()
 
     def try_out(self, probe: Probe) -> None:
-        """Let one worker of each machine fetch, and then all workers run."""
+        """Let one worker of each machine fetch the probe's files, and then all workers run it.
+
+        Raises PreflightError if there are problems.
+        """
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
         first = {machine.host: address for address, machine in reversed(self.machines.items())}
@@ -209,7 +218,11 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for tasks; return results by address of the worker, and turn errors into rows."""
+        """Wait for tasks on workers; return their results, and add rows for their errors.
+
+        `futures` and results are by the worker's address. `check` and `expected` are cells of the
+        rows.
+        """
         try:
             self._wait_while_there(futures)
             for address, future in futures.items():
@@ -279,12 +292,12 @@ class _Check:
 
 
 def look_here() -> Machine:
-    """Describe this worker's machine without a CUDA context; the first task of each worker."""
+    """Return the host and GPU of the worker that runs this task, without making a CUDA context."""
     return Machine(socket.gethostname(), device_here())
 
 
 def device_here() -> str:
-    """Return the UUID of torch's first GPU; empty without a GPU."""
+    """Return the UUID of the GPU that torch would use in this process; "" without one."""
     from gpuclassify.workers.nvml import survey_gpus
 
     gpus = survey_gpus().gpus
@@ -296,17 +309,17 @@ def device_here() -> str:
 
 
 def fetch_here(packed: bytes) -> None:
-    """Call the probe's `fetch`; a task for one worker of each machine."""
+    """Call `fetch` of a pickled `Probe`; a task for one worker of each machine."""
     cloudpickle.loads(packed).fetch()
 
 
 def run_here(packed: bytes, workers_here: int) -> None:
-    """Run the probe with the worker's share of the free memory of its machine."""
+    """Call `run` of a pickled `Probe` with this worker's share of its machine's free memory."""
     cloudpickle.loads(packed).run(free_host_bytes() // workers_here)
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions to compare from one process's part of ``Client.get_versions``.
+    """Select the versions to compare from one process's answer in ``Client.get_versions``.
 
     The build after a "+" is ignored: "2.13.0+cpu" and "2.13.0+cu130" are equal.
     """

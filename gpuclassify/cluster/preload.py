@@ -1,4 +1,4 @@
-"""Settings of workers and schedulers; ``dask worker --preload gpuclassify.cluster.preload``.
+"""Settings of Dask workers and schedulers; ``dask worker --preload gpuclassify.cluster.preload``.
 
 As a preload, this module does the same as `prepare`, before any task, also for ``dask scheduler``,
 ``dask cuda worker`` and in Dask's configuration (``distributed.worker.preload``). A worker gets as
@@ -25,12 +25,13 @@ SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 
 
 class ProcessSettings(WorkerPlugin):
-    """Plugin that sets threads, memory allocation and timeouts of a worker's process.
+    """Worker plugin that sets threads, memory allocation and timeouts of a worker's process.
 
     Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, a single thread for torch, and does not
-    limit tokenizers, whose pool would use all cores of the machine in each worker. Without
-    `threads`, the worker's cores are divided by the number of workers `sharing` them. A worker
-    without a nanny may run in the user's process, whose memory and tokenizers do not change.
+    limit the tokenizers library, whose thread pool would use all cores of the machine in each
+    worker. `threads` is for both. Without it, the worker's cores are divided by the number of
+    workers `sharing` them. A worker without a nanny may run in the user's process, whose memory and
+    tokenizers do not change.
     """
 
     name = "gpuclassify-process"
@@ -40,7 +41,7 @@ class ProcessSettings(WorkerPlugin):
         self.sharing = sharing
 
     def setup(self, worker: Worker) -> None:
-        """Configure the whole process, before anything is tokenized in it."""
+        """Configure the worker's process, before anything is tokenized in it; called by Dask."""
         import torch
 
         threads = self.threads or max(1, usable_cores() // self.sharing)
@@ -57,7 +58,7 @@ class ProcessSettings(WorkerPlugin):
 
 
 class TorchMemoryFraction(WorkerPlugin):
-    """Plugin that limits torch's allocator, to leave memory for cuDF's pool."""
+    """Worker plugin that limits torch to a fraction of its GPU's memory, to leave some for cuDF."""
 
     name = "gpuclassify-torch-memory-fraction"
 
@@ -65,7 +66,7 @@ class TorchMemoryFraction(WorkerPlugin):
         self.fraction = fraction
 
     def setup(self, worker: Worker) -> None:
-        """Limit the only visible device of the worker."""
+        """Limit torch's allocator on the only GPU that the worker sees; called by Dask."""
         import torch
 
         if not torch.cuda.is_available():
@@ -77,7 +78,10 @@ class TorchMemoryFraction(WorkerPlugin):
 
 
 def raise_by_value() -> Any:
-    """Return a function that is pickled by value, for schedulers without this package."""
+    """Return a function that increases Dask's timeouts and limits in a worker or scheduler.
+
+    It is pickled by value, because a scheduler need not have this package.
+    """
 
     def raise_settings(
         communication: Mapping[str, str],
@@ -101,14 +105,17 @@ def raise_by_value() -> Any:
 
 
 def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
-    """Apply the settings of `prepare` to scheduler and workers; see `ProcessSettings`."""
+    """Apply the settings of `prepare` to a running cluster's scheduler and workers.
+
+    `threads` and `sharing` are explained at `ProcessSettings`.
+    """
     settings = (COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
     client.run_on_scheduler(raise_by_value(), *settings)
     client.register_plugin(ProcessSettings(threads, sharing=sharing))
 
 
 def dask_setup(service: Scheduler | Worker) -> None:
-    """Configure the scheduler or worker that preloads this module; called by Dask."""
+    """Configure the Dask scheduler or worker that preloads this module; called by Dask."""
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return

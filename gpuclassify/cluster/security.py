@@ -30,7 +30,7 @@ PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 
 
 class QuietSecurity(Security):
-    """TLS that allows connections to end without a closing message, as Dask's do.
+    """TLS settings that let connections end without a closing message, as Dask's do.
 
     From Python 3.13 on, such an end may leave an error in OpenSSL's queue, which closes the next
     connection that the thread reads, so that workers are lost while a cluster grows. Truncation is
@@ -38,11 +38,11 @@ class QuietSecurity(Security):
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a connection; see `distributed.Security`."""
+        """Return the arguments of a connection, like `distributed.Security`, with this setting."""
         return _quiet(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a listener; see `distributed.Security`."""
+        """Return the arguments of a listener, like `distributed.Security`, with this setting."""
         return _quiet(super().get_listen_args(role))
 
 
@@ -53,7 +53,7 @@ def _quiet(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_security(settings: object) -> Security | None:
-    """Convert the `security` of `get_client` to Dask's, which refuses connections without TLS.
+    """Convert the argument `security` of `get_client` to an object that requires TLS, or None.
 
     None and False are no TLS. True makes a certificate in memory for this cluster's processes only.
     A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt``
@@ -92,9 +92,10 @@ def make_security(settings: object) -> Security | None:
 
 
 def listens_here_alone(options: Mapping[str, Any]) -> bool:
-    """Return whether a local cluster with these arguments uses this machine's loopback.
+    """Tell whether a local cluster with these arguments should get TLS by default.
 
-    False if the user sets its interface or protocol (UCX has no TLS), or if it is one process.
+    It should if it has several processes, which listen on this machine's loopback address. It
+    should not if the user sets its interface or protocol (UCX has no TLS).
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -102,7 +103,10 @@ def listens_here_alone(options: Mapping[str, Any]) -> bool:
 
 
 def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """Find the files of certificate authority, certificate and key in a directory."""
+    """Return the paths of the certificate authority, certificate and key in a directory.
+
+    Raises FileNotFoundError if they are not there.
+    """
     folder = Path(directory).expanduser()
     for names in FILES:
         authority, certificate, key = (folder / name for name in names)
@@ -115,7 +119,7 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a folder with a certificate for `make_security`, which only its owner may read."""
+    """Make a folder with a new certificate and key for `make_security`; only its owner may read."""
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -128,7 +132,7 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning if other machines can reach a scheduler without TLS."""
+    """Log a warning, with `cure`, if other machines can reach a scheduler's address without TLS."""
     if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "
@@ -139,7 +143,7 @@ def warn_if_open(addresses: Iterable[str], cure: str) -> None:
 
 
 def is_open(address: str) -> bool:
-    """Return whether an address is without TLS, and not this machine's loopback."""
+    """Tell whether a Dask address is without TLS, and not on this machine's loopback."""
     if not address.startswith(PLAIN_SCHEMES):
         return False
     from distributed.comm import get_address_host, resolve_address

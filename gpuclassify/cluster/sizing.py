@@ -1,4 +1,4 @@
-"""Interpret cluster options: names, sizes, cores per worker, shares of a GPU."""
+"""Checks and defaults of cluster options: names, sizes, cores per worker, shares of a GPU."""
 
 import importlib
 import inspect
@@ -34,15 +34,16 @@ WITHOUT_DAYS = {1: (60,), 2: (60, 1), 3: (3_600, 60, 1)}
 
 
 class ImpossibleClusterError(RuntimeError):
-    """Error raised before a cluster starts, if the machine cannot run it."""
+    """Error raised before a cluster starts if this machine cannot run it."""
 
 
 def check_options(
     options: Iterable[str], targets: Sequence[Any], also_near: Iterable[str] = ()
 ) -> None:
-    """Raise TypeError for options that are in no target's signature, outermost target first.
+    """Raise TypeError for options of `get_client` that no target takes, with the nearest name.
 
-    The suggested nearest name may also be in `also_near`.
+    `targets` are the classes that options are passed on to, such as LocalCluster; the first is
+    named in the message. The suggested name may also be in `also_near`.
     """
     accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
     owner = targets[0].__name__
@@ -51,13 +52,13 @@ def check_options(
 
 
 def names_of(target: Any) -> list[str]:
-    """List the named parameters of a callable."""
+    """List the names of a callable's parameters."""
     parameters = inspect.signature(target).parameters.values()
     return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def parse_walltime(walltime: str) -> int | None:
-    """Parse a time limit in Slurm's format to seconds; None for no limit."""
+    """Parse a time limit in Slurm's format, such as "1-12:00", to seconds; None for no limit."""
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
         return None
@@ -77,7 +78,11 @@ def parse_walltime(walltime: str) -> int | None:
 
 
 def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
-    """Raise ValueError if a Slurm job or node has different numbers of GPUs and workers."""
+    """Raise ValueError if a Slurm job or node has GPUs and another number of workers.
+
+    `of_gpus` is the name of the option with the number of GPUs; `workers` are options with numbers
+    of workers.
+    """
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
             raise ValueError(
@@ -86,9 +91,10 @@ def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
 
 
 def memory_shares(n_workers: int) -> dict[str, int]:
-    """Return each worker's memory limit as an option of Dask; empty if Dask's default is right.
+    """Return ``memory_limit`` for ``LocalCluster``, this machine's memory divided by `n_workers`.
 
-    Dask only considers the machine's memory, and the limit of the topmost control group.
+    Returns no option if Dask's default is right. Dask only considers the machine's memory, and the
+    limit of the topmost control group.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -97,7 +103,7 @@ def memory_shares(n_workers: int) -> dict[str, int]:
 
 
 def refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError if this machine's memory is too small for the workers."""
+    """Raise ImpossibleClusterError if this machine's memory is too small for `n_workers`."""
     memory_bytes = usable_memory()
     most = max(1, int(memory_bytes // WORKER_BYTES))
     if n_workers > most:
@@ -116,11 +122,12 @@ def cpu_cluster_options(
     cores: int | None = None,
     memory_bytes: float | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Return the arguments of ``LocalCluster``, and the torch threads of each worker.
+    """Return the arguments of ``LocalCluster``, and each worker's number of torch threads.
 
-    Workers times threads never exceeds `cores`, unless there are more workers than cores. By
-    default a worker has 8 cores, but there are at least two workers if each gets 8 GB, and only one
-    with ``processes=False``. `cores` and `memory_bytes` are this machine's.
+    `options` are the caller's other arguments. Workers times threads never exceeds `cores`, unless
+    there are more workers than cores. By default a worker has 8 cores, but there are at least two
+    workers if each gets 8 GB, and only one with ``processes=False``. `cores` and `memory_bytes` are
+    this machine's.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
@@ -135,10 +142,11 @@ def cpu_cluster_options(
 
 
 def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
-    """Return the tasks that a worker runs at a time: `requested`, or two on a dedicated GPU.
+    """Return the number of tasks that a worker runs at a time.
 
-    One is read and tokenized while another one runs; with a single task the GPU would wait at both
-    ends of each part. cudf frames take GPU memory, so that there is one task at a time.
+    The default is two on a GPU with pandas frames, else one. Of two tasks, one reads and tokenizes
+    while the other one runs the model; with a single task the GPU would wait at the start and end
+    of each part. cudf frames take GPU memory, so that there is one task at a time.
     """
     check_count("threads_per_worker", requested, may_be_none=True)
     return requested or (2 if is_gpu and backend == "pandas" else 1)
@@ -147,7 +155,7 @@ def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
 def parse_size(
     value: Size | None, name: str, device_bytes: int | None = None
 ) -> int | float | None:
-    """Parse a size to bytes (int) or a share (float).
+    """Parse a size of GPU memory to a number of bytes (int) or a share of the device (float).
 
     Bytes are passed as ``8_000_000_000`` or ``"8GB"``, a share as ``0.3`` or ``"0.3"``. With
     `device_bytes`, a share is converted to bytes. Raises TypeError or ValueError if the argument
@@ -182,9 +190,10 @@ def gpu_cluster_options(
     enable_cudf_spill: bool = False,
     device_bytes: int | None = None,
 ) -> tuple[dict[str, Any], float | None]:
-    """Return arguments of ``LocalCUDACluster``, with `options`, and torch's memory fraction.
+    """Return the arguments of ``LocalCUDACluster``, and torch's share of the GPU's memory.
 
-    Other arguments are those of `get_client`; a fraction of None does not limit torch. With
+    `options` are the caller's other arguments, which are included. The remaining parameters are
+    those of `get_client`. A share of None does not limit torch. With
     `device_bytes`, the memory of the smallest GPU in use, shares are converted to bytes, because
     dask-cuda would apply them to GPU 0, and to the whole GPU for a MIG slice. Raises ValueError if
     settings contradict each other, or shares exceed 0.95 of the device.
@@ -238,7 +247,10 @@ def gpu_cluster_options(
 
 
 def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
-    """Return the devices that get a worker each: all of them, or the first `n_workers`."""
+    """Return the GPUs that get a worker each: all visible ones, or the first `n_workers`.
+
+    Raises ValueError if there are fewer, or whole GPUs are mixed with MIG slices.
+    """
     if n_workers is not None and n_workers > len(gpus):
         raise ValueError(
             f"n_workers={n_workers}, but {len(gpus)} GPUs are visible and each takes one worker; "
@@ -256,7 +268,7 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:
-    """List the missing requirements of a local GPU cluster."""
+    """Describe each requirement of a local GPU cluster that this machine lacks."""
     missing = [survey.absent_because] if survey.absent_because else []
     for module in ("dask_cuda", "rmm"):
         try:
@@ -303,7 +315,10 @@ def _is_torch_on_rmm(options: Mapping[str, Any]) -> bool:
 def _check_shares(
     maximum: int | float | None, torch_fraction: float | None, device_bytes: int | None
 ) -> None:
-    """Refuse shares that exceed the device; a pool without a maximum takes all of it."""
+    """Raise ValueError if RMM's pool and torch together may exceed the GPU's memory.
+
+    A pool without a `maximum` may take all of it.
+    """
     if maximum is None:
         rmm_share = 1.0
     elif isinstance(maximum, float):

@@ -1,4 +1,4 @@
-"""Run workers in Slurm jobs with dask-jobqueue, after a dry run, and resubmit ended jobs."""
+"""Dask workers in Slurm jobs, by dask-jobqueue: a dry run first, and new jobs for ended ones."""
 
 from __future__ import annotations
 
@@ -67,20 +67,16 @@ LOG_LINES = 15
 
 
 class SlurmPlan(NamedTuple):
-    """Plan of a submission: arguments of ``dask_jobqueue.SLURMCluster``, and number of jobs.
+    """Plan of a cluster of Slurm jobs; all jobs have equal workers."""
 
-    All jobs have the same workers, each with these threads for torch and tokenizing, and this share
-    of its GPU for torch, or None.
-    """
-
-    arguments: dict[str, Any]
-    jobs: int
-    cores_per_worker: int
-    torch_fraction: float | None
+    arguments: dict[str, Any]  # for ``dask_jobqueue.SLURMCluster``
+    jobs: int  # number of jobs to submit
+    cores_per_worker: int  # number of threads for torch and tokenizing
+    torch_fraction: float | None  # torch's share of a worker's GPU; None for no limit
 
 
 def start_slurm(options: Mapping[str, Any]) -> Client:
-    """Submit Slurm jobs with workers, and return a client of the scheduler, which runs here.
+    """Submit Slurm jobs with Dask workers; return a client of the scheduler, which runs here.
 
     Options are those of `plan_slurm`, and ``look_every_seconds``, the interval of squeue. The
     client is returned as soon as the jobs are submitted; they may still be queued. It closes the
@@ -221,7 +217,10 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Return the number of jobs, and of workers per job."""
+    """Return the number of Slurm jobs, and the number of workers in each.
+
+    Raises ValueError if the workers do not fill whole jobs.
+    """
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
     check_count("n_workers", n_workers, may_be_none=True)
@@ -237,7 +236,7 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 
 
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Return arguments of ``dask cuda worker`` for settings with LocalCUDACluster's names.
+    """Convert arguments of LocalCUDACluster to command-line options of ``dask cuda worker``.
 
     None and False are left out; lists are joined by commas.
     """
@@ -253,7 +252,10 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Return shell lines that make workers leave in time, including dask-cuda's workers."""
+    """Return shell lines for a job's script that make its workers leave before the walltime ends.
+
+    They set Dask's worker lifetime in the environment, which dask-cuda's workers read, too.
+    """
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
         return []
@@ -272,16 +274,19 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
 
 class ClosingJob(SLURMJob):
-    """Job whose status becomes closed, as Dask expects."""
+    """Slurm job of dask-jobqueue whose status becomes "closed" when it is cancelled.
+
+    Dask expects this, but dask-jobqueue does not set it.
+    """
 
     async def close(self) -> None:
-        """Cancel the job."""
+        """Cancel the Slurm job, and set its status."""
         await super().close()
         self.status = Status.closed
 
 
 class KeptCluster(SLURMCluster):
-    """Cluster of dask-jobqueue that resubmits jobs that have ended.
+    """Dask cluster of Slurm jobs, by dask-jobqueue, that resubmits jobs that have ended.
 
     dask-jobqueue does not watch submitted jobs. This class asks squeue for queued and running jobs,
     which detects every end: a worker that left before its walltime, preemption, a failed node,
@@ -298,7 +303,7 @@ class KeptCluster(SLURMCluster):
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit jobs, after a dry run of their script, and watch them until the cluster closes."""
+        """Submit this number of jobs after a dry run, and watch them until the cluster closes."""
         _try_out(self.job_script())
         for _ in range(jobs):
             self._add_job()
@@ -309,7 +314,7 @@ class KeptCluster(SLURMCluster):
         self.loop.add_callback(self.watch.start)
 
     async def replace_ended(self) -> None:
-        """Submit a job for each one that has ended."""
+        """Ask Slurm for this user's jobs, and submit a new job for each job that has ended."""
         if self.status != Status.running:
             self.watch.stop()
             return
@@ -343,16 +348,19 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request a job with a new name, because the scheduler may still know the old one."""
+        """Request a job; it has a new name, because the scheduler may still know an old one."""
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit jobs until the running ones match the requested scale."""
+        """Close and submit jobs until they match the requested ones, in ``worker_spec``."""
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
-        """Return whether jobs end again and again without a worker, and say why."""
+        """Tell whether jobs end again and again without a worker, and log the reason.
+
+        `ended` are the ids of jobs that have ended now.
+        """
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
             return False
@@ -371,7 +379,7 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Raise RuntimeError with sbatch's message if it is missing or refuses the script."""
+    """Submit a job script as a dry run; raise RuntimeError if sbatch is missing or refuses it."""
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -391,12 +399,12 @@ async def _output(*command: str) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Extract a Slurm command's message from dask-jobqueue's error."""
+    """Return a Slurm command's own message from the error that dask-jobqueue raised for it."""
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
 
 async def _end_of_log(job_id: str) -> str:
-    """Read the end of a job's log, where this machine can read it."""
+    """Return the last lines of a Slurm job's log; if it cannot be read here, its likely name."""
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)

@@ -60,10 +60,11 @@ def _select_options() -> list[click.Option]:
 @click.argument("paths", nargs=-1, metavar="INPUT... OUTPUT")
 @click.pass_context
 def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
-    """Write the rows of INPUT that meet a condition into OUTPUT, with their annotations.
+    """Write the rows of INPUT that meet a condition, or all, into OUTPUT, with their annotations.
 
-    Paths are those of `classify`. If condition and thresholds only need annotations, the text of
-    row groups without a selected row is not read. The same command continues an interrupted job.
+    Paths are those of `classify`. Without a condition, files are converted, with --format jsonl
+    into JSON lines. If condition and thresholds only need annotations, the text of row groups
+    without a selected row is not read. The same command continues an interrupted job.
 
     \b
     gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\
@@ -75,11 +76,5 @@ def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> No
     quiet_dask()
     with wrong_call_exits():
         values = {**settings_from_options(options), **split_paths(paths, options)}
-        names = ("where", "threshold_files", "annotations")
-        if not any(values.get(name) for name in names):
-            raise ValueError(
-                "name the rows: --where CONDITION, --thresholds FILE, or --annotations DIRECTORY "
-                "for all"
-            )
-        settings = JobSettings.of(values)
+        settings = JobSettings.of(values, needs_stages=False)
     run_job(context, settings.job, vars(settings), options)

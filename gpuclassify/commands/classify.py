@@ -70,11 +70,12 @@ def report(output: str, as_json: bool) -> None:
     from gpuclassify.classifiers.spans.columns import SpanReport
     from gpuclassify.corpus.decontamination.report import ContaminationReport
     from gpuclassify.corpus.dedup.report import DeduplicationReport
+    from gpuclassify.corpus.scores.job import ScoringReport
     from gpuclassify.jobs.input.annotations import job_folders
     from gpuclassify.jobs.report.report import write_report
     from gpuclassify.jobs.stores.opening import open_store
 
-    parts = (DeduplicationReport(), SpanReport(), ContaminationReport())
+    parts = (DeduplicationReport(), SpanReport(), ContaminationReport(), ScoringReport())
     with wrong_call_exits():
         reports = [write_report(folder, parts) for folder in job_folders(open_store(output))]
     if as_json:
@@ -82,8 +83,8 @@ def report(output: str, as_json: bool) -> None:
         return
     for job in reports:
         echo(
-            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_in']:,} rows read, "
-            f"{job['rows_out']:,} kept\nReport: {job['output']}/_report/report.html"
+            f"{job['parts_done']:,} of {job['parts']:,} parts, {job['rows_read']:,} rows read, "
+            f"{job['rows_written']:,} rows written\nReport: {job['output']}/_report/report.html"
         )
 
 
@@ -114,7 +115,7 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Print and return whether a job's output is complete and unchanged."""
+    """Check a job's output for `verify`: print and return whether it is complete and unchanged."""
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -141,8 +142,12 @@ def run_job(
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> NoReturn:
-    """Run the recipe of a command with its `run_options`, and exit with the code of the result."""
-    options = {name: arguments[name] for name in ("restart", "verify")}
+    """Run the recipe that `make` returns, print the summary, and exit with the command's code.
+
+    `cluster` holds the settings that `open_client` reads, and `arguments` the values of the
+    command's options, those of `run_options` included.
+    """
+    options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []
 
     def prepare() -> Job:

@@ -57,19 +57,46 @@ COMMANDS = {
     "train": ("train", "Train a classifier's head on annotated texts."),
     "verify": ("classify", "Check that a job's output is complete and unchanged."),
 }
-COLLECTED_SELDOM = (100_000, 20, 100)
+COLLECTED_SELDOM = (100_000, 20, 100)  # thresholds of the garbage collector
 
 
 class Visible(logging.Formatter):
-    """Formatter that escapes control characters, so that a terminal does not interpret them."""
+    """Log formatter that escapes control characters, so that a terminal does not interpret them.
+
+    Arguments of the library in messages, such as ``text_field=``, become the options of the running
+    command, such as ``--text-field``.
+    """
+
+    context: click.Context | None = None  # click context, from which the command is known
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record, and escape control characters."""
-        return visible(super().format(record))
+        """Format a log record, name the command's options in it, and escape control characters."""
+        text = super().format(record)
+        if self.context is not None:
+            command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
+            text = with_options(text, command)
+        return visible(text)
+
+
+class Once(logging.Filter):
+    """Log filter that shows each warning once, because several readers may log the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return False for a warning or error whose message has passed before."""
+        message = record.getMessage()
+        if record.levelno < logging.WARNING:
+            return True
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
 
 
 class Commands(click.Group):
-    """Group whose commands are imported when used, and print errors without a traceback."""
+    """Click group that imports a command when it is used, and prints errors without a traceback."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
@@ -84,7 +111,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+        """Write the help's list of commands without importing them."""
         helps = {name: command.short_help or "" for name, command in self.commands.items()}
         helps |= {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
@@ -125,14 +152,17 @@ def main(context: click.Context, debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a label may have characters that the encoding lacks
             stream.reconfigure(errors="replace")
-    # Objects of modules are never collected, and looking through them takes a fifth of the time of
-    # a short command.
+    # Imported modules are never garbage, but looking through their objects for garbage takes a
+    # fifth of the time of a short command.
     context.call_on_close(functools.partial(gc.set_threshold, *gc.get_threshold()))
     gc.set_threshold(*COLLECTED_SELDOM)
     atexit.register(gc.freeze)
     context.obj = {"debug": debug, "began": time.perf_counter()}
     handler = logging.StreamHandler()
-    handler.setFormatter(Visible("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    formatter = Visible("%(asctime)s %(name)s %(levelname)s %(message)s")
+    formatter.context = context
+    handler.setFormatter(formatter)
+    handler.addFilter(Once())
     logger = logging.getLogger("gpuclassify")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
@@ -161,13 +191,13 @@ def doctor(context: click.Context, as_json: bool) -> None:
         from rich.table import Table
 
         colours = {"ok": "green", "warning": "yellow", "missing": "dim", "problem": "red"}
-        table, console = Table("what", "status", "found", "what to do"), open_console()
-        if not console.is_terminal:
-            console.width = 10_000  # a pipe's reader wants whole commands, one per line
+        table = Table.grid(padding=(0, 1))
         for check in report.checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
-            table.add_row(check.name, status, escape(check.found), escape(check.cure))
-        console.print(table)
+            table.add_row(status, f"[bold]{escape(check.name)}[/]: {escape(check.found)}")
+            if check.cure:
+                table.add_row("", f"to do: {escape(check.cure)}")
+        open_console().print(table)  # 80 columns wide in a pipe
     context.exit(FAILED if report.has_problems else 0)
 
 

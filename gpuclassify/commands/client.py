@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,31 +17,40 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from gpuclassify.jobs.input.sources import Source
-    from gpuclassify.jobs.job import Job
     from gpuclassify.jobs.report.progress import JobProgress
-    from gpuclassify.mapping.text_mapper import TextMapper
+    from gpuclassify.mapping.partition_map import PartitionMap
 
-MOST_INPUT_BYTES = 64 << 20  # maximum input that is classified without a cluster
+# Maximum bytes of input files that this process reads without a cluster: of a single part, which a
+# cluster would run on one worker, too, and of several parts. Parts take turns here, and a cluster
+# of many cores makes up for its start after some ten seconds of Python's work.
+MOST_INPUT_BYTES, MOST_PARTS_BYTES = 64 << 20, 32 << 20
 ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job of `prepare`, on a cluster if parts are left; return its summary."""
+    """Run the job that `prepare` returns, and return the job's summary.
+
+    A cluster is started only if parts are left to do that this process cannot do itself.
+    """
+    from gpuclassify.jobs.stages import as_chain
+
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
             job = prepare()
             client = None
             progress.waiting("Checking parts that are done")
             if job.needs_workers():
-                if runs_here(job.source, job.spec.chain.text_mappers(), cluster):
-                    progress.waiting("Loading the model")
-                    load_here(job)
+                stages = as_chain([*job.spec.chain.mappers, *job.recipe.step_mappers()])
+                if runs_here(job.source, stages, cluster):
+                    if stages.is_slow:
+                        progress.waiting("Loading the model")
+                        load_here(stages)
                 else:
                     client = open_client(cluster, progress, job.source.count)
         at_first = "waiting for rows"
         if job.spec.text_fields:
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
-        progress.watch(job.spec.chain.__name__, client, at_first)
+        progress.watch(job.title, client, at_first)
         from gpuclassify.jobs.job import PartsNote
 
         ended = client or contextlib.nullcontext()
@@ -49,37 +58,42 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
             return job.run(client, job.shown_by(progress))
 
 
-def runs_here(source: Source, mappers: Iterable[TextMapper], cluster: Mapping[str, Any]) -> bool:
+def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the whole job in this process, which starts faster than a worker.
 
-    It must be a single small part, without a named cluster or a GPU, and memory must be ample, so
-    that a separate worker would not protect from anything.
+    The input must be small, no cluster named, and memory ample, so that a separate worker would not
+    protect from anything. Slow stages, such as networks, run here if there is a single part and no
+    GPU. Others need few parts, and tokenizers and fastText use all cores from one process.
     """
-    from gpuclassify.jobs.input.sources import FileSource
-
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
-    if not is_open or cluster["workers"] is not None or survey_gpus().has_gpu:
+    if not is_open or cluster["workers"] is not None:
         return False
-    if not isinstance(source, FileSource) or source.count > 1:
+    if stages.is_slow and (source.count > 1 or survey_gpus().has_gpu):
         return False
-    input_bytes = sum(file.size_bytes or 0 for file in source.input.files)
+    input_bytes = source.size_bytes
+    most_bytes = MOST_INPUT_BYTES if source.count == 1 else MOST_PARTS_BYTES
+    if input_bytes is None or input_bytes > most_bytes:
+        return False
     needed = ROW_BYTES * input_bytes
-    for mapper in mappers:
+    for mapper in stages.text_mappers():
         weights = mapper.model.weights_bytes(np.dtype(np.float32))
         if not (weights or mapper.model.is_readable()):
             return False
         needed += sum(weights.values())
-    return input_bytes <= MOST_INPUT_BYTES and needed <= free_memory() // 4
+    return needed <= free_memory() // 4
 
 
-def load_here(job: Job) -> None:
-    """Load the models into this process, which is configured like a worker."""
+def load_here(stages: PartitionMap) -> None:
+    """Load the models into this process, and configure its threads and memory as a worker's.
+
+    Used for jobs that are too small for a cluster (`runs_here`).
+    """
     import torch
 
     torch.set_num_threads(usable_cores())
     keep_freed_memory()
-    for mapper in job.spec.chain.text_mappers():
+    for mapper in stages.text_mappers():
         mapper.setup()
 
 
@@ -124,7 +138,7 @@ def open_client(
 
 
 def shown_workers(client: Client) -> str:
-    """Describe the number of workers of a cluster, and the memory of the smallest one."""
+    """Return a phrase such as "4 workers with 8.00 GiB", the memory of the smallest one."""
     from dask.utils import format_bytes
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()

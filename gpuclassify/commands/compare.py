@@ -47,6 +47,7 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
     Exit codes: 0 compared, 1 more than --most-changed, 2 wrong call.
     """
     from gpuclassify.corpus.scores.comparison import compare as run
+    from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.readers import first_rows
     from gpuclassify.mapping.label_heads import CategoryHead
 
@@ -73,7 +74,9 @@ def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> 
             for values in (arguments, arguments | changes)
         )
         with open_console(stderr=True).status("Classifying twice"):
-            frame = first_rows(settings.input, settings.limit or ROWS_READ)
+            reader = settings.reader(settings.fields_read([first, second]))
+            with left_out_logged():
+                frame = first_rows(reader, settings.limit or ROWS_READ, settings.on_error)
             comparison = run(frame, first, second, limit=None)
     echo(json.dumps(comparison.as_dict()) if options["as_json"] else str(comparison))
     if options["page"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from gpuclassify.pages import visible, visible_json
+from gpuclassify.pages import counted_kinds, visible, visible_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpuclassify.jobs.report.progress import JobProgress
-    from gpuclassify.jobs.report.summary import JobSummary
+    from gpuclassify.jobs.report.summary import ColumnLabels, JobSummary
 
 # Matches in a message: whole calls, which stay unchanged; or an argument outside of calls, with
-# True or False, a word, a single pair, the beginning of any other value that is no collection, or
-# no value.
+# True or False, a word, a list or dict, the beginning of any other value, or no value.
 ARGUMENT = re.compile(
     r"\w\((?:[^()]|\([^()]*\))*\)"
     r"|(?<![^\s(])([a-z]\w*)="
-    r"(?:(True|False)\b|\"([\w-]+)\"|\{[\"']([^\"']+)[\"']: [\"'](\w+)[\"']\}"
+    r"(?:(True|False)\b|\"([\w-]+)\"|(\{[^{}]*\}|\[[^\[\]]*\])"
     r"|(?=[^\s.:;,)\[{])()|(?![\[{]))"
 )
 LACKED = re.compile(r" \(([a-z]\w*)=[^\s()]*\)")
-OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # arguments and options
-FAILED, LEFT_OUT = 1, 3
+OTHER_NAMES = {"part_bytes": "part_size", "address": "scheduler"}  # options named otherwise
+OF_ANNOTATE = ("redo_changed",)  # options of `annotate` that errors of other commands advise
+FAILED, LEFT_OUT = 1, 3  # exit codes
 MOST_LABELS = 30  # labels in a table
 END_SECONDS = 15  # seconds until an interrupted command ends, even if something hangs
-# Errors of the library at the call, for wrong settings and inputs.
+# Exceptions that the library raises before any work, for wrong settings and inputs.
 WRONG_CALL = (
     ValueError,
     TypeError,
@@ -69,29 +70,61 @@ def wrong_call_exits() -> Iterator[None]:
 
 
 def with_options(message: str, command: click.Command) -> str:
-    """Return the message with the command's options in place of the library's arguments."""
-    from gpuclassify.commands.settings import JobSettings, setting_names
+    """Replace the library's arguments in a message with the options of the running command.
+
+    ``text_field=`` becomes ``--text-field``. Settings that the command lacks are left out.
+    """
+    from gpuclassify.commands.settings import JobSettings, families, setting_names
 
     options = {option.name: option for option in command.params if isinstance(option, click.Option)}
     settings = setting_names(JobSettings)
+    others: Collection[str] = ()  # settings of classifiers that have no option, for --set
+    if "classifiers" in options and "others" in options:
+        others = {name for family in families().values() for name in setting_names(family.Options)}
 
     def replace(argument: re.Match[str]) -> str:
-        name, flag, word, key, value, begun = argument.groups()
+        name, flag, word, collection, begun = argument.groups()
         option = options.get(OTHER_NAMES.get(name, name))
-        if option is None or option.is_flag != bool(flag):
+        if option is None and name in others:
+            value = word or (flag or "").lower()
+            return f"--set {name}={value}" if value or begun is not None else argument[0]
+        has_value = bool(word or collection) or begun is not None
+        if option is None or (has_value if option.is_flag else flag):
             return argument[0]
         names = option.secondary_opts if flag == "False" else option.opts
         if not names:
             return argument[0]
-        shown = f"{key}={value}" if key else word
-        return max(names, key=len) + (f" {shown}" if shown else " " * (begun is not None))
+        shown = max(names, key=len)
+        if collection:
+            values = _values(collection)
+            return argument[0] if values is None else " ".join([f"{shown} {v}" for v in values])
+        return shown + (f" {word}" if word else " " * (begun is not None))
 
     def drop(argument: re.Match[str]) -> str:
         name = OTHER_NAMES.get(argument[1], argument[1])
-        return "" if name in settings and name not in options else argument[0]
+        if name not in settings or name in options:
+            return argument[0]
+        if name in OF_ANNOTATE:
+            return f" (`gpuclassify annotate --{name.replace('_', '-')}`)"
+        return ""
 
     # An option that the command lacks, such as " (redo_changed=True)".
     return ARGUMENT.sub(replace, LACKED.sub(drop, message))
+
+
+def _values(text: str) -> list[str] | None:
+    """Parse a Python list, or a dict into NAME=VALUE; None unless it holds texts and numbers."""
+    try:
+        parsed = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    pairs = parsed.items() if isinstance(parsed, dict) else ()
+    items: list[Any] = [
+        f"{name}={value}" if isinstance(name, str) and type(value) in (str, int, float) else None
+        for name, value in pairs
+    ]
+    items += parsed if isinstance(parsed, list) else []
+    return items if items and all(isinstance(item, str) for item in items) else None
 
 
 @contextlib.contextmanager
@@ -143,7 +176,7 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
-    """Kill the child processes, and exit with the code of a signal.
+    """Kill the child processes, print the message, and exit with the code of the signal `number`.
 
     Python's normal exit would wait for threads that never end, and abort with threads of C++
     libraries.
@@ -160,7 +193,7 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Add the hint to an interrupt that continuing needs no --restart."""
+    """Add a note to KeyboardInterrupt, if --restart was passed: leave it out to continue."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -177,7 +210,7 @@ def error_text(error: BaseException) -> str:
 def quiet_dask() -> None:
     """Keep Dask's log lines off the terminal, except with --debug.
 
-    Dask reads this when distributed is imported, in this process and in new workers.
+    Call it before distributed is imported, which reads these settings here and in new workers.
     """
     import dask
 
@@ -192,12 +225,12 @@ def quiet_dask() -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text for people, in the stream's encoding, as ``click.echo`` does."""
+    """Print text as ``click.echo`` does, with control characters escaped for the terminal."""
     click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
 
 
 def echo_rows(table: pa.Table) -> None:
-    """Print the rows of a table as JSON lines."""
+    """Print the rows of an Arrow table as JSON lines."""
     from gpuclassify.jobs.ledger.encoding import Encoding
 
     lines = Encoding("jsonl", None).encode(table).decode()
@@ -216,7 +249,7 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def start_progress(what: str) -> JobProgress:
-    """Start a status line on stderr, a context manager, for the current step of a command."""
+    """Return a context manager that shows a status line on stderr, at first with this text."""
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -225,30 +258,32 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
-    """Print the numbers of a recipe, or labels, dropped rows, totals and speed; then the paths."""
-    lines = numbers or _job_lines(summary, console)
+    """Print a job's summary: the lines `numbers` of its recipe, its warnings and its paths.
+
+    A recipe without lines of its own gets tables of labels, dropped rows, totals and speed.
+    """
+    lines = [*(numbers or _job_lines(summary, console)), *summary.warnings]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     print_paths(summary, console)
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
-    """Print tables of labels, and return the lines of dropped rows, totals and speed."""
-    from gpuclassify.jobs.report.summary import label_rows, textless_warnings
+    """Print a table of each label column; return lines on dropped rows, totals and speed."""
+    from gpuclassify.jobs.report.summary import column_labels
     from gpuclassify.workers.run_context import advice
 
-    columns = summary.columns or {"label": summary.labels}
-    for name, rows in label_rows(columns, summary.stages).items():
-        if rows:
-            _print_labels(name, rows, summary.rows_out, console)
+    columns = column_labels(summary.columns, summary.labelled, summary.stages)
+    for name, column in columns.items():
+        if column.rows:
+            _print_labels(name, column, console)
     totals = summary.totals
     tokens = totals.get("tokens", 0)
     tokens_run = tokens - totals.get("prefix_tokens", 0)
     padded = totals.get("padded_tokens", 0)
     padding = f"padding {padded / tokens_run - 1:.1%}, " if tokens_run else ""
     lines = [
-        *_drops(summary),
-        *textless_warnings(summary.textless),
-        f"{summary.rows_in:,} rows read, {summary.rows_out:,} kept, {padding}"
+        *summary.drops,
+        f"{summary.rows_read:,} rows read, {summary.rows_written:,} rows written, {padding}"
         f"{int(totals.get('truncated_texts', 0)):,} texts truncated",
     ]
     if summary.resumed_parts:
@@ -265,38 +300,30 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
     return [*lines, *advice(totals)]
 
 
-def _drops(summary: JobSummary) -> list[str]:
-    """Return a line for each classifier that has filters."""
-    lines = []
-    for name, stage in summary.stages.items():
-        for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
-            if counts := stage[kind]:
-                reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
-                total = sum(counts.values())
-                lines.append(f"{name}: {words} {total:,} of {stage['read']:,} rows ({reasons})")
-    return lines
-
-
 def print_paths(summary: Any, console: Console) -> None:
-    """Print the count of rows left out, and the paths of quarantine, report and upload."""
+    """Print the number of rows left out, and the paths of their list, the report and the upload."""
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
-        counted = ", ".join(f"{count:,} {kind}s" for kind, count in summary.left_out.items())
-        lines.insert(0, f"Left out: {counted}; see {summary.output}/_quarantine")
+        left_out = counted_kinds(summary.left_out)
+        lines.insert(0, f"Left out: {left_out}; see {summary.output}/_quarantine")
     if summary.commit_url:
         lines.append(f"Uploaded: {summary.commit_url}")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_labels(name: str, labels: list[Any], rows: int, console: Console) -> None:
+def _print_labels(name: str, column: ColumnLabels, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    more = len(labels) - MOST_LABELS
-    has_drops = any(count < before for _, count, before in labels)
-    table = Table(escape(name), "rows", "share", *["dropped"] * has_drops)
-    table.caption = f"{more:,} more labels are in the report" if more > 0 else None
-    for label, count, before in labels[:MOST_LABELS]:
-        dropped = [f"{max(0, before - count):,}"] * has_drops
-        table.add_row(escape(label), f"{count:,}", f"{count / max(1, rows):.1%}", *dropped)
+    more = len(column.rows) - MOST_LABELS
+    has_drops, has_spans = column.has_drops, bool(column.occurrences)
+    titles = ["spans"] * has_spans + ["rows labelled", "share"] + ["rows written"] * has_drops
+    table = Table(escape(name), *titles)
+    notes = [f"shares are of {column.labelled:,} rows labelled"]
+    notes += [f"{more:,} more labels are in the report"] * (more > 0)
+    table.caption = "; ".join(notes)
+    for label, labelled, written in column.rows[:MOST_LABELS]:
+        spans = [f"{column.occurrences.get(label, 0):,}"] * has_spans
+        numbers = [f"{labelled:,}", column.share(labelled), *[f"{written:,}"] * has_drops]
+        table.add_row(escape(label), *spans, *numbers)
     console.print(table)

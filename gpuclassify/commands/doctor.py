@@ -5,13 +5,15 @@ import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from packaging.requirements import Requirement
@@ -49,6 +51,13 @@ INSTRUCTIONS = {
     "avx_vnni": "AVX-VNNI",
     "bf16": "bfloat16 (Arm)",
 }
+# Variables that s3fs' client reads for credentials, region and endpoint; AWS_REGION is not read.
+S3_VARIABLES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"),
+    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"),
+)
+S3_OPTIONS = "FSSPEC_S3_"  # begins variables with options of s3fs, such as FSSPEC_S3_ENDPOINT_URL
 LOW_DISK_BYTES = 5_000_000_000  # size of a large checkpoint with its other files
 TORCH_PROBE_SECONDS = 120
 KNOWN_MODEL, HUB_SECONDS = "nvidia/domain-classifier", 5.0
@@ -66,7 +75,7 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: a status, the details found, and a cure.
+    """Result of one check: a status, the details found, and advice for fixing it.
 
     ``"missing"`` is an optional part that is not installed; a ``"problem"`` keeps something that
     is installed from working.
@@ -80,7 +89,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Findings:
-    """Checks of one machine, in the order to read them."""
+    """Results of all checks of this machine, in the order of printing."""
 
     checks: tuple[Check, ...]
 
@@ -106,6 +115,7 @@ def examine() -> Findings:
     survey, torch_probe = survey_gpus(), probe_torch()
     return Findings((
         *package_checks(installed),
+        *leftover_checks(),
         torch_check(torch_probe, survey),
         cpu_check(torch_probe),
         *gpu_checks(survey),
@@ -119,7 +129,7 @@ def examine() -> Findings:
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
-    """Return the installed distributions by normalised name; the first on the path counts."""
+    """Return the installed packages by normalised name; the first on the path counts."""
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
@@ -146,7 +156,10 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
 def rapids_checks(
     versions: Mapping[str, str], survey: GpuSurvey, torch_cuda: str | None = None
 ) -> Iterator[Check]:
-    """Check the RAPIDS wheels, versions by name, against each other, driver and torch."""
+    """Check that the RAPIDS wheels fit each other, the driver and torch.
+
+    `versions` holds the version of each installed package, by name.
+    """
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = install(extra_for(survey)) if survey.gpus else ""
     for base in RAPIDS:
@@ -181,13 +194,13 @@ def rapids_checks(
 
 
 def extra_for(survey: GpuSurvey) -> str:
-    """Return the extra for the driver's CUDA, or for the newest CUDA if the driver is unknown."""
+    """Return the extra to install for the driver's CUDA, or for the newest if it is unknown."""
     is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
     return "gpu-cu12" if is_older else "gpu"
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Return whether a requirement applies here, with an extra or, for "", without."""
+    """Return whether a requirement applies to this Python with an extra, or "" for no extra."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
@@ -213,6 +226,23 @@ def package_checks(installed: Distributions) -> Iterator[Check]:
             yield Check(name, "ok", installed[name].version)
         else:
             yield Check(name, "problem", "not installed", f"pip install {name}")
+
+
+def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
+    """Find folders of this package without its files, which an uninstallation has left behind.
+
+    Python imports such a folder as an empty package, in place of an editable installation.
+    `folders` are site-packages folders; default: those of this environment.
+    """
+    if folders is None:
+        folders = site.getsitepackages()
+        folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in dict.fromkeys(folders):
+        left = Path(folder, "gpuclassify")
+        if left.is_dir() and not Path(left, "__init__.py").exists():
+            detail = f"{left} has no __init__.py: Python may import it as an empty package"
+            cure = f"remove it: rm -r {quote(str(left))}"
+            yield Check("leftover folder", "problem", detail, cure)
 
 
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
@@ -306,6 +336,8 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
             }
             detail = f"not for Python {platform.python_version()}: {', '.join(sorted(ranges))}"
             yield Check(f"extra {extra}", "missing", detail, f"do without {use}")
+    if "s3fs" in installed:
+        yield storage_check()
     if "bokeh" in installed:
         yield Check("Dask dashboard", "ok", f"bokeh {installed['bokeh'].version}")
     else:
@@ -313,8 +345,17 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
         yield Check("Dask dashboard", "missing", "bokeh is not installed", cure)
 
 
+def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
+    """List the environment variables that s3fs reads, and the names of the ones set here."""
+    found = [name for name in S3_VARIABLES if environment.get(name)]
+    found += sorted(name for name in environment if name.startswith(S3_OPTIONS))
+    read = ", ".join((*S3_VARIABLES, f"{S3_OPTIONS}..."))
+    detail = f"set: {', '.join(found) or 'none'}; read: {read}"
+    return Check("S3 variables", "ok", detail)
+
+
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check that a Hub token exists, without reading it; access to the Hub, and its cache."""
+    """Check that a Hub token exists (it is not read), that the Hub answers, and the Hub's cache."""
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

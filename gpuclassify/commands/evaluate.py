@@ -18,6 +18,8 @@ from gpuclassify.commands.console import (
 from gpuclassify.commands.options import (
     JobCommand,
     options_of,
+    reader_from_options,
+    reading_options,
     setting_options,
     settings_from_options,
 )
@@ -38,6 +40,7 @@ def _options() -> list[click.Option]:
     return [
         *options_of(TrainedHead.evaluate, "Options", *NAMES, **attributes),
         *options_of(TrainedHead.load, "Options", "backbone", **attributes),
+        *reading_options(),
         *setting_options(CLUSTER),
     ]
 
@@ -75,7 +78,8 @@ def _evaluated(
     directory: str, inputs: tuple[str, ...], page: str | None, options: dict[str, Any]
 ) -> Evaluation:
     from gpuclassify.corpus.training.trained_head import TrainedHead
-    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.jobs.input.left_out import left_out_logged
+    from gpuclassify.jobs.input.readers import read_columns
 
     with start_progress("Looking for the input's parts") as progress:
         with wrong_call_exits():
@@ -84,11 +88,12 @@ def _evaluated(
             head = TrainedHead.load(directory, backbone=options["backbone"])
             named = {name: options[name] for name in NAMES}
             columns = {name: named[name] or head.record["settings"][name] for name in NAMES[:2]}
-            wanted = {*columns.values(), named["group"]} - {None}
+            reader = reader_from_options(inputs, options)
+            wanted = (*columns.values(), named["group"])
+            annotated = read_columns(reader, wanted, options["on_error"])
             cluster = vars(JobSettings(input=[], **settings_from_options(options)))
-            annotated = read_files(inputs, fields=sorted(wanted))
             client = open_client(cluster, progress, annotated.npartitions)
-        with client:
+        with client, left_out_logged():
             progress.waiting("Embedding")
             with wrong_call_exits():
                 return head.evaluate(annotated, **named)

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gpuclassify.commands.client import open_client, runs_here
-from gpuclassify.commands.console import open_console, quiet_dask, start_progress, wrong_call_exits
+from gpuclassify.commands.console import (
+    echo,
+    open_console,
+    quiet_dask,
+    start_progress,
+    wrong_call_exits,
+)
 from gpuclassify.commands.options import (
-    READING,
     JobCommand,
+    option_of,
     options_of,
+    reading_options,
     setting_options,
     settings_from_options,
     split_paths,
 )
-from gpuclassify.commands.settings import CLUSTER, FILES, JobSettings
+from gpuclassify.commands.settings import CLUSTER, JobSettings
 
 if TYPE_CHECKING:
-    from gpuclassify.corpus.scores.mix import Mix, MixSettings
+    from gpuclassify.corpus.scores.mix import MixSettings
 
+Result = TypeVar("Result")
 PLAN = ("by", "tokens", "max_epochs", "token_field")
 
 
@@ -31,15 +41,15 @@ def _options() -> list[click.Option]:
     from gpuclassify.corpus.scores.mix import Mix
 
     attributes: dict[str, Any] = {
-        "by": {"flags": ["--by"], "required": True},
-        "tokens": {"required": True, "metavar": "NUMBER", "type": float, "flags": ["--tokens"]},
+        "by": {"flags": ["--by"]},
+        "tokens": {"metavar": "NUMBER", "type": float, "flags": ["--tokens"]},
     }
-    reading = (*READING[1:], "on_error", "backend")
     return [
         *options_of(Mix.plan, "Options", *PLAN, **attributes),
-        *(option for option in setting_options(FILES, CLUSTER) if option.group == CLUSTER
-          or option.name in reading),
-    ]  # fmt: skip
+        *reading_options(),
+        option_of(JobSettings, "backend"),
+        *setting_options(CLUSTER),
+    ]
 
 
 @click.command(cls=JobCommand, options=_options)
@@ -51,23 +61,36 @@ def _options() -> list[click.Option]:
     "Default: all as they are.",
 )
 @click.option("--page", metavar="FILE", help="Write a page of HTML, with pictures.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Compare INPUT, rows that were selected for the mix in the file OUTPUT, with this mix; "
+    "write nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the mix as JSON.")
 def mix(
-    paths: tuple[str, ...], weights: str | None, page: str | None, as_json: bool, **options: Any
+    paths: tuple[str, ...],
+    weights: str | None,
+    page: str | None,
+    compare: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Plan a mixture of INPUT for a budget of tokens, and save it.
 
     Cells are the combined values of the --by columns. A table shows rows and tokens of each cell,
     the tokens asked, the epochs, and the tokens missing. OUTPUT is a file of JSON with the same
-    numbers, for `Mix.load`. Texts are not read.
+    numbers, for `Mix.load`. Texts are not read. With --compare, a table shows the rows and tokens
+    that `select` wrote of each cell, next to what the mix asks.
 
     \b
     gpuclassify mix 'crawl/*.parquet' mix.json --annotations notes/topic \\
         --annotations notes/tokens --by topic --tokens 6e12 --weights mix.yaml
+    gpuclassify mix cells/ mix.json --compare
 
     Exit codes: 0 done, 1 failed, 2 wrong call, 130 interrupted, 143 terminated.
     """
-    from gpuclassify.corpus.scores.mix import MixSettings
+    from gpuclassify.corpus.scores.mix import Mix, MixSettings
     from gpuclassify.corpus.scores.saved import write_file
 
     quiet_dask()
@@ -75,8 +98,23 @@ def mix(
         files = split_paths(paths, options)
         settings = JobSettings(input=files["input"], **settings_from_options(options))
         planned = {name: options[name] for name in PLAN if options[name] not in (None, ())}
-        mixture = MixSettings(**planned, weights=_entries(weights) if weights else None)
-    found = _planned(settings, mixture)
+        if compare:
+            _refuse_plan({**planned, "weights": weights, "page": page})
+            known = Mix.load(files["output"])
+            mixture = known.counting(planned.get("token_field", "tokens"))
+        else:
+            context = click.get_current_context()
+            for option in context.command.get_params(context):
+                if option.name in ("by", "tokens") and option.name not in planned:
+                    raise click.MissingParameter(ctx=context, param=option)
+            mixture = MixSettings(**planned, weights=_entries(weights) if weights else None)
+    if compare:
+        compared = _counted(
+            settings, mixture, lambda frame, run: known.compared(mixture, frame, run)
+        )
+        echo(json.dumps(compared.as_dict()) if as_json else str(compared))
+        return
+    found = _counted(settings, mixture, mixture.find)
     with wrong_call_exits():
         found.save(files["output"])
         if page:
@@ -88,10 +126,26 @@ def mix(
     open_console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
-    """Count tokens on the cluster, and plan the mix."""
+def _refuse_plan(passed: Mapping[str, Any]) -> None:
+    """Raise ValueError if options that plan a mix are passed, because --compare ignores them."""
+    named = [name for name, value in passed.items() if value and name != "token_field"]
+    if named:
+        raise ValueError(
+            f"--compare takes the mix as it was planned: leave out --{named[0].replace('_', '-')}"
+        )
+
+
+def _counted(
+    settings: JobSettings, mixture: MixSettings, find: Callable[[Any, Any], Result]
+) -> Result:
+    """Return the result of `find` for the input's Dask frame and a function that computes it.
+
+    The computation runs on the cluster of the settings, or here if the input is small.
+    """
     from gpuclassify.jobs.execution import compute_tasks
+    from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.sources import as_source
+    from gpuclassify.jobs.stages import as_chain
 
     cluster = vars(settings)
     with start_progress("Looking for the input's parts") as progress:
@@ -99,16 +153,16 @@ def _planned(settings: JobSettings, mixture: MixSettings) -> Mix:
             source = as_source(settings.reader(mixture.read_fields), settings.on_error)
             mixture.check(source.meta)
             client = None
-            if not runs_here(source, (), cluster):
+            if not runs_here(source, as_chain([]), cluster):
                 client = open_client(cluster, progress, source.count)
         progress.waiting("Counting tokens")
-        with client or contextlib.nullcontext(), wrong_call_exits():
+        with client or contextlib.nullcontext(), left_out_logged(), wrong_call_exits():
             frame = source.frame(settings.on_error, settings.backend)
-            return mixture.find(frame, functools.partial(compute_tasks, client))
+            return find(frame, functools.partial(compute_tasks, client))
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the entries of a YAML file. Raises ValueError if it is not a list of them."""
+    """Read the --weights file, a YAML list of dicts. Raises ValueError if it is anything else."""
     import yaml  # type: ignore[import-untyped]
 
     try:

@@ -98,7 +98,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
 
 def length_read(defaults: Mapping[str, Any]) -> str:
-    """Describe the part of a text that is read with these settings."""
+    """Describe the length of text that a classifier reads, such as "512 tokens"."""
     parts = [
         f"{defaults[name]:,} {what}"
         for name, what in (("max_chars", "characters"), ("max_seq_length", "tokens"))
@@ -110,6 +110,6 @@ def length_read(defaults: Mapping[str, Any]) -> str:
 
 
 def labels_by_column(family: type[TextMapper] | Published) -> dict[str, list[str]]:
-    """Return the labels of each column of an answer with several fields."""
+    """Return the labels of each column of a classifier that answers in several columns, or {}."""
     fields = dict(family.defaults.get("fields", ()))
     return {name: list(field.labels) for name, field in fields.items() if hasattr(field, "labels")}

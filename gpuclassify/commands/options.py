@@ -43,27 +43,49 @@ GROUPS = (
 _SEVERAL = (list, tuple, dict, Sequence, Collection)  # types with repeatable options
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
 _WORDS = f"{__name__}.words"
-PROMPT_FILE = "prompt_file"
-READING = ("fields", "types", "surrogates", "annotations", "annotations_complete")
+PROMPT_FILE, COLUMN = "prompt_file", "COLUMN"
+ON_ERROR_HELP = (
+    "How to handle files, lines and rows that cannot be read: stop, or leave them out and count "
+    "them. What --annotations list as left out never stops the command."
+)
+# Settings of `JobSettings` for reading files and their rows.
+READING = (
+    *("fields", "types", "surrogates", "on_error"),
+    *("annotations", "annotations_complete"),
+)
+
+
+class ColumnName(click.ParamType):
+    """Type of options whose values are names of columns."""
+
+    name = COLUMN
+
+    def convert(self, value: Any, *context: Any) -> Any:
+        """Return the value; fail for an empty text."""
+        return self.fail("'' is no column: name one", *context) if value == "" else value
 
 
 class GroupedOption(click.Option):
-    """Option with a group in the help.
+    """Option that the help lists under the heading `group`.
 
-    If it is not shared by classifiers, its values may begin with the name of one.
+    A shared option is for all classifiers of the command. A value of another option may begin with
+    the classifier that it is for, as in ``domain:Games``.
     """
 
     def __init__(
         self, *names: Any, group: str = "Options", is_shared: bool = True, **attributes: Any
     ) -> None:
+        if attributes.get("metavar") == COLUMN and attributes.get("type") is None:
+            attributes["type"] = ColumnName()
         super().__init__(*names, **attributes)
         self.group, self.is_shared = group, is_shared
 
 
 class JobCommand(click.Command):
-    """Command whose help shows options in groups, except for the `hidden_group`.
+    """Command whose help shows options under headings, and leaves out the `hidden_group`.
 
-    `options` is called late, because it may import a library.
+    The function `options` makes the options. It is called only when this command is used, because
+    it may import a library.
     """
 
     hidden_group = ""
@@ -116,7 +138,10 @@ def options_of(
     has_defaults: bool = False,
     **attributes: Mapping[str, Any],
 ) -> list[GroupedOption]:
-    """Make options for arguments of `target`; `attributes` are for `option_of`, by name."""
+    """Make an option for each named argument of a class or function, as `option_of` does.
+
+    `attributes` holds the further arguments of `option_of`, by the argument's name.
+    """
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
         for name in names
@@ -152,7 +177,7 @@ def option_of(
     elif is_many:
         settings["multiple"] = True
     if name.endswith("_field") or name == "by":
-        settings["metavar"] = "COLUMN"
+        settings["metavar"] = COLUMN
     default = inspect.signature(target).parameters[name].default
     if has_default and default is inspect.Parameter.empty:
         settings["required"] = True
@@ -175,7 +200,7 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return the first sentence of an argument's docstring, and its default."""
+    """Return the help of an option: the first sentence of the argument's docstring, and default."""
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -187,7 +212,7 @@ def _help(target: object, name: str, is_many: bool) -> str:
 
 
 def run_options() -> list[GroupedOption]:
-    """Make the options to run a job."""
+    """Make the options of each command that runs a job, such as --restart and --verify."""
     return [
         GroupedOption(
             ["--restart/--resume"], default=False,
@@ -198,12 +223,16 @@ def run_options() -> list[GroupedOption]:
             show_default=True,
             help="How to check that parts of earlier runs are unchanged: by the digests of "
             "their files, which reads them, or by sizes only."),
+        GroupedOption(
+            ["--accept-changed-code"], is_flag=True,
+            help="Continue although the code of a stage, or the version of a library that "
+            "computes its results, has changed, if you know that the results are the same."),
         GroupedOption(["--json", "as_json"], is_flag=True, help="Print the summary as JSON."),
     ]  # fmt: skip
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Make the options of these groups of jobs' settings."""
+    """Make the options for the settings of `JobSettings` under these headings of the help."""
     return [
         option_of(JobSettings, own.name)
         for own in fields(JobSettings)
@@ -211,29 +240,34 @@ def setting_options(*groups: str) -> list[GroupedOption]:
     ]
 
 
-def reading_options() -> list[GroupedOption]:
-    """Make the options for reading files in commands that are not jobs."""
+def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
+    """Make the options for reading files in commands that are not jobs.
+
+    Without --field, the command reads only the columns that other options name.
+    """
     words = "Read only these columns and those that other options name; repeatable. Default: all."
-    return [
-        option_of(JobSettings, "fields", help=words),
-        *(option for option in setting_options(FILES) if option.name in READING[1:]),
-    ]
+    attributes: dict[str, dict[str, Any]]
+    attributes = {"fields": {"help": words}, "on_error": {"help": ON_ERROR_HELP}}
+    names = READING if has_fields else READING[1:]
+    return [option_of(JobSettings, name, **attributes.get(name, {})) for name in names]
 
 
 def reader_from_options(
     inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
 ) -> FileReader:
-    """Make the reader of files, and remove the `reading_options` from `options`.
+    """Make the reader of `inputs` from the `reading_options`, which are removed from `options`.
 
-    Columns that are `needed` are always read.
+    Only ``on_error`` stays in `options`. Columns in `needed` are always read.
     """
-    values = settings_from_options({name: options.pop(name, None) for name in READING})
+    names = [name for name in READING if name != "on_error"]
+    values = settings_from_options({name: options.pop(name, None) for name in names})
+    options["on_error"] = options["on_error"] or "raise"
     settings = JobSettings(input=[*inputs], **values)
     return settings.reader(settings.fields and [*settings.fields, *filter(None, needed)])
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option --annotate of a recipe."""
+    """Make the option --annotate for commands that run recipes."""
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 
@@ -243,7 +277,7 @@ def file_options() -> list[GroupedOption]:
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options of all classifiers' settings that have a group, by name."""
+    """Make the options of all classifiers' settings that have a heading in the help, by name."""
     options: dict[str, GroupedOption] = {}
     for family in families().values():
         for declared in fields(family.Options):
@@ -258,8 +292,8 @@ def classifier_options() -> dict[str, GroupedOption]:
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
     """Make the option of a classifier's setting.
 
-    Options of texts and numbers are not shared by classifiers, unless the metadata of the field
-    says otherwise (``is_shared``).
+    An option of texts or numbers is for one classifier alone, unless the field's metadata has
+    ``is_shared``.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -275,7 +309,7 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
 
 
 def job_options() -> list[GroupedOption]:
-    """Make the options of a job with classifiers."""
+    """Make the options of `classify` and similar commands: settings of the job and classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *classifier_options().values(),
@@ -285,7 +319,7 @@ def job_options() -> list[GroupedOption]:
 
 
 def config_options() -> list[GroupedOption]:
-    """Make the options for a file of settings."""
+    """Make --config and --dump-config, which read and write a YAML file of settings."""
     return [
         GroupedOption(
             ["--config"], group="Settings", metavar="FILE",
@@ -297,14 +331,14 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option for arguments or settings without an option."""
+    """Make the option --set, for arguments or settings that have no option of their own."""
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
 
 
 def command_line(context: click.Context) -> str:
-    """Return the command that runs the same job again, without secrets or a restart."""
+    """Return the command that runs the same job again, without secrets and options for one run."""
     from gpuclassify.jobs.stores.names import redacted
 
     words, name = [], ""
@@ -312,14 +346,17 @@ def command_line(context: click.Context) -> str:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         if (option or name) == "--cluster-option" and value:  # may hold a cloud's credentials
             value = f"{value.partition('=')[0]}=..."
-        if option != "--restart":
+        if option not in ("--restart", "--accept-changed-code"):  # these are for one run
             words.append(f"{option}{equals}{redacted(value)}")
         name = "" if equals else option
     return shlex.join(["gpuclassify", context.info_name or "", *words])
 
 
 def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Split paths into input and output; the input may be in a config file instead."""
+    """Split a command's paths into ``input`` and ``output``, the last path.
+
+    The input may be in a settings file instead. Raises ValueError if a path is missing or "-".
+    """
     if "-" in paths:
         raise ValueError(
             "'-' is no path: a job reads its input in parts and can continue after an "
@@ -334,7 +371,7 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 
 
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
-    """Read settings from the config file and the command line, which overrides the file.
+    """Read a job's settings from the file of --config and the command line, which overrides it.
 
     `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
     written to a file (``--dump-config``).
@@ -369,9 +406,11 @@ def read_recipe(
     also: Collection[str] = (),
     **paths: Any,
 ) -> tuple[JobSettings, dict[str, Any]] | None:
-    """Read settings of the job, and the recipe's `own`, from the config file and options.
+    """Read the settings of a job and of its recipe from the settings file and options.
 
-    Returns None if the settings were only written to a file (``--dump-config``).
+    `own` holds the recipe's settings that were passed as options, `also` the names of job settings
+    that only the file may have, and `paths` are ``input`` and ``output``. Returns None if the
+    settings were only written to a file (``--dump-config``).
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -423,10 +462,10 @@ def _values_for(
     names: Sequence[Any],
     meant: Sequence[Any] | None = None,
 ) -> list[str]:
-    """Return the values of an option for the classifier `family`, without its name.
+    """Return the values of an option for the classifier `family`, without its name before them.
 
-    A value that does not begin with one of the `names` is for the only classifier in `meant`, by
-    default all.
+    `names` are all classifiers of the command. A value that begins with none of them is for the
+    only classifier in `meant`, by default `names`. Raises ValueError if there are several.
     """
     meant = names if meant is None else meant
     own = []
@@ -468,9 +507,9 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint and the form of each setting of a classifier.
+    """Return the type hint of each setting of a classifier, and the form of its NAME=VALUE or "".
 
-    Empty for an unknown classifier, which fails later.
+    Returns {} for an unknown classifier, which fails later.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -522,7 +561,10 @@ def read_prompt(path: str) -> str:
 
 
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE; values are JSON, or else texts."""
+    """Parse the NAME=VALUE texts of an option to a dict; values are JSON, or else texts.
+
+    Errors show the `example`.
+    """
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
         try:
@@ -535,7 +577,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Split each NAME=VALUE into name and value."""
+    """Split the NAME=VALUE texts of an option. Raises ValueError, with the `form`, for others."""
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

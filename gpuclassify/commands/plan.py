@@ -32,8 +32,8 @@ def plan(inputs: tuple[str, ...], **options: Any) -> None:
 
     Shows rows and bytes, the lengths of texts in each classifier's tokens and the share cut, tokens
     to read, memory of a worker, and the parts. The time is for one process on this machine, because
-    no cluster is started. Options are those of `classify`; cluster options have no effect. Leave
-    out OUTPUT.
+    no cluster is started: from an idle machine to one under its load average. Options are those of
+    `classify`; cluster options have no effect. Leave out OUTPUT.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High
@@ -55,8 +55,8 @@ def plan(inputs: tuple[str, ...], **options: Any) -> None:
                 error.add_note("With --no-time, config.json and the tokenizer are enough.")
             raise
         except Exception as error:
-            signs = (f"no such input: {''.join(inputs[-1:])}", "inputs are of several formats")
-            if len(inputs) > 1 and str(error).startswith(signs):
+            sign = f"no such input: {''.join(inputs[-1:])}"
+            if len(inputs) > 1 and str(error).startswith(sign):
                 error.add_note("`plan` takes inputs only: leave out OUTPUT.")
             raise
     if options["as_json"]:

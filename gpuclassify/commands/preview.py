@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from gpuclassify.commands.settings import JobSettings
+    from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.mapping.chain import Chain
     from gpuclassify.mapping.text_mapper import TextMapper
 
 STANDARD_INPUT = "-"
 ROWS_READ = 20
 MOST_COLUMNS = 4  # new columns that fit in a terminal
-TEXT_CHARS = 300  # characters of the text in a prompt
+TEXT_CHARS = 300  # characters of the text in a prompt that is printed
 COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magenta", "white")]
 
 
@@ -43,6 +44,7 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality
     echo 'Stocks rose on Friday.' | gpuclassify preview - --classifier domain
     """
+    from gpuclassify.jobs.input.left_out import left_out_logged
     from gpuclassify.jobs.input.readers import first_rows
     from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.jobs.stages import as_chain
@@ -56,21 +58,22 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
         settings = read_settings(options, input=list(inputs))
         if settings is None:
             return
-        if settings.where or settings.annotations:
+        if settings.where:
             raise ValueError(
-                "a preview reads the first rows of the input alone: leave out "
-                f"{'where' if settings.where else 'annotations'}=, or take `gpuclassify show`"
+                "a preview reads the first rows of the input alone: leave out where, or take "
+                "`gpuclassify show`"
             )
         most = settings.limit or ROWS_READ
         settings = replace(settings, limit=most)
         mappers = _with_confidence(settings)
         chain, fields = as_chain(mappers), settings.fields_read(mappers)
-        with open_console(stderr=True).status("Classifying"):
+        reader = settings.reader(fields)
+        with open_console(stderr=True).status("Classifying"), left_out_logged():
             if settings.input == [STANDARD_INPUT]:
                 texts = chain.main_text_fields
-                frame = first_texts(sys.stdin.buffer, most, texts, fields)
+                frame = first_texts(sys.stdin.buffer, most, texts, reader, settings.on_error)
             else:
-                frame = first_rows(settings.input, most, fields)
+                frame = first_rows(reader, most, settings.on_error)
             table = arrow_table(chain(frame), keep_index=False)
     if as_json:
         echo_rows(table)
@@ -80,26 +83,30 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def first_texts(
-    stream: BinaryIO, most: int, columns: Sequence[str], fields: Sequence[str] | None = None
+    stream: BinaryIO,
+    most: int,
+    columns: Sequence[str],
+    reader: FileReader | None = None,
+    on_error: str = "raise",
 ) -> pd.DataFrame:
     """Read the first rows of a stream of JSON lines, or of plain texts, one per line.
 
-    Lines are JSON if the first one begins with a brace; their `fields` are kept. Plain lines become
-    the values of all `columns`.
+    Lines are JSON if the first one begins with a brace; they are read with the settings of
+    `reader`. Each plain line becomes a row, with the line in all `columns`.
     """
     import pyarrow as pa
 
-    from gpuclassify.jobs.input.files import BrokenInputError
-    from gpuclassify.jobs.input.parts import Limit, first_lines
-    from gpuclassify.jobs.input.readers import table_of
-    from gpuclassify.jobs.input.schema import project, to_pandas
+    from gpuclassify.jobs.input.files import BrokenInputError, InputFile
+    from gpuclassify.jobs.input.parts import Limit, Lines, Part, first_lines
+    from gpuclassify.jobs.input.readers import FileReader, rows_of
+    from gpuclassify.jobs.input.schema import to_pandas
 
     lines, _ = first_lines(stream, Limit(most))
     if lines.lstrip().startswith(b"{"):
-        table = table_of(lines, "standard input")
-        return to_pandas(
-            table if fields is None else table.select(project(table.schema, fields).names)
-        )
+        name = "standard input"
+        read = [(name, Lines(Part(name), 0, lines))]
+        files = [InputFile(name, len(lines), "")]
+        return rows_of(reader or FileReader(STANDARD_INPUT), files, read, on_error)
     try:
         texts = [line.decode().rstrip("\r") for line in lines.split(b"\n") if line.strip()]
     except UnicodeDecodeError as err:
@@ -111,7 +118,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers, with a confidence column for each that supports one."""
+    """Make the classifiers of the settings, each with a confidence column if it supports one."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
@@ -122,7 +129,7 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Return the mapper's confidence columns by label column."""
+    """Map each label column of a mapper to its confidence column, or to None if it has none."""
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -146,7 +153,7 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print one line per text, with its labels, confidences and numbers."""
+    """Print a table with a line per row: its texts, and the columns that the classifiers add."""
     import pyarrow as pa
     from rich.table import Table
     from rich.text import Text
@@ -194,7 +201,7 @@ def _print_table(
 
 
 def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
-    """Return the columns of spans by text column."""
+    """Map each text column to the columns that list spans (labelled character ranges) of it."""
     from gpuclassify.classifiers.spans.spans import SPANS
 
     columns: dict[str, list[str]] = {}
@@ -206,7 +213,7 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return each text on one line, with the spans highlighted in a colour per label."""
+    """Return a table cell per row: the text, with its spans highlighted in a colour per label."""
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()
@@ -226,7 +233,7 @@ def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -
 
 
 def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
-    """Return the spans of each text on one line, each as label and text."""
+    """Return a table cell per row: the labels of its spans, each followed by the span's text."""
     cells = []
     for row in table.select([text, column]).to_pylist():
         found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
@@ -235,12 +242,12 @@ def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> lis
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
-    """Format each value on one line by its type, cut to `most_chars` characters."""
+    """Format the values of a column as table cells of at most `most_chars` characters."""
     return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a value; lists have no brackets, and scores by name are pairs of name and score."""
+    """Format a value by its Arrow type: lists without brackets, scores as ``News 0.912``."""
     import pyarrow as pa
 
     types = pa.types

@@ -50,9 +50,9 @@ def recipe_command(
     also: Collection[str] = (),
     more: Callable[[], Iterable[click.Option]] = tuple,
 ) -> Callable[[MakeRecipe], click.Command]:
-    """Return a decorator that turns a function into a command; its docstring is the help.
+    """Return a decorator that turns a function into a command that runs a recipe.
 
-    The function makes a recipe.
+    The function makes the recipe from the settings, and its docstring is the command's help.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ def recipe_command(
     *kinds : str
         Classes whose settings become options, as ``module:Class``: the recipe, or its stages.
     without : iterable of str
-        Settings of these classes without options.
+        Names of settings of these classes that get no option.
     also : collection of str
-        Settings of jobs that a settings file may have, and that are no options.
+        Names of job settings that a settings file may have, although they have no option.
     more : callable
         Function that returns further options, which replace options of the same name.
     """
@@ -104,9 +104,9 @@ def recipe_command(
 
 
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
-    """Make the options of a class's own settings, by name, without settings that are objects.
+    """Make an option for each setting of a class, by name, unless its values are objects.
 
-    Settings of the bases of a recipe are common to all jobs.
+    Settings that a recipe inherits are left out, because all jobs have options for them.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}

@@ -36,7 +36,8 @@ def _sample_options() -> list[click.Option]:
         "id_field": {"help": "Column of unique ids. Default: file and row number identify a row."},
     }
     names = ("n", "by", "width", "id_field", "weight_field", "seed")
-    return [*options_of(draw, "Options", *names, has_defaults=True, **flags), *reading_options()]
+    options = options_of(draw, "Options", *names, has_defaults=True, **flags)
+    return [*options, *reading_options(has_fields=True)]
 
 
 @click.command(cls=JobCommand, options=_sample_options)
@@ -101,7 +102,7 @@ def _near(text: str | None) -> tuple[str | None, float]:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
-    """Write rows as JSON, and replace an earlier file."""
+    """Write the drawn rows as JSON lines, or as a JSON array if the file's name ends with .json."""
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 
@@ -125,7 +126,7 @@ def _agreement_options() -> list[click.Option]:
     names = ("between", "by", "weight", "text_field")
     return [
         *options_of(compare, "Options", *names, has_defaults=True, **columns),
-        *reading_options(),
+        *reading_options(has_fields=True),
     ]
 
 
@@ -151,13 +152,12 @@ def agreement(
     Exit codes: 0 done, 1 failed, 2 wrong call.
     """
     from gpuclassify.corpus.scores.agreement import agreement as compare
-    from gpuclassify.jobs.input.readers import frame_of
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):
         needed = [*options["between"], options["by"], options["weight"]]
         reader = reader_from_options(inputs, options, needed)
-        result = compare(frame_of(reader), **options)
+        result = compare(reader, **options)
         if page:
             result.save(page)
     if as_json:

@@ -50,7 +50,7 @@ SAFE_OPTIONS = {
 # fmt: off
 @declared
 class JobSettings(Declared):
-    """Settings of a command, with their options; names are the keys in YAML files.
+    """Settings of a job, each with its option on the command line and its key in YAML files.
 
     Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
     """
@@ -143,7 +143,7 @@ class JobSettings(Declared):
         "leave them out and list them.")
     source_field: str | None = setting(
         default=None, group=REPORT, metavar="COLUMN",
-        help="Count rows read and kept by the values of this column, such as url_host.")
+        help="Count rows read and rows written by the values of this column, such as url_host.")
     examples: int = setting(
         default=2, group=REPORT, least=0,
         help="Number of texts that the report shows of the most and of the least certain of each "
@@ -183,21 +183,15 @@ class JobSettings(Declared):
                 raise ValueError(
                     f"annotations are Parquet files of all rows: leave out {wrong[0]}="
                 )
-        other = "types" if self.types else "path_field" if self.path_field else ""
-        if self.limit is not None and other:
-            raise ValueError(
-                f"limit= and previews read the first rows as they are, so {other}= has no effect: "
-                "leave out one of them"
-            )
 
     @classmethod
     def of(
         cls, values: Mapping[str, Any], *, is_plan: bool = False, needs_stages: bool = True
     ) -> JobSettings:
-        """Make settings from plain values. A plan needs no output; a recipe has its own stages.
+        """Make settings from plain values, as a YAML file and options have them.
 
-        Raises the errors of the class, and ValueError if a name is unknown or a required one is
-        missing.
+        A plan needs no output, and a recipe no classifiers (``needs_stages=False``). Raises the
+        errors of the class, and ValueError if a name is unknown or a required one is missing.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -213,11 +207,11 @@ class JobSettings(Declared):
         return cls(**settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values other than the defaults."""
+        """Return the settings that differ from their defaults, as plain values for YAML."""
         return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
-        """Make the classifiers, in order."""
+        """Make the job's classifiers, in running order."""
         mappers = []
         for settings in self.classifiers:
             arguments = dict(settings)
@@ -225,7 +219,7 @@ class JobSettings(Declared):
         return mappers
 
     def job(self) -> Pipeline:
-        """Make the job, without a writer if there is no output."""
+        """Make the job of these settings, without a writer if there is no output."""
         from gpuclassify.jobs.pipeline import Pipeline
 
         return Pipeline(self._stages(), **self.pass_options())
@@ -254,15 +248,15 @@ class JobSettings(Declared):
                 files, writer = find_files(self.input, {}), self.writer()
                 paths, real = add_link_targets(self.input, files), (f.real for f in files)
                 refuse_overlap(writer.directory, writer.sample_name, real, paths, {})
-            reader = first_rows_lazily(self.reader(read), self.limit)
+            reader = first_rows_lazily(self.reader(read), self.limit, self.on_error)
         stages.insert(0, reader)
         if self.output is not None:
             stages.append(self.writer())
         return stages
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
-        """Make the reader of the input, for these columns or all."""
-        from gpuclassify.jobs.input.readers import FileReader, JsonlReader
+        """Make the reader of the input files; it reads these columns, or all for None."""
+        from gpuclassify.jobs.input.readers import FileReader
 
         options: dict[str, Any] = {
             "fields": fields,
@@ -271,10 +265,9 @@ class JobSettings(Declared):
             "path_field": self.path_field,
             "annotations": self.annotations or (),
             "annotations_complete": self.annotations_complete,
+            "types": self.types,
+            "surrogates": self.surrogates,
         }
-        if self.types or self.surrogates != "refuse":
-            options |= {"types": self.types, "surrogates": self.surrogates}
-            return JsonlReader(self.input, **options)
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:
@@ -319,9 +312,9 @@ class JobSettings(Declared):
         )
 
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
-        """Return the columns to read: those that stages need or `fields` name; None for all.
+        """Return the columns to read: those that stages need or ``--field`` names; None for all.
 
-        Columns that are `needed` are read, too, unless a stage writes them.
+        Columns in `needed` are added, unless a stage writes them.
         """
         from gpuclassify.jobs.stages import as_chain
 
@@ -337,7 +330,7 @@ class JobSettings(Declared):
 
 
 def families() -> dict[str, Any]:
-    """Return the classifiers' classes by their names in settings."""
+    """Return the classifiers' classes by their names in settings, such as "quality"."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -346,23 +339,30 @@ def families() -> dict[str, Any]:
 
 
 def find_family(name: str) -> type[TextMapper] | Published:
-    """Return the class or declaration of this name. Raises ValueError for unknown names."""
+    """Return the mapper class, or the published checkpoint, that a classifier's name stands for.
+
+    Raises ValueError for unknown names.
+    """
     from gpuclassify.classifiers.published import find_published
 
     return find_published(name, families())
 
 
 def family_name(name: str) -> str:
-    """Return the name in `families` for any spelling of it; other names are unchanged."""
+    """Return a classifier's name in `families` for any spelling, such as "DomainClassifier".
+
+    Other names are unchanged.
+    """
     from gpuclassify.classifiers.published import full_name
 
     return full_name(name, families())
 
 
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values other than None; a single text becomes a list if a list is needed.
+    """Check plain values of `JobSettings`, and return them without None.
 
-    Raises TypeError or ValueError if a name is unknown, or a value is invalid.
+    A single text becomes a list if the setting is a list. Raises TypeError or ValueError if a name
+    is unknown, or a value is invalid.
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
@@ -399,7 +399,7 @@ def _bytes(name: str, size: int | str | None, least: int = 0) -> int | None:
 
 
 def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
-    """Load the settings in a YAML file, including `others` of a recipe.
+    """Load the settings in a YAML file; `others` are names of a recipe's settings, not checked.
 
     Raises ValueError if the file cannot be read, is not YAML, or does not map names of settings to
     values, and TypeError if a value has a wrong type.
@@ -430,7 +430,7 @@ def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
 
 
 def refuse_code(values: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a file's settings have a scheduler, or an option that may run code."""
+    """Raise ValueError if a YAML file names a scheduler, or a cluster option that may run code."""
     for name, value in (values.get("cluster_options") or {}).items():
         if name not in SAFE_OPTIONS or re.search("[\n\r]", str(value)):
             raise ValueError(

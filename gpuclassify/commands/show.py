@@ -14,7 +14,8 @@ TEXT_CHARS = 300  # maximum characters of a text
 
 
 def _options() -> list[click.Option]:
-    return [option for option in reading_options() if option.name != "annotations"]
+    options = reading_options(has_fields=True)
+    return [option for option in options if option.name != "annotations"]
 
 
 @click.command(cls=JobCommand, options=_options)
@@ -74,10 +75,9 @@ def show(
     with wrong_call_exits(), open_console(stderr=True).status("Reading annotations"):
         select = Select(where) if where else None
         needed = [text_field, *(select.read_fields if select else ())]
-        reader = reader_from_options(inputs, {**options, "annotations": sets}, needed)
-        if select is not None:
-            select.check(reader.find_parts().schema.meta())
-        frame = draw_rows(reader, limit, seed, select)
+        options["annotations"] = sets
+        reader = reader_from_options(inputs, options, needed)
+        frame = draw_rows(reader, limit, seed, select, options["on_error"])
     table = arrow_table(frame, keep_index=False)
     if as_json:
         echo_rows(table)

@@ -30,7 +30,7 @@ SECRET = re.compile(
     r"\b[A-Z0-9_]*(TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY|API_KEY)\s*=\s*[\"']?[^\s\"'$]"
 )
 LINE_BREAK = re.compile(r"[\n\r\0]")
-MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # or empty, if it is a text
+MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # may be 0 or an empty text
 
 OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--config", {"metavar": "FILE"}, "Settings of the job, written into the file."),
@@ -58,9 +58,11 @@ OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, Any]) -> str:
-    """Return the text of the file, from arguments of `classify`, YAML of its job, and our options.
+    """Return the text of a file for sbatch.
 
-    Raises ValueError if an option is out of range, contradicts another one, or has a secret.
+    `arguments` are the words after ``gpuclassify classify``, `config` is the content of the job's
+    YAML file or "", and `options` are those of `slurm-script` itself. Raises ValueError if an
+    option is out of range, contradicts another one, or has a secret.
     """
     for name, value in options.items():
         if type(value) is int:
@@ -91,7 +93,7 @@ def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, An
             "login"
         )
     end = "END_OF_SETTINGS"
-    while end in config:  # a line equal to the end would turn the rest into commands
+    while end in config:  # a line equal to this marker would turn the rest into commands
         end += "_"
     environment = Environment(
         loader=PackageLoader("gpuclassify", "commands"),
@@ -159,7 +161,7 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Return the job's settings, so that mistakes fail before the job waits in the queue."""
+    """Parse the job's settings as `classify` does, so that mistakes fail before it is queued."""
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(
         f"{context.command_path} --", words, obj=context.obj,

@@ -36,7 +36,7 @@ def _options() -> list[click.Option]:
     return [
         *options_of(fit, "Options", *COLUMNS[:2], has_defaults=True, **attributes),
         *options_of(fit, "Options", *COLUMNS[2:], *TARGETS, *OTHERS, **attributes),
-        *reading_options()[1:],
+        *reading_options(),
     ]
 
 
@@ -61,16 +61,14 @@ def thresholds(
     """
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.corpus.scores.thresholds import Thresholds
-    from gpuclassify.jobs.input.readers import frame_of
 
     quiet_dask()
     with wrong_call_exits(), open_console(stderr=True).status("Reading labels"):
         settings = {name: options[name] for name in (*COLUMNS, *TARGETS, *OTHERS)}
         settings["positive"] = [*map(_value, options["positive"])] or None
         settings = {name: value for name, value in settings.items() if value is not None}
-        columns = {settings[name] for name in COLUMNS if name in settings}
-        labelled = frame_of(reader_from_options(inputs, {**options, "fields": sorted(columns)}))
-        found = Thresholds.fit(labelled, **settings)
+        labelled = reader_from_options(inputs, options)
+        found = Thresholds.fit(labelled, **settings, on_error=options["on_error"])
         found.save(output)
         if page:
             write_file(page, found.html().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,8 @@ from gpuclassify.commands.options import (
     TRAINING,
     JobCommand,
     options_of,
+    reader_from_options,
+    reading_options,
     setting_options,
     settings_from_options,
 )
@@ -30,6 +33,7 @@ NAMES = (
     *("label_field", "backbone", "text_field", "kind", "task", "group", "embeddings", "balanced"),
     *("hidden_size", "epochs", "learning_rate", "seed", "class_weight", "validation"),
 )
+OTHERS = ("backbone", "embeddings", "validation")  # not in the record of the head's training
 
 
 def _options() -> list[click.Option]:
@@ -40,7 +44,7 @@ def _options() -> list[click.Option]:
     many = {"class_weight": "balanced|LABEL=NUMBER", "validation": "PATH"}
     attributes |= {name: {"multiple": True, "metavar": metavar} for name, metavar in many.items()}
     fitted = options_of(TrainedHead.fit, TRAINING, *NAMES, has_defaults=True, **attributes)
-    return [*fitted, *setting_options(CLUSTER)]
+    return [*fitted, *reading_options(), *setting_options(CLUSTER)]
 
 
 @click.command(cls=JobCommand, options=_options)
@@ -83,8 +87,14 @@ def train(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 
 def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> TrainedHead:
-    from gpuclassify.corpus.training.trained_head import TrainedHead, check_directory
-    from gpuclassify.jobs.input.readers import read_files
+    from gpuclassify.corpus.training.labels import LabelColumns
+    from gpuclassify.corpus.training.trained_head import (
+        TrainedHead,
+        check_directory,
+        fit_settings,
+    )
+    from gpuclassify.jobs.input.left_out import left_out_logged
+    from gpuclassify.jobs.input.readers import read_columns
     from gpuclassify.jobs.stores.opening import open_store
 
     with start_progress("Looking for the input's parts") as progress:
@@ -93,16 +103,25 @@ def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> Traine
                 raise ValueError("name the annotated files, and then the head's directory")
             open_store(directory).refuse_file()
             check_directory(directory, options["kind"])
-            cluster = vars(JobSettings(input=[], **settings_from_options(options)))
-            wanted = {options[name] for name in ("text_field", "label_field", "group")} - {None}
-            annotated = read_files(inputs, fields=sorted(wanted))
             settings = {name: options[name] for name in NAMES}
             settings["class_weight"] = _class_weight(options["class_weight"])
-            paths = options["validation"]
-            fields = [options["text_field"], options["label_field"]]
-            settings["validation"] = read_files(paths, fields=fields) if paths else None
+            fit_settings(**{name: settings[name] for name in NAMES if name not in OTHERS})
+            columns = LabelColumns(*(options[n] for n in ("text_field", "label_field", "group")))
+
+            def read(paths: Iterable[str], *names: str | None) -> Any:
+                passed = dict(options)
+                reader = reader_from_options(paths, passed)
+                return read_columns(reader, names, passed["on_error"])
+
+            annotated = read(inputs, columns.text, columns.label, columns.group)
+            columns.check(annotated._meta)
+            if paths := options["validation"]:
+                settings["validation"] = read(paths, columns.text, columns.label)
+            else:
+                settings["validation"] = None
+            cluster = vars(JobSettings(input=[], **settings_from_options(options)))
             client = open_client(cluster, progress, annotated.npartitions)
-        with client:
+        with client, left_out_logged():
             progress.waiting("Embedding, and then training")
             with wrong_call_exits():
                 head = TrainedHead.fit(annotated, **settings)

@@ -1,1 +1,1 @@
-"""Recipes over a whole corpus: duplicates, test items, scores and samples, trained heads."""
+"""Recipes over a whole corpus: duplicates, test items, scores, samples and trained heads."""

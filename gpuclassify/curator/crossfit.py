@@ -1,4 +1,4 @@
-"""Custom models in the form of CrossFit, and the Dask generation's classifier for them."""
+"""Counterparts of CrossFit's custom models, and of the Dask generation's classifier for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HFModel(ABC):
-    """Base class for a model; a subclass implements ``load_model``, and may load a tokenizer.
+    """Base class for a custom model: a subclass implements ``load_model``, perhaps a tokenizer.
 
     The module takes a dict of ``input_ids`` and ``attention_mask``, both (texts, width), and
     returns (texts, outputs). The subclass's code chooses the source of the weights.
@@ -52,7 +52,7 @@ class HFModel(ABC):
 
     @abstractmethod
     def load_model(self, device: str = "cuda") -> nn.Module:
-        """Load the module with its weights."""
+        """Load the torch module with its weights."""
 
     def load_tokenizer(self) -> Any:
         """Load a new tokenizer of transformers from the model's files."""
@@ -62,22 +62,25 @@ class HFModel(ABC):
         return read_tokenizer(name, hub.download(hub.resolve(name), has_weights=False))
 
     def max_seq_length(self) -> int | None:
-        """Return the maximum tokens of a text; None to use tokenizer and configuration."""
+        """Return the maximum number of tokens of a text; None takes it from the model's files."""
         return None
 
 
 class HFHead(CategoryHead):
-    """Head that writes the label of the largest output, and the unchanged outputs."""
+    """Head that writes the label with the largest output, and the outputs as scores."""
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Return the outputs unchanged, because the module applies its own softmax."""
         return outputs
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any module, because `columns` checks the number of outputs."""
+        """Accept any module; `columns` checks its number of outputs."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Make columns from outputs, float32 (texts, labels), after checking their number."""
+        """Make columns from outputs, float32 (texts, labels).
+
+        Raises ValueError if there is not an output for each label.
+        """
         if values.shape[1] != len(self.labels):
             raise ValueError(
                 f"the model gives {values.shape[1]} outputs a text, and {len(self.labels)} labels "
@@ -87,18 +90,18 @@ class HFHead(CategoryHead):
 
 
 class HFClassifier(LoadedByUser):
-    """Classifier that writes the label of the largest output of an `HFModel`."""
+    """Mapper that runs an `HFModel`, and writes the label with the largest output."""
 
     Options = ClassifierOptions
     head_type = HFHead
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the module with the user's code."""
+        """Load the torch module with the user's code."""
         device, _dtype = self.runner.device_and_dtype()
         return self.source.load_model(device=str(device))
 
     def new_tokenizer(self) -> Any:
-        """Load the tokenizer with the user's code, which may differ from the model's own."""
+        """Load the tokenizer with the user's code, which may not be the model's own."""
         return self.source.load_tokenizer()
 
 
@@ -144,7 +147,7 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Label the dataset, and keep only rows with a label in `filter_by`, if there is one."""
+        """Add labels to the dataset, and keep only rows with a label in `filter_by`, if set."""
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result
@@ -168,7 +171,7 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Add a column of labels to a frame, and one of the model's outputs if it has a name."""
+    """Add a column of labels to a frame and, if `prob_col` names one, a column of outputs."""
     classifier = HFClassifier(
         model,
         model=model.path_or_name,

@@ -1,4 +1,4 @@
-"""Deduplication modules of the Dask generation, for datasets."""
+"""Counterparts of the Dask generation's deduplication modules, which take datasets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuclassify.settings.checks import warn_once
 
 
 class SemDedupConfig(SimpleNamespace):
-    """Settings of a module, with Curator's names."""
+    """Settings of a deduplication module, with Curator's names."""
 
     num_files = -1  # all files
 
@@ -25,7 +25,7 @@ FuzzyDuplicatesConfig = SemDedupConfig
 
 
 class ExactDuplicates:
-    """Counterpart of `gpuclassify.ExactDuplicates` for datasets."""
+    """Curator's module for `gpuclassify.ExactDuplicates`, which takes and returns datasets."""
 
     settings_type: Any = exact.ExactDuplicates
 
@@ -39,13 +39,13 @@ class ExactDuplicates:
         return self.remove(dataset, duplicates) if self.perform_removal else duplicates
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the duplicates, with the columns of the counterpart's result."""
+        """Return the listing of duplicates, as `gpuclassify.ExactDuplicates` returns it."""
         return DocumentDataset(self.settings(dataset.df))
 
     def remove(
         self, dataset: DocumentDataset, duplicates_to_remove: DocumentDataset
     ) -> DocumentDataset:
-        """Drop identified duplicates, or a list of ids, from the dataset."""
+        """Drop documents that are duplicates, or whose ids are listed, from the dataset."""
         duplicates = duplicates_to_remove.df
         if list(duplicates.columns) == [self.settings.id_field]:
             duplicates = duplicates.assign(keep=False)
@@ -53,7 +53,7 @@ class ExactDuplicates:
 
 
 class FuzzyDuplicates(ExactDuplicates):
-    """Counterpart of `gpuclassify.FuzzyDuplicates` for datasets, with Curator's defaults."""
+    """Curator's module for `gpuclassify.FuzzyDuplicates`, with Curator's defaults."""
 
     settings_type = fuzzy.FuzzyDuplicates
 
@@ -65,7 +65,7 @@ class FuzzyDuplicates(ExactDuplicates):
 
 
 class SemDedup(ExactDuplicates):
-    """Counterpart of `gpuclassify.SemanticDuplicates` for datasets, with Curator's defaults."""
+    """Curator's module for `gpuclassify.SemanticDuplicates`, with Curator's defaults."""
 
     settings_type = semantic.SemanticDuplicates
 
@@ -83,6 +83,6 @@ class SemDedup(ExactDuplicates):
         super().__init__(text_field=input_column, id_field=id_column, **settings)
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return only the documents to remove."""
+        """Return the listing of documents to remove, without those to keep."""
         duplicates = super().identify_duplicates(dataset)
         return duplicates[~duplicates["keep"].astype(bool)]

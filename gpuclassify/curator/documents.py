@@ -1,4 +1,4 @@
-"""Dataset, sequence of modules and client of NeMo Curator's Dask generation."""
+"""Counterparts of the dataset, module sequence and client of NeMo Curator's Dask generation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class DocumentDataset:
         return cls(dd.from_pandas(data, npartitions=npartitions, **options))
 
     def to_pandas(self) -> Any:
-        """Compute a pandas frame."""
+        """Compute all rows as a pandas frame."""
         return ToBackend("pandas")(self.df).compute()
 
     def _write(
@@ -90,7 +90,7 @@ class DocumentDataset:
         partition_on: str | None = None,
         compression: str | None = None,
     ) -> None:
-        """Write a file per partition, as a job that shows its progress and can be continued.
+        """Write a file for each partition, as a job that shows its progress and can be continued.
 
         Values of the column `partition_on` become folders. With `write_to_filename`, a file is
         written per value of this column instead.
@@ -121,15 +121,15 @@ class DocumentDataset:
     to_parquet = functools.partialmethod(_write, ParquetWriter)
 
     def mapped_by(self, mapper: Callable[[Frame | LazyFrame], Any]) -> DocumentDataset:
-        """Apply a classifier or `ToBackend`, which calls this method."""
+        """Apply a classifier or `ToBackend` to the frame; they call this method."""
         return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
-        """Compute the frame, and keep it in the workers' memory."""
+        """Compute the frame, and keep it in the memory of Dask's workers."""
         return type(self)(self.df.persist())
 
     def repartition(self, *args: Any, **options: Any) -> DocumentDataset:
-        """Divide the rows into other partitions."""
+        """Divide the rows into other partitions, with the arguments of Dask's ``repartition``."""
         return type(self)(self.df.repartition(*args, **options))
 
     def __len__(self) -> int:
@@ -159,12 +159,15 @@ class Sequential:
         self.modules = list(modules)
 
     def __call__(self, dataset: Frame | LazyFrame) -> Any:
-        """Call the modules in order; return the result of the last one."""
+        """Pass the dataset through all modules in order, and return the last result."""
         return functools.reduce(lambda frame, module: module(frame), self.modules, dataset)
 
 
 def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
-    """Return a client, with the Dask generation's options; irrelevant options are ignored."""
+    """Return a Dask client, with the options of the Dask generation.
+
+    Irrelevant ones are ignored.
+    """
     settings = modern_spellings("get_client", "cluster", options)
     for name in ("address", "scheduler_file"):
         if (running := settings.pop(name, None)) is not None:
@@ -175,7 +178,7 @@ def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
 
 
 def _join(output: Store, name: str, parts: Sequence[str]) -> None:
-    """Join files into one, and replace an earlier file."""
+    """Join files into one, which replaces an earlier file of this name."""
     contents = map(_read, parts)
     with output.replacing(output.path(name)) as sink:
         if name.endswith(".parquet"):

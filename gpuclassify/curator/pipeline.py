@@ -1,4 +1,4 @@
-"""Pipelines of NeMo Curator 1.x: executors, readers, writers, and custom stages."""
+"""Counterparts of NeMo Curator 1.x: pipelines, executors, readers, writers and custom stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WorkerMetadata = Any  # imported by scripts for annotations
 
 
 class XennaExecutor:
-    """Stand-in for all of Curator's executors; their settings are ignored."""
+    """Stand-in for each of Curator's executors, whose settings are ignored."""
 
     def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
         self.config = dict(config or {})
@@ -123,14 +123,17 @@ class Pipeline(pipeline.Pipeline):
 
 
 class Results(JobSummary):
-    """Summary of a job, and sequence of its files; item n has ``data=[file]``."""
+    """Summary of a finished job, also a sequence of its output files.
+
+    Item n has ``data=[file]``.
+    """
 
     def __getitem__(self, index: int) -> SimpleNamespace:
         return SimpleNamespace(data=[self.files[index]])
 
 
 def current_client() -> Any:
-    """Return the client that the script has started, or None."""
+    """Return the Dask client that the script has started, or None."""
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # there is none
         return distributed and distributed.default_client()
@@ -187,7 +190,7 @@ class ParquetWriter(_CuratorWriter, writers.ParquetWriter):
 
 
 class LoadedByUser(TextMapper[ModelOptions]):
-    """Mapper that runs a torch module, which the user's object `source` loads with its weights."""
+    """Mapper that runs a torch module loaded by code of the user's object `source`."""
 
     new_tokenizer: Callable[[], Any] | None = None  # None for the model's own
 
@@ -202,11 +205,14 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @abstractmethod
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the module with its weights, on any device."""
+        """Load the torch module with its weights, on any device.
+
+        `config` is its ``config.json``.
+        """
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Pinned model of the settings, whose network and columns are the user's."""
+        """Pinned model of the settings, whose network and columns are made by the user's code."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:
@@ -217,7 +223,7 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
 @dataclass(frozen=True)
 class TokenizerStage:
-    """Settings of the tokenizer of the next `ModelStage`; tokens never become columns.
+    """Settings of the tokenizer for the `ModelStage` after it; tokens never become columns.
 
     `sort_by_length` and `unk_token` do not change results. `transformers_init_kwargs` raises
     TypeError.
@@ -289,10 +295,10 @@ class ModelStage(ABC):
 
     @abstractmethod
     def outputs(self) -> tuple[list[str], list[str]]:
-        """Return ``["data"]`` and the names of the new columns."""
+        """Return ``["data"]``, and the names of the new columns."""
 
     def setup(self, _worker: WorkerMetadata | None = None) -> None:
-        """Load ``self.model``."""
+        """Load the torch module as ``self.model``."""
         self._setup(local_files_only=True)
 
     def _setup(self, local_files_only: bool = True) -> None:
@@ -302,19 +308,19 @@ class ModelStage(ABC):
     def process_model_output(
         self, outputs: Any, model_input_batch: object = None
     ) -> dict[str, Any]:
-        """Convert the model's outputs to arrays by name, with one value per text."""
+        """Convert the model's outputs for a batch to arrays by name, with one value per text."""
 
     def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Concatenate the arrays of all batches."""
+        """Concatenate the arrays of all batches, by name."""
         names = processed_outputs[0]
         return {name: np.concatenate([part[name] for part in processed_outputs]) for name in names}
 
     @abstractmethod
     def create_output_dataframe(self, df_cpu: Frame, collected_output: dict[str, Any]) -> Any:
-        """Return the frame with the new columns."""
+        """Return the frame with the new columns, made from the arrays of all batches."""
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
-        """Make the mapper that runs this stage, with the settings of `tokenizer`."""
+        """Make a mapper that runs this stage after the tokenizer stage, if there is one."""
         tokenizer = tokenizer or TokenizerStage(self.model_identifier)
         if tokenizer.model_identifier != self.model_identifier:
             raise ValueError(
@@ -329,10 +335,10 @@ class ModelStage(ABC):
 
 
 class StageMapper(LoadedByUser):
-    """Mapper that runs a `ModelStage`."""
+    """Mapper that runs a custom `ModelStage`."""
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Call the stage's ``setup`` with the pinned revision, and return its model."""
+        """Call the stage's ``setup`` with the pinned model's directory; return its module."""
         stage = copy.copy(self.source)  # the stage itself keeps no model
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
         stage.model_identifier = str(directory)
@@ -340,14 +346,14 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Make a head of the stage's columns, with declared or detected types."""
+        """Return a head that writes the stage's columns, with declared or detected types."""
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
         parts = (self.__name__, self.options, self.model)
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Detect the types of the stage's columns by calling it with zeros."""
+        """Detect the types of the stage's columns by calling its methods with zeros as outputs."""
         labels = self.model.checkpoint.config.get("id2label")
         try:
             columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))
@@ -359,7 +365,7 @@ class StageMapper(LoadedByUser):
             ) from err
 
     def _columns(self, values: np.ndarray) -> Columns:
-        """Return the stage's columns for outputs, float32 (texts, outputs)."""
+        """Return the columns that the stage makes from outputs, float32 (texts, outputs)."""
         import pandas as pd
         import torch
 

@@ -1,4 +1,4 @@
-"""Helpers for published scripts: arguments, lists of files, and the client of 1.x."""
+"""Helpers of Curator's published scripts: command-line arguments, file lists and Ray's client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CLASSIFIER = {**_ALL, **_TORCH, "max_mem_gb_classifier": int, "rmm_pool_size": 
 
 
 class ArgumentHelper:
-    """Helper that adds the arguments of the Dask generation's scripts to a parser."""
+    """Helper that adds arguments of the Dask generation's scripts to an argument parser."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
 
     def add_distributed_args(self, arguments: dict[str, Any] = _ALL) -> argparse.ArgumentParser:
-        """Add the arguments of a cluster."""
+        """Add the arguments that configure a Dask cluster, by default all, to the parser."""
         for name, default in arguments.items():
             kind = default if isinstance(default, type) else type(default)
             how: Any = {"action": "store_true"} if default is False else {"type": kind}
@@ -41,13 +41,13 @@ class ArgumentHelper:
 
     @staticmethod
     def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
-        """Return the arguments for `get_client` from parsed arguments."""
+        """Select the arguments for `get_client` from parsed arguments."""
         arguments = {"cluster_type": getattr(args, "device", "cpu")}
         return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
 
 
 class RayClient:
-    """Client with one worker per GPU, if there are several GPUs or `num_gpus` is larger than 1.
+    """Stand-in for Ray's client: Dask workers, one per GPU, if `num_gpus` or the GPUs are several.
 
     Otherwise jobs run in this process, on all its cores and the GPU. Options of Ray are ignored.
     """
@@ -60,12 +60,12 @@ class RayClient:
             )
 
     def start(self) -> None:
-        """Start the workers if there are several GPUs."""
+        """Start the Dask workers, if there are several GPUs."""
         count = len(survey_gpus().gpus) if self.num_gpus is None else self.num_gpus
         self.client = cluster.get_client("gpu", n_workers=count) if count > 1 else None
 
     def stop(self) -> None:
-        """Stop the workers."""
+        """Stop the Dask workers, if there are any."""
         if self.client is not None:
             self.client.close()
 

@@ -1,4 +1,4 @@
-"""Dataframe backends behind a few functions; read `pandas.py` first.
+"""Dataframe libraries (pandas and cudf) behind a few functions; read `pandas.py` first.
 
 Each backend module has the same functions: `check_text_column`, `check_new_columns`,
 `string_dtype`, `texts`, `text_array`, `text_digests`, `list_array`, `with_columns`, `take_rows`,
@@ -36,11 +36,11 @@ import pyarrow as pa
 
 from gpuclassify.settings.checks import BACKENDS, install
 
-Change = Callable[[pa.DataType], pa.DataType]
+Change = Callable[[pa.DataType], pa.DataType]  # returns another Arrow type for a type
 
 
 class Frame(Protocol):
-    """Interface that plain DataFrames of pandas and cudf share."""
+    """Interface that DataFrames of pandas and cudf share, as opposed to Dask's (`LazyFrame`)."""
 
     @property
     def columns(self) -> Any:
@@ -48,15 +48,15 @@ class Frame(Protocol):
 
     @property
     def dtypes(self) -> Any:
-        """Series of the columns' dtypes, by name."""
+        """Series of the columns' dtypes, indexed by column name."""
 
     @property
     def index(self) -> Any:
-        """Index of the rows."""
+        """Index with the rows' labels."""
 
     @property
     def iloc(self) -> Any:
-        """Access to rows by position."""
+        """Indexer that selects rows by position."""
 
     def __len__(self) -> int: ...
 
@@ -64,7 +64,7 @@ class Frame(Protocol):
 
 
 class LazyFrame(Protocol):
-    """Dask DataFrame whose partitions are plain frames of either library."""
+    """Interface of a Dask DataFrame, with partitions of pandas or cudf."""
 
     _meta: Frame
 
@@ -78,7 +78,7 @@ class LazyFrame(Protocol):
 
     @property
     def divisions(self) -> tuple[Any, ...]:
-        """Index labels at the partitions' bounds; None if unknown."""
+        """Index labels at the partitions' bounds; each is None if they are unknown."""
 
     def __getitem__(self, key: object) -> Any: ...
 
@@ -87,7 +87,7 @@ class LazyFrame(Protocol):
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Return the first `max_chars` characters of a text, or of both texts of a pair."""
+    """Cut a text, or both texts of a pair, to `max_chars` characters; None cuts nothing."""
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
 
@@ -97,13 +97,13 @@ def char_count(text: Any) -> int:
 
 
 class Texts(list[Any]):
-    """Texts of a partition: strings, or pairs of strings as tuples; None for null rows."""
+    """Texts of a partition's rows: strings, or pairs of strings as tuples; None for null rows."""
 
     def fold(self, max_chars: int | None) -> tuple[Texts, np.ndarray]:
         """Return the distinct texts in order of appearance, and each row's index into them.
 
-        Texts are cut to `max_chars` characters before they are compared. The indices are int64
-        (rows,), -1 for a null row.
+        Used to run a model once per distinct text. Texts are cut to `max_chars` characters before
+        they are compared. The indices are int64 (rows,), -1 for a null row.
         """
         cut = self if max_chars is None else [text and cut_text(text, max_chars) for text in self]
         distinct = dict.fromkeys(cut)
@@ -118,12 +118,15 @@ class Texts(list[Any]):
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Characters of each text, int64 (texts,); 0 for null."""
+        """Number of characters of each text, int64 (texts,); 0 for null."""
         return np.fromiter((char_count(text or "") for text in self), np.int64, count=len(self))
 
 
 def backend_of(frame: object) -> ModuleType:
-    """Return the backend module of a plain pandas or cudf DataFrame, without importing cudf."""
+    """Return the module with functions for a DataFrame: `frames.pandas` or `frames.cudf`.
+
+    cudf is imported only if the frame is cudf's. Raises TypeError if `frame` is neither.
+    """
     for kind in type(frame).__mro__:
         library = kind.__module__.partition(".")[0]
         if kind.__name__ == "DataFrame" and library in BACKENDS:
@@ -137,7 +140,10 @@ def backend_of(frame: object) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """Return a pandas frame with one text or several as the values of every column."""
+    """Make a pandas frame of a text or list of texts, the same in each of the `columns`.
+
+    So mappers also take plain texts. Raises TypeError if an element is neither a str nor None.
+    """
     import pandas as pd
 
     values = [texts] if isinstance(texts, str) else list(texts)
@@ -164,15 +170,16 @@ def import_cudf() -> Any:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is a string type."""
+    """Tell whether an Arrow type is a string type (string, large_string or string_view)."""
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(kind) for is_kind in kinds)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without dictionaries, views and extensions, at any nesting depth.
+    """Replace dictionaries, views and extensions in an Arrow type by plain types, at any depth.
 
-    An extension type becomes its storage type, for example JSON becomes text.
+    A dictionary becomes its value type, and an extension type its storage type, for example JSON
+    becomes text.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -186,7 +193,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def cast_views(values: Any, kind: pa.DataType) -> Any:
-    """Cast an Arrow array to the same type with or without views and dictionaries.
+    """Cast an Arrow array to `kind`, which differs only in views (string_view) and dictionaries.
 
     Arrow 26 gives invalid offsets when it casts a list view to a list, and cannot cast lists to
     list views or dictionaries of views: these are rebuilt from Python values.
@@ -198,7 +205,10 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
 
 
 def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
-    """Apply `change` to the types nested directly in a list, map or struct type."""
+    """Apply `change` to the types nested directly in a list, map or struct type of Arrow.
+
+    Types without nested ones are returned unchanged.
+    """
     new = kind
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
         new = pa.list_(change(kind.value_type))
@@ -214,7 +224,10 @@ def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
 
 
 def to_pandas(frame: Frame) -> Any:
-    """Return the frame in pandas without views; a cudf frame is copied, with nullable dtypes."""
+    """Convert a frame to pandas, with plain types in place of Arrow's views (string_view).
+
+    A cudf frame is copied to the host, with nullable dtypes.
+    """
     if not hasattr(frame, "to_pandas"):
         return backend_of(frame).without_views(frame)
     try:
@@ -229,7 +242,7 @@ def to_pandas(frame: Frame) -> Any:
 
 
 def name_row(frame: Any, row: int) -> str:
-    """Return a name for messages of the row at position `row`."""
+    """Describe the row at position `row`, with its index label, for an error message."""
     label = frame.index[row]
     value = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
     return f"row {row} (index label {value!r})"

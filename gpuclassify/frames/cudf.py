@@ -30,7 +30,7 @@ def check_text_column(frame: cudf.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Raise TypeError if a new column has a type that libcudf lacks."""
+    """Raise TypeError if a mapper's new columns (`schema`) have a type that libcudf lacks."""
     for field in schema:
         if pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
             raise TypeError(
@@ -40,7 +40,10 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype for a new string column: `column`'s own, or None for cudf's default."""
+    """Return the dtype for new string columns: that of the text column `column`.
+
+    None means cudf's default.
+    """
     dtype = frame[column].dtype
     return dtype if isinstance(dtype, pd.StringDtype) else None
 
@@ -57,7 +60,7 @@ def texts(frame: cudf.DataFrame, column: str, max_chars: int | None) -> list[str
 
 
 def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cudf.Series | None:
-    """Return the strings of `column` on the GPU, cut to `max_chars` characters.
+    """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
     Returns None for a partition without strings, whose column may have been read as any type.
     """
@@ -74,7 +77,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column` on the host, as an Arrow array."""
+    """Return the strings of `column`, copied to the host, as an Arrow array."""
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -83,7 +86,7 @@ def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each text's MD5, computed on the GPU; see `text_digests` of the pandas backend."""
+    """Return each text's MD5 and a mask, computed on the GPU; see `text_digests` for pandas."""
     series = text_series(frame, column, None)
     if series is None:
         return np.zeros((len(frame), 2), np.int64), np.zeros(len(frame), bool)
@@ -111,7 +114,7 @@ def text_minhashes(
 
 
 def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
-    """Return the values of a column, usually lists, on the host as an Arrow array."""
+    """Return the values of a column, usually lists, copied to the host, as an Arrow array."""
     values = frame[column].to_arrow()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
@@ -121,6 +124,7 @@ def with_columns(
 ) -> cudf.DataFrame:
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
+    `schema` has the columns' Arrow types, and `string_dtype` is the dtype for strings, or None.
     Columns go through libcudf, because the Series constructor would turn NaN into null. They are
     assigned under a RangeIndex: cudf aligns an assigned Series by label, which loses NaN labels
     and refuses duplicates.
@@ -144,12 +148,12 @@ def take_rows(frame: cudf.DataFrame, keep: np.ndarray) -> cudf.DataFrame:
 
 
 def without_views(frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `frame` itself: cudf has no views."""
+    """Return `frame` itself, because cudf has no view types like Arrow's string_view."""
     return frame
 
 
 def with_views(plain: cudf.DataFrame, frame: cudf.DataFrame) -> cudf.DataFrame:
-    """Return `plain` itself: cudf has no views."""
+    """Return `plain` itself, because cudf has no view types like Arrow's string_view."""
     return plain
 
 
@@ -158,7 +162,7 @@ def _has_fields(kind: pa.DataType) -> bool:
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:
-    """Copy the array to the GPU; a DictionaryArray's values are looked up there."""
+    """Copy an Arrow array to the GPU; a DictionaryArray's values are looked up there."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if not pa.types.is_dictionary(array.type):

@@ -1,4 +1,4 @@
-"""Hashes of rows and texts that are equal in every process, version and dataframe library."""
+"""Hashes and random numbers of rows, equal in every process, version and dataframe library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpuclassify.frames import Frame, to_pandas
 
 
 def mix64(values: Any) -> Any:
-    """Apply SplitMix64's finalizer to uint64 numbers; numba can compile it.
+    """Hash uint64 numbers to uint64 numbers, by SplitMix64's finalizer; numba can compile it.
 
     Source: Steele, Lea and Flood (2014), with the constants of Stafford's mix 13.
     """
@@ -23,13 +23,19 @@ def mix64(values: Any) -> Any:
 
 
 def row_keys(seed: str, rows: np.ndarray) -> np.ndarray:
-    """Return a random number for each row number, uint64 (rows,), by SplitMix64."""
+    """Return a reproducible random number for each row number, uint64 (rows,), by SplitMix64.
+
+    Used to sample rows. Equal seeds and row numbers give equal results.
+    """
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     return mix64(np.uint64(start) + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
-    """Return a random number for each row, derived from its id, uint64 (rows,)."""
+    """Return a reproducible random number for each row, uint64 (rows,), from its id.
+
+    `id_field` is the column of ids, of any type. Raises ValueError for a row without an id.
+    """
     ids = to_pandas(frame[[id_field]])[id_field]
     if ids.isna().any():
         raise ValueError(f"the column {id_field!r} has rows without an id: fill it first")
@@ -41,16 +47,16 @@ def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:
-    """Convert random uint64 numbers to float64 (rows,) between 0 and 1."""
+    """Convert random uint64 numbers to uniform float64 numbers between 0 and 1."""
     return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 def md5_digests(values: Iterable[Any]) -> np.ndarray:
-    """Return the MD5 of each value's bytes as two big-endian numbers, int64 (values, 2)."""
+    """Return the MD5 of each bytes object as two big-endian numbers, int64 (values, 2)."""
     digests = (hashlib.md5(value, usedforsecurity=False).digest() for value in values)
     return unpack_digests(b"".join(digests))
 
 
 def unpack_digests(digests: bytes) -> np.ndarray:
-    """Return concatenated 16-byte digests as big-endian numbers, int64 (digests, 2)."""
+    """Convert concatenated 16-byte digests to pairs of big-endian numbers, int64 (digests, 2)."""
     return np.frombuffer(digests, ">i8").reshape(-1, 2).astype(np.int64)

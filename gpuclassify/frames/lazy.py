@@ -1,4 +1,4 @@
-"""Dask frames: built from plain frames or delayed partitions, and reduced as a tree."""
+"""Dask frames: made of plain frames or delayed partitions, and reduced as a tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
-    """Return a Dask frame with its partitions unchanged; a plain frame becomes one partition."""
+    """Convert a frame to a Dask frame: a plain frame becomes its only partition.
+
+    A Dask frame keeps its partitions.
+    """
     import dask.dataframe as dd
 
     if isinstance(frame, dd.DataFrame):
@@ -31,7 +34,10 @@ def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
 def from_parts(
     parts: list[Delayed], meta: Frame, divisions: Sequence[object] | None = None
 ) -> dd.DataFrame:
-    """Build a Dask frame from delayed partitions, with their own dtypes."""
+    """Build a Dask frame from delayed partitions, without converting any dtype.
+
+    `meta` is an empty frame with the partitions' columns and dtypes.
+    """
     import dask.dataframe as dd
 
     with dask.config.set({"dataframe.convert-string": False}):  # it would change object columns
@@ -41,7 +47,10 @@ def from_parts(
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Reduce delayed parts to one with `join`, which takes a list of at most `fan_in` parts."""
+    """Combine delayed objects to one, in a tree of tasks, so that no task gets all of them.
+
+    ``join(objects)`` combines a list of at most `fan_in` objects.
+    """
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:
         starts = range(0, len(parts), fan_in)

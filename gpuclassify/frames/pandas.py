@@ -1,4 +1,4 @@
-"""Backend for pandas frames."""
+"""Functions for pandas frames, which `gpuclassify.frames.backend_of` selects."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ def check_text_column(frame: pd.DataFrame, column: str) -> None:
 
 
 def check_new_columns(schema: pa.Schema) -> None:
-    """Accept every schema: pandas has a type for every column."""
+    """Accept all new columns (`schema`) of a mapper, because pandas has a type for each."""
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype for a new string column: `column`'s own, or ``str`` for object."""
+    """Return the dtype for new string columns: that of the text column `column`, if it has one.
+
+    A column of Python objects gives ``str``.
+    """
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
 
@@ -110,7 +113,8 @@ def with_columns(
 ) -> pd.DataFrame:
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
-    Arrays carry no index, so nothing is aligned and duplicate index labels are safe.
+    `schema` has the columns' Arrow types, and `string_dtype` is the dtype for strings. Arrays carry
+    no index, so nothing is aligned and duplicate index labels are safe.
     """
     result = frame.copy(deep=False)
     for name, array in columns.items():
@@ -124,18 +128,21 @@ def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
 
 
 def without_views(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with plain types for Arrow's views, which most pandas functions refuse."""
+    """Return the frame with plain types in place of string, binary and list views of Arrow.
+
+    Most pandas functions refuse views.
+    """
     return _converted(frame, {name: _without_views(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Undo `without_views`: cast columns of `plain` back to the views that `frame` has."""
+    """Undo `without_views`: cast columns of `plain` back to the Arrow view types in `frame`."""
     views = _views(frame)
     return _converted(plain, {name: views[name] for name in plain.columns if name in views})
 
 
 def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
-    """Return the types of the columns that hold views, at any nesting depth."""
+    """Return the types of the columns with Arrow's views (string_view), nested or not, by name."""
     dtypes = frame.dtypes.items()
     kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
     return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}
@@ -146,7 +153,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def _converted(frame: pd.DataFrame, kinds: Mapping[Any, pa.DataType]) -> pd.DataFrame:
-    """Return the frame with these columns cast to Arrow types."""
+    """Return the frame with the columns in `kinds` cast to these Arrow types."""
     columns = {name: _as_arrow(frame[name], kind) for name, kind in kinds.items()}
     return frame.assign(**columns) if columns else frame
 

@@ -1,4 +1,4 @@
-"""Calls to the Hugging Face Hub: retried while it is busy, errors explained without secrets.
+"""Calls to the Hugging Face Hub: retried while it is busy, with errors that show no secrets.
 
 The client library's errors hold requests and their headers. The errors raised here hold them
 neither as cause nor as context.
@@ -23,7 +23,7 @@ BUSY_STATUSES = (408, 409, 412, 423, 425, 429, 500, 502, 503, 504)
 
 
 class CheckpointError(ValueError):
-    """Error raised when a checkpoint is incomplete, damaged, or does not fit its use."""
+    """Error raised when a model's files are incomplete, damaged, or do not fit their use."""
 
 
 class ModelNotFoundError(FileNotFoundError):
@@ -39,11 +39,11 @@ class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
 
 
 class ModelChangedError(RuntimeError):
-    """Error raised when the files of a directory have changed since it was resolved."""
+    """Error raised when a model directory's files have changed since the model was resolved."""
 
 
 class DatasetMissingError(FileNotFoundError):
-    """Error raised when a dataset repository lacks a revision or file."""
+    """Error raised when a dataset repository of the Hub lacks a revision or file."""
 
 
 class DatasetAccessError(PermissionError):
@@ -53,11 +53,11 @@ class DatasetAccessError(PermissionError):
 
 
 class HubRefusedError(RuntimeError):
-    """Error raised when the Hub refuses a request for good."""
+    """Error raised when the Hub refuses a request, and a retry would not help."""
 
 
 class HubUnreachableError(ConnectionError):
-    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and the cache cannot help."""
+    """Error raised when the Hub is out of reach (or HF_HUB_OFFLINE=1) and a file is not cached."""
 
 
 class HubBusyError(HubUnreachableError):
@@ -70,7 +70,7 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """Call and return the result, retrying on errors that `may_pass` accepts.
+    """Return ``call()``, and repeat the call after errors that `may_pass` accepts.
 
     Waits last the error's ``wait_seconds`` if it has one, else they double. Jitter spreads the
     retries of many workers. An error that asks for more than ten minutes is raised at once.
@@ -92,12 +92,12 @@ def retried(
 
 
 def is_busy(error: Exception) -> bool:
-    """Tell whether the Hub may answer a retry."""
+    """Tell whether an error is a `HubBusyError`, so that a retry may succeed."""
     return isinstance(error, HubBusyError)
 
 
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
-    """Make a client library call about a dataset repository, with retries, and return its result.
+    """Return ``call()``, a huggingface_hub call about the dataset repository `repo`, with retries.
 
     The call must be safe to repeat. Raises DatasetAccessError, DatasetMissingError,
     HubRefusedError or HubUnreachableError at once, and HubBusyError after the last try.
@@ -106,7 +106,7 @@ def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
 
 
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
-    """Make a client library call about a model, with retries, and return its result.
+    """Return ``call()``, a huggingface_hub call about the model `name`, with retries.
 
     Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
     """
@@ -137,12 +137,13 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Return the error message for an uncached model while the Hub is out of reach."""
+    """Return the error message for a model that is not cached while the Hub is out of reach."""
     return (
-        f"{name} at {revision} is not (completely) in the cache and the Hub cannot be reached: "
-        f"{reason}. Run `hf download {name} --revision {revision}` once with a network, with the "
-        f"same cache, or pass a directory that holds the model: none here is called {name}. If it "
-        f"is gated, ask for access at https://huggingface.co/{name} first, and `hf auth login`"
+        f"{name} at {revision} is not (completely) in the cache, there is no directory "
+        f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download "
+        f"{name} --revision {revision}` once with a network, with the same cache, or pass the path "
+        "of a directory that holds the model. If it is gated, ask for access at "
+        f"https://huggingface.co/{name} first, and `hf auth login`"
     )
 
 
@@ -200,7 +201,7 @@ def _explain_model(err: BaseException, name: str, revision: str) -> Exception:
 
 
 def _read_status(err: BaseException) -> tuple[int | None, str]:
-    """Return the HTTP status, None without an answer, and the reason of a failed call."""
+    """Return a failed call's HTTP status (None if the Hub did not answer) and its reason."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     response = getattr(err, "response", None)
@@ -214,7 +215,10 @@ def _read_status(err: BaseException) -> tuple[int | None, str]:
 
 
 def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
-    """Return a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`."""
+    """Make the error for a call without a usable answer, with the message `text`.
+
+    It is a `HubBusyError` if a retry may get an answer, else a `HubUnreachableError`.
+    """
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
 
@@ -239,5 +243,5 @@ def _no_answer(err: BaseException, text: str) -> HubUnreachableError:
 
 
 def _without_queries(text: str) -> str:
-    """Remove the query strings of URLs, which may be signatures."""
+    """Remove the query strings of URLs from a message, because they may be signatures."""
     return re.sub(r"\?\S*", "", text)

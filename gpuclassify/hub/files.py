@@ -1,4 +1,4 @@
-"""Files of a model: listed, read and downloaded at its pinned identity.
+"""Files of a model: listed, read and downloaded at the version that its `Identity` pins.
 
 Tensor names and shapes are read from the headers of weight files. A model may be a single file.
 """
@@ -82,18 +82,18 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object of a model, its keys in the file's order; None if it has no such file."""
+    """Read a JSON object from a model's file, with keys in order; None if it has no such file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
     return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object in a model's directory, its keys in the file's order."""
+    """Read a JSON object from a file in a model's directory, its keys in the file's order."""
     return _parse_object(_read_text(path, str(path)), str(path))
 
 
 def parse_json(text: str, owner: str) -> Any:
-    """Parse untrusted JSON text; `owner` names its file in messages.
+    """Parse JSON text from a file of an untrusted model; messages call the file `owner`.
 
     Raises CheckpointError unless it is JSON of at most `DEEPEST` levels with numbers within
     float64's range. NaN and Infinity are accepted, because transformers writes them.
@@ -156,7 +156,7 @@ def _is_deep(content: object) -> bool:
 def download(
     identity: Identity, *, cache_dir: Location | None = None, has_weights: bool = True
 ) -> Path:
-    """Return the model's directory, or its Hub snapshot at the pinned commit, fetched if need be.
+    """Return a model's directory, or the local snapshot of a Hub model, downloaded if need be.
 
     Only configuration, tokenizer and safetensors files are fetched; a complete snapshot costs no
     request. Raises ModelChangedError if a directory's files changed after it was pinned.
@@ -198,14 +198,14 @@ def download(
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return the folder; raise CheckpointError if its index names files outside of it."""
+    """Return a model's folder; raise CheckpointError if its weight index names files elsewhere."""
     if is_file(folder / INDEX):
         _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
 
 
 def weights_paths(folder: Path) -> dict[Path, bool]:
-    """Map each weight file, the single one or all shards, to whether it never changes.
+    """Return a model's weight files, one or all shards, each with whether it never changes.
 
     Files in the Hub's cache never change, because they are named by their content.
     """
@@ -222,10 +222,10 @@ def weights_paths(folder: Path) -> dict[Path, bool]:
 def read_tensor_shapes(
     identity: Identity, filename: str = WEIGHTS, *, cache_dir: Location | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Read the names and shapes of all tensors of a file, or of all shards if it is missing.
+    """Read the names and shapes of all tensors in a model's weight file, without the weights.
 
-    Raises ModelNotFoundError if there are no safetensors weights (pickles are refused), or if a
-    shard is missing.
+    If the file is missing, all shards are read. Raises ModelNotFoundError if there are no
+    safetensors weights (pickles are refused), or if a shard is missing.
     """
     files = list_files(identity, cache_dir=cache_dir)
     if filename in files:
@@ -315,7 +315,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """Model in a single file, pinned by the Hub commit or the file's digest."""
+    """Model that is a single file (such as fastText's), pinned to a Hub commit or its digest."""
 
     identity: Identity
     filename: str
@@ -329,7 +329,7 @@ def resolve_file(
     revision: str | None = None,
     cache_dir: Location | None = None,
 ) -> ModelFile:
-    """Pin a model in a single file, named by its path, its directory or its Hub name.
+    """Pin a model that is a single file, named by its path, its directory or its Hub name.
 
     Without `filename`, the only file that matches the shell `patterns` is taken, or ``model.bin``
     if several match. Raises ModelNotFoundError if there is no such file.
@@ -364,7 +364,7 @@ def _find_file(
 
 
 def _file_digest(path: Path) -> str:
-    """Digest a file's name, size, modification time and first bytes."""
+    """Return a digest of a file's name, size, modification time and first bytes."""
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -375,9 +375,10 @@ def _file_digest(path: Path) -> str:
 def read_file(
     model: ModelFile, read: Callable[[BinaryIO], Result], *, cache_dir: Location | None = None
 ) -> Result:
-    """Return ``read(file)`` for a model's file. From the Hub, only the ranges it reads are fetched.
+    """Return ``read(file)`` for the opened file of a model that is a single file.
 
-    `read` gets the file at offset 0, and is called again if the Hub did not answer.
+    From the Hub, only the byte ranges that `read` reads are downloaded. It gets the file at offset
+    0, and is called again if the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -397,7 +398,7 @@ def read_file(
 
 
 def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
-    """Return the local path of a model's file, downloaded if need be.
+    """Return the local path of a model that is a single file, downloaded if need be.
 
     Raises ModelChangedError if a local file changed after it was pinned.
     """
@@ -418,7 +419,7 @@ def fetch_file(model: ModelFile, *, cache_dir: Location | None = None) -> Path:
 
 
 def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return a Hub model's file if the cache has it, else None."""
+    """Return the path of a Hub model's file in the cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = cache_folder(cache_dir)
@@ -427,7 +428,10 @@ def _cached_file(identity: Identity, filename: str, cache_dir: Location | None) 
 
 
 def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
-    """Return the file of each tensor of a sharded checkpoint; refuse files outside of the model."""
+    """Return the file name of each tensor, from the index of a model in several weight files.
+
+    Raises CheckpointError if the index names files outside of the model.
+    """
     files = index.get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{INDEX} of {name} has no weight_map")
@@ -439,7 +443,10 @@ def _read_weight_map(index: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def check_inside(owner: str, filename: object) -> None:
-    """Raise CheckpointError if `filename`, as named in a model's files, is outside of the model."""
+    """Raise CheckpointError if `filename`, which `owner` names, is not within the model's folder.
+
+    `owner` is a file of an untrusted model, for the message.
+    """
     path = PurePosixPath(str(filename))
     if path.is_absolute() or ".." in path.parts:
         raise CheckpointError(
@@ -449,7 +456,10 @@ def check_inside(owner: str, filename: object) -> None:
 
 
 def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None) -> Path | None:
-    """Return the path of one file, fetched if need be; None if the model has no such file."""
+    """Return the local path of one file of a model, downloaded if need be.
+
+    Returns None if the model has no file of this name.
+    """
     name, revision = identity.name, identity.revision
     check_inside(f"a file of {name}", filename)
     if identity.is_directory:
@@ -475,7 +485,7 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return a Hub model's file names from the cache, or None if no download listed them."""
+    """Return the names of a Hub model's files as a download has cached them; None if none has."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -489,7 +499,11 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return the cached snapshot if it has all weights and there is no network, else None."""
+    """Return a Hub model's cached snapshot if the Hub is out of reach, else None.
+
+    The Hub is not asked if the cache lists the model's files. Raises HubUnreachableError if the
+    snapshot lacks weights.
+    """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name
 
@@ -510,7 +524,7 @@ def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Pa
 
 
 def _is_whole(snapshot: Path) -> bool:
-    """Tell whether a snapshot has all files of its weights."""
+    """Tell whether a Hub model's local snapshot has all weight files."""
     if not is_directory(snapshot):
         return False
     if exists(snapshot / INDEX):

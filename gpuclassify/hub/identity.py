@@ -1,4 +1,4 @@
-"""Model name pinned to a commit of the Hub or to a digest of a directory."""
+"""Identity of a model: its name, pinned to a commit on the Hub or to a digest of its directory."""
 
 import contextlib
 import fnmatch
@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """Model pinned to a version."""
+    """Name of a model pinned to a version, so that all workers read the same files."""
 
     name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
@@ -39,8 +39,11 @@ class Identity:
 
     @property
     def token(self) -> str | None:
-        """Token that this process has for the model, or None."""
+        """Hub token that this process has for the model; None means HF_TOKEN or the login."""
         return token_for(self.token_name or self.name)
+
+    def __dask_tokenize__(self) -> tuple[str, str, bool]:
+        return self.name, self.revision, self.is_directory  # any token reads the same files
 
     def __str__(self) -> str:
         return f"{self.name}@{self.revision}"
@@ -49,7 +52,7 @@ class Identity:
 def resolve(
     name: Location, revision: str | None = None, *, cache_dir: Location | None = None
 ) -> Identity:
-    """Pin a model's Hub name or directory to a commit or a digest.
+    """Pin a model, by its Hub name or directory, to a Hub commit or a digest of the directory.
 
     `revision` is a branch, tag or commit of a Hub model; a full sha costs no request. Without a
     network, the last cached commit of the revision is used. Raises ModelNotFoundError,
@@ -83,7 +86,7 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish an interrupted save and return True if there was one.
+    """Finish an interrupted save in a model directory; return True if there was one.
 
     Raises ModelNotFoundError if it cannot be finished.
     """
@@ -113,21 +116,21 @@ def is_directory_name(name: Location) -> bool:
 
 
 def is_pinned(name: Location, revision: str | None) -> bool:
-    """Tell whether a model is a directory, or its revision a full commit."""
+    """Tell whether a model cannot change: it is a directory, or its revision is a full commit."""
     return is_directory_name(name) or is_commit(revision)
 
 
 def is_commit(revision: str | None) -> bool:
-    """Tell whether a revision is a full commit sha."""
+    """Tell whether a revision is a full commit SHA, 40 hex digits."""
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 def directory_digest(path: Location) -> str:
-    """Digest a model directory without reading its weights: ``"sha256:"`` and 64 hex digits.
+    """Return a digest of a model directory, to detect changes: ``"sha256:"`` and 64 hex digits.
 
-    Covers name, size and modification time of every file that a loader could read (configuration,
-    tokenizer, safetensors; at any depth), and the raw safetensors headers. Hidden files, hidden
-    folders and ``__pycache__`` are ignored.
+    Weights are not read. The digest covers name, size and modification time of every file that a
+    loader could read (configuration, tokenizer, safetensors; at any depth), and the raw safetensors
+    headers. Hidden files, hidden folders and ``__pycache__`` are ignored.
     """
     folder = absolute(path)
     while True:
@@ -165,7 +168,7 @@ def _check_repo_name(name: str) -> None:
 
 
 def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
-    """Return the commit of a branch or tag, from the Hub or else from the cache."""
+    """Return the commit of a model's branch or tag, from the Hub or, if out of reach, the cache."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import RemoteEntryNotFoundError, RevisionResolutionError
 
@@ -196,13 +199,13 @@ def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
 
 
 def absolute(path: Location) -> Path:
-    """Return the absolute path, with ``~`` expanded."""
+    """Return the absolute path, with ``~`` expanded and links kept."""
     # Links are kept, because they may resolve differently on each node of a shared file system.
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def existing_directory(folder: Path) -> Path:
-    """Return the folder; raise ModelNotFoundError if it is not a directory."""
+    """Return the model directory `folder`; raise ModelNotFoundError if it is no directory."""
     if is_directory(folder):
         return folder
     kind = "a file, not a directory" if exists(folder) else "no such directory"
@@ -213,7 +216,7 @@ def existing_directory(folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[str]:
-    """Return the sorted relative paths of the visible files below a folder."""
+    """Return the sorted relative paths of the files below a folder, without hidden ones."""
     paths = []
     for root, folders, files in os.walk(existing_directory(folder), onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]

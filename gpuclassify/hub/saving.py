@@ -37,7 +37,10 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def workshop(directory: Path) -> Iterator[Path]:
-    """Create a hidden folder for unfinished files in `directory`, which is created if need be."""
+    """Yield a new hidden folder in `directory` for unfinished files, removed after the block.
+
+    The directory is created if need be.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
     with contextlib.ExitStack() as locks:
@@ -59,7 +62,7 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish this user's interrupted saves, and remove other hidden folders of killed processes."""
+    """Finish this user's interrupted saves in a directory; remove other leftover hidden folders."""
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
             continue
@@ -71,9 +74,10 @@ def sweep(directory: Path) -> None:
 
 @contextlib.contextmanager
 def saving(directory: Path) -> Iterator[Path]:
-    """Create a folder whose files atomically replace files of `directory` if the block succeeds.
+    """Yield a folder to write a model into, which atomically replaces the model in `directory`.
 
-    Files with other names stay. The digest of the weights is added to ``config.json``.
+    Nothing is replaced if the block raises. Files with other names stay. The digest of the weights
+    is added to ``config.json``.
     """
     with workshop(directory) as folder:
         yield folder
@@ -105,7 +109,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_saving(directory: Path) -> bool:
-    """Finish this user's interrupted saves in `directory`; return True if there was one."""
+    """Finish this user's interrupted saves in a model directory; return True if there was one."""
     interrupted = list(filter(_is_own, _committed(directory)))
     for folder in interrupted:
         _move_files(folder)
@@ -113,7 +117,7 @@ def finish_saving(directory: Path) -> bool:
 
 
 def config_text(directory: Path) -> str | None:
-    """Return a directory's configuration, even while a save replaces it; None if it has none."""
+    """Return the text of a model's ``config.json``, even while a save replaces it, or None."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return (directory / CONFIG).read_text(encoding="utf-8")
@@ -122,14 +126,14 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if a save is unfinished and `finish_saving` may not finish it."""
+    """Raise PermissionError if another user's save in a model directory is unfinished."""
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
             raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")
 
 
 def _committed(directory: Path) -> list[Path]:
-    """Return the hidden folders of committed saves whose files are not all moved yet."""
+    """Return the hidden folders of a model directory's committed saves, with files to be moved."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
@@ -142,7 +146,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock a hidden folder and return its open lock file, which the writing process keeps open.
+    """Lock the hidden folder of a save, and return its open lock file, to keep open while writing.
 
     Raises BlockingIOError if another process holds the lock, and FileNotFoundError if the folder is
     gone.
@@ -161,7 +165,7 @@ def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _directory_lock(directory: Path) -> Iterator[None]:
-    """Lock a directory against other saves, if the file system has locks."""
+    """Lock a model directory against other saves in the block, if the file system has locks."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -172,16 +176,17 @@ def _directory_lock(directory: Path) -> Iterator[None]:
 
 
 def _mark(folder: Path) -> Path:
-    """Return the path of a folder's mark, named after its lock file's owner, inode and time.
+    """Return the path of the empty file that marks a hidden folder as an original, not a copy.
 
-    A copy of the folder has another lock file, so the mark no longer fits.
+    It is named after the folder's lock file: owner, inode and time. A copy of the folder has
+    another lock file, so the mark no longer fits.
     """
     lock = (folder / _LOCK).lstat()
     return folder / f".by-{lock.st_uid}-{lock.st_ino}-{lock.st_ctime_ns}"
 
 
 def _is_own(folder: Path) -> bool:
-    """Tell whether this user created this folder; copies of it do not count."""
+    """Tell whether this user created a hidden folder; copies of it do not count."""
     try:
         lock, mark = (folder / _LOCK).lstat(), _mark(folder)
     except OSError:
@@ -190,7 +195,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _commit(directory: Path, folder: Path) -> None:
-    """Commit the replacement of a directory's files by the files in `folder`."""
+    """Commit a save: from now on, files in the hidden `folder` count as those of `directory`."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             (directory / CONFIG).rename(folder / _DECIDED)
@@ -201,7 +206,10 @@ def _commit(directory: Path, folder: Path) -> None:
 
 
 def _move_files(folder: Path) -> None:
-    """Move a hidden folder's files into the directory; several processes may do so at once."""
+    """Move a committed save's files to their targets, and remove its hidden folder.
+
+    Several processes may do so at once.
+    """
     try:
         targets = _targets(folder)
     except FileNotFoundError:  # another process has moved all files and removes the folder
@@ -217,7 +225,10 @@ def _move_files(folder: Path) -> None:
 
 
 def _targets(folder: Path) -> dict[Path, Path]:
-    """Map each file of a hidden folder to its target; raise OSError if a link leads there."""
+    """Map each file in a save's hidden folder to its target in the model directory.
+
+    Raises NotADirectoryError if a link leads to a target.
+    """
     targets = {}
     for path in folder.rglob("*"):
         if path.name[0] != "." and is_file(path) and not path.is_symlink():

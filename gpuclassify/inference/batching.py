@@ -1,7 +1,7 @@
-"""Batches within a token budget, longest text first, and their copies to the device.
+"""Batches of tokenized texts within a token budget, longest text first, copied to the device.
 
-A batch is a rectangle, padded to its longest row. Packed layers run on its tokens concatenated into
-one row instead: see `packed/layout.py`.
+A batch is a rectangle of token ids, padded to its longest row. A model's packed layers run on the
+batch's real tokens instead, concatenated into one row: see `packed/layout.py`.
 """
 
 from __future__ import annotations
@@ -25,57 +25,63 @@ MOST_RECTANGLE = 2
 
 @dataclass(frozen=True)
 class StagedTokens:
-    """A TokenBatch on a device. Offsets stay on the host, because batch sizes depend on them."""
+    """Tokenized texts on a device: a `TokenBatch` before it is cut into batches and padded.
 
-    ids: torch.Tensor  # int32 (tokens,)
+    Offsets stay on the host, because batch sizes depend on them.
+    """
+
+    ids: torch.Tensor  # token ids, int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
-    type_ids: torch.Tensor | None = None  # int32 (tokens,)
+    type_ids: torch.Tensor | None = None  # segment ids, int32 (tokens,)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, int64 (texts,)."""
+        """Number of tokens of each text, int64 (texts,)."""
         return np.diff(self.offsets)
 
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
-    """Move `tokens` to the device while it runs other work."""
+    """Copy tokenized texts to the device, without waiting for the work that it runs."""
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Rows of tokens as a rectangle, on the device."""
+    """Token ids of some texts as a padded rectangle on the device, one row per text."""
 
-    rows: np.ndarray  # indices of the texts, int64 (rows,)
-    lengths: np.ndarray  # tokens of each text, int64 (rows,), on the host
-    ids: torch.Tensor  # int64 (rows, width)
+    rows: np.ndarray  # index of each row's text among the staged texts, int64 (rows,)
+    lengths: np.ndarray  # number of tokens of each text, int64 (rows,), on the host
+    ids: torch.Tensor  # token ids, int64 (rows, width)
     # 1 for a token, 0 for padding, int64 (rows, width). Never derived from ids: the padding id can
     # be a real token.
     mask: torch.Tensor
-    type_ids: torch.Tensor | None = None  # int64 (rows, width)
-    is_packed: bool = False  # layers run on the tokens without padding
+    type_ids: torch.Tensor | None = None  # segment ids, int64 (rows, width)
+    is_packed: bool = False  # the model's layers run on the tokens without padding
 
     @property
     def width(self) -> int:
-        """Tokens of the longest row."""
+        """Number of tokens of the longest row, which is the rectangle's width."""
         return self.ids.shape[1]
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no padding."""
+        """Whether all rows are equally long, so that none is padded."""
         return bool((self.lengths == self.width).all())
 
     @property
     def run_tokens(self) -> int:
-        """Tokens that layers run: all of the rectangle, unless it is packed."""
+        """Number of tokens that the model's layers compute; padding counts unless it is packed."""
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
     def token_indices(self, side: str) -> np.ndarray:
-        """Return the flat index of every token within the padded rectangle, int64 (tokens,)."""
+        """Return each real token's index in the flattened rectangle, int64 (tokens,).
+
+        Used to drop the outputs of padding. `side` is the side that is padded.
+        """
         first = np.arange(len(self.lengths)) * self.width
         if side == "left":
             first = first + self.width - self.lengths
@@ -83,12 +89,12 @@ class PaddedBatch:
         return np.repeat(first - starts, self.lengths) + np.arange(self.lengths.sum())
 
     def part(self, start: int, stop: int) -> PaddedBatch:
-        """Return the rows from start to stop, at the same width unless packed."""
+        """Return a batch of the rows from `start` to `stop`; only a packed batch gets narrower."""
         rows = slice(start, stop)
         return self._take(rows, rows)
 
     def take(self, rows: np.ndarray) -> PaddedBatch:
-        """Return the rows with these numbers, at the same width unless packed."""
+        """Return a batch of the rows with these indices; only a packed batch gets narrower."""
         return self._take(rows, to_device(rows, self.ids.device))
 
     def _take(self, rows: slice | np.ndarray, on_device: slice | torch.Tensor) -> PaddedBatch:
@@ -106,7 +112,7 @@ class PaddedBatch:
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return the order of texts from longest to shortest, int64 (n,); the sort is stable.
+    """Return the indices that sort texts from longest to shortest, int64 (texts,); stable.
 
     With the longest first, the first batch shows whether memory suffices.
     """
@@ -116,7 +122,7 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 def cut_batches(
     lengths: np.ndarray, current_limits: Callable[[], BatchLimits]
 ) -> Iterator[tuple[int, int]]:
-    """Yield consecutive (start, stop) ranges of `lengths` whose sizes stay within the limits.
+    """Cut texts with these numbers of tokens into batches; yield each batch's (start, stop).
 
     `current_limits` is called before each batch, so that limits lowered by an out-of-memory error
     apply at once.
@@ -133,7 +139,7 @@ def cut_batches(
 def pad(
     tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """Pad the texts `rows` on one side to the longest of them, on the device of their tokens."""
+    """Make a padded batch of the texts with the indices `rows`, on the device of their tokens."""
     device = tokens.ids.device
     lengths = tokens.lengths[rows]
     width = int(lengths.max())

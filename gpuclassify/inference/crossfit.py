@@ -45,11 +45,11 @@ def crossfit_batches(
     current_limits: Callable[[], BatchLimits],
     type_pad_id: int = 0,
 ) -> Iterator[PaddedBatch]:
-    """Yield batches of `tokens`, sorted and sliced by CrossFit's SortedSeqLoader.
+    """Yield padded batches of tokenized texts, sorted and sliced by CrossFit's SortedSeqLoader.
 
-    The loader needs one padded rectangle of all rows, so memory grows with the number of rows times
-    the longest row. `current_limits` is called before each batch, so that limits lowered after an
-    out-of-memory error apply at once.
+    The loader needs one padded rectangle of all texts, so memory grows with the number of texts
+    times the longest text. `current_limits` is called before each batch, so that limits lowered
+    after an out-of-memory error apply at once.
     """
     whole = pad(tokens, np.arange(len(tokens)), pad_id, side, type_pad_id)
     tensors = {"input_ids": whole.ids, "attention_mask": whole.mask}
@@ -70,7 +70,7 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """SortedSeqLoader with splits that respect the batch limits."""
+        """CrossFit's SortedSeqLoader, with batches sized by the current `BatchLimits`."""
 
         def __init__(
             self, data: object, width: int, side: str, current_limits: Callable[[], BatchLimits]
@@ -99,7 +99,10 @@ def _loader_class() -> type:
 
 
 def import_loader() -> ModuleType:
-    """Import ``crossfit.backend.torch.loader``; raise ImportError for an unsupported release."""
+    """Import CrossFit's ``crossfit.backend.torch.loader``, made to work on today's RAPIDS.
+
+    Raises ImportError if CrossFit is missing, or is another release than the supported one.
+    """
     version = installed_versions("crossfit").get("crossfit")
     if version is None:
         raise ModuleNotFoundError(
@@ -136,7 +139,7 @@ def import_loader() -> ModuleType:
 
 @contextlib.contextmanager
 def _quiet_root_logger(folder: Path) -> Iterator[None]:
-    """Suppress records that modules in `folder` send to the root logger about missing backends.
+    """Drop log records that modules in `folder` send to the root logger during the block.
 
     Without a handler, such a record would also configure logging for the whole process.
     """

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import math
 import sys
 import threading
 import time
@@ -23,14 +24,17 @@ from transformers import masking_utils
 from gpuclassify.inference.memory import CudaMemory
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.workers.device_errors import with_memory_released
+from gpuclassify.workers.machine import LoadMeter
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 from gpuclassify.workers.run_context import RunStats
 
 # The driver updates a GPU's utilization every 1/6 to 1 second.
 SAMPLE_SECONDS = 0.2
-# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest reported
-# speed-up.
+# Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
+# that is reported.
 HINT_SECONDS, HINT_TIMES = 5.0, 1.3
+# Rounds of this measurement, seconds per round, and the largest ratio of two rounds' results.
+ROUNDS, ROUND_SECONDS, MOST_SPREAD = 5, 0.1, 1.25
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +72,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
-    """Choose the precision of weights and activations.
+    """Choose the dtype of a model's weights and activations on `device`.
 
     ``dtype`` decides if set; else ``autocast`` picks bfloat16 on CUDA devices that have it
     natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
@@ -83,36 +87,47 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 
 
 @functools.cache
-def bfloat16_speed_up() -> float:
+def bfloat16_speed_up() -> float | None:
     """Measure the speed-up of bfloat16 over float32 matrix products on this CPU.
 
-    Takes about 0.2 seconds, once per process: the fastest of repeated products with the sizes of
-    BERT-base's linear layers.
+    Takes about half a second, once per process. The result is the median of several rounds. It is
+    None if other processes used the cores, or if rounds differ much, because busy cores slow one
+    type more than the other.
     """
-    best = {}
+    meter = LoadMeter()
+    rounds = sorted(
+        _product_seconds(torch.float32) / _product_seconds(torch.bfloat16) for _ in range(ROUNDS)
+    )
+    if rounds[-1] > MOST_SPREAD * rounds[0] or not meter.read().is_idle:
+        return None
+    return rounds[ROUNDS // 2]
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Return the least time of a product of the size of BERT-base's linear layers."""
+    states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
+    ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16):
-            states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
-            ends = time.perf_counter() + 0.1
-            seconds: list[float] = []
-            while not seconds or time.perf_counter() < ends:
-                began = time.perf_counter()
-                torch.nn.functional.linear(states, weight)
-                seconds.append(time.perf_counter() - began)
-            best[dtype] = min(seconds)
-    return best[torch.float32] / best[torch.bfloat16]
+        while least == math.inf or time.perf_counter() < ends:
+            began = time.perf_counter()
+            torch.nn.functional.linear(states, weight)
+            least = min(least, time.perf_counter() - began)
+    return least
 
 
 @functools.cache
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether a model runs in bfloat16 on a CPU with fast bfloat16 but without AMX for it."""
+    """Tell whether a bfloat16 model's device is a CPU with AVX-512 for bfloat16, but without AMX.
+
+    On such CPUs, torch's attention is slow, and other code is used in its place.
+    """
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
     return device.type == "cpu" and dtype == torch.bfloat16 and is_without_amx
 
 
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Record in `stats` that bfloat16 is faster, if a CPU runs float32 by default.
+    """Record bfloat16's speed-up in `stats`, for the report, if a CPU runs float32 by default.
 
     Nothing is measured until the process has run models for `HINT_SECONDS`, so that the measurement
     costs little in comparison.
@@ -121,12 +136,12 @@ def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) 
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
         return
     _seconds_to_hint -= stats.model_seconds
-    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up()) > HINT_TIMES:
+    if _seconds_to_hint <= 0 and (times := bfloat16_speed_up() or 0.0) > HINT_TIMES:
         stats.raise_peak("peak_bfloat16_times", times)
 
 
 def device_lock(device: torch.device) -> threading.Lock:
-    """Return the device's lock, the same one for "cuda" and "cuda:0"."""
+    """Return this process's lock for a device; "cuda" and "cuda:0" have the same one."""
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
@@ -147,7 +162,7 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 @contextlib.contextmanager
 def _use_model_stream(device: torch.device) -> Iterator[None]:
-    """Queue the block's work on a separate stream, so that cuDF does not wait for it.
+    """Queue the block's GPU work on a CUDA stream of its own, so that cuDF does not wait for it.
 
     With an allocator other than torch's the default stream is used, because that allocator would
     reuse memory too early.
@@ -163,7 +178,11 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """Lock the device as `exclusive_device` does; add times and torch's peak memory to `stats`."""
+    """Lock and configure the device like `exclusive_device`, and measure the block.
+
+    The seconds until the lock is free, the seconds in the block, and torch's peak memory are added
+    to `stats`.
+    """
     started = time.perf_counter()
     with exclusive_device(device, dtype):
         memory = CudaMemory(device) if device.type == "cuda" else None
@@ -185,7 +204,10 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 
 
 class SharedContext:
-    """Context entered by the first thread that needs it and left by the last one."""
+    """Context manager shared by threads: the first thread enters it, and the last one leaves it.
+
+    Used for settings that apply to the whole process. ``begin()`` makes the context manager.
+    """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
         self._begin = begin
@@ -195,7 +217,7 @@ class SharedContext:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Keep the context open during the block."""
+        """Keep the shared context manager entered while this thread's block runs."""
         with self._lock:
             if not self._users:
                 self._begun.enter_context(self._begin())
@@ -212,10 +234,11 @@ class SharedContext:
 def process_setting(
     read: Callable[[], Any], write: Callable[[Any], Any], wanted: object
 ) -> SharedContext:
-    """Return a context that sets a process-wide setting to `wanted` and restores it afterwards.
+    """Make a shared context that sets a process-wide setting to `wanted` while it is active.
 
-    The setting applies to all threads, including other models. A value that another thread sets in
-    the meantime is lost when the context ends.
+    ``read()`` returns the setting and ``write(value)`` sets it, also to restore it afterwards. The
+    setting applies to all threads, including other models. A value that another thread sets in the
+    meantime is lost when the context ends.
     """
 
     @contextlib.contextmanager
@@ -257,7 +280,7 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Turn off cuDNN's attention on a GPU, and TF32 if `dtype` is float32.
+    """Set torch up for inference on a GPU: no cuDNN attention, and no TF32 if `dtype` is float32.
 
     Changes nothing on other devices. In float32, torch refuses to read the older setting
     ``torch.backends.cudnn.allow_tf32`` during the block, because it also covers recurrent layers.
@@ -276,19 +299,19 @@ def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 def stream_count(device: torch.device) -> int:
-    """Return the number of concurrent batches: torch's thread count on a CPU, else 1."""
+    """Return the number of batches that run concurrently: torch's thread count on a CPU, else 1."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def run_in_streams(
     run: Callable[[Item], Made], items: Iterable[Item], device: torch.device
 ) -> Iterator[Made]:
-    """Yield the result of ``run(item)`` for each item, in their order.
+    """Yield ``run(item)`` for each item in order; on a CPU, several items run concurrently.
 
-    On a CPU, one item per torch thread runs at a time, and torch uses one thread for each. A batch
-    spread over all cores would wait for the slowest core after every operation, which takes long
-    when another program uses one of them. Until the last item has run, torch has one thread
-    everywhere in the process.
+    An item is a batch. As many items run at a time as torch has threads, and torch uses one thread
+    for each. A batch spread over all cores would wait for the slowest core after every operation,
+    which takes long when another program uses one of them. Until the last item has run, torch has
+    one thread everywhere in the process.
 
     `run` is called in inference mode, in a copy of the caller's context. Items are taken a few
     ahead of their use.
@@ -314,7 +337,7 @@ def run_in_streams(
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy the array to a tensor on the device, without waiting for it.
+    """Copy an array to a tensor on the device, without waiting for the copy.
 
     On CUDA the copy goes through page-locked memory, which torch reuses, on a separate stream: on
     the model's stream it would start only after all queued work. With an allocator other than
@@ -349,13 +372,13 @@ def _model_stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """Memory and load of a device at one moment, as the driver reports them."""
+    """Memory in use and load of a GPU at one moment, as the driver reports them."""
 
     busy_share: float | None  # utilization, 0 to 1; None for a MIG slice
     used_bytes: int | None  # includes other processes and libraries
 
 
-Ask = Callable[[], DeviceSample]
+Ask = Callable[[], DeviceSample]  # takes a sample now
 
 
 @contextlib.contextmanager
@@ -365,7 +388,7 @@ def watched(
     source: Callable[[torch.device], Ask] | None = None,
     sample_seconds: float = SAMPLE_SECONDS,
 ) -> Iterator[None]:
-    """Sample a GPU on a thread while the block runs, and add the samples to `stats`.
+    """Sample a GPU's load and memory on a thread during the block, and add them to `stats`.
 
     Nothing is added on a CPU, or if the driver does not answer. ``source(device)()`` returns a
     DeviceSample; `source` is `nvml_source` by default.
@@ -393,7 +416,7 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Sample until `is_over` is set, then once more."""
+    """Take samples and add them to `stats`, until `is_over` is set and once more after that."""
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -404,7 +427,7 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add `sample` to the stats for the time since the previous one."""
+    """Add a sample of the device to `stats`, for the seconds since the previous sample."""
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:
         busy_seconds = elapsed_seconds * sample.busy_share
@@ -413,9 +436,10 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 
 
 def nvml_source(device: torch.device) -> Ask:
-    """Return a function that takes a sample from NVML; raise DriverError without NVML.
+    """Return a function that samples a GPU through NVML, NVIDIA's library for monitoring.
 
-    NVML neither waits for the device nor makes a context on it.
+    NVML neither waits for the device nor makes a context on it. Raises DriverError if there is no
+    NVML, or it does not know the device.
     """
     nvml = open_nvml()
     handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))

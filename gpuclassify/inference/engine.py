@@ -1,4 +1,4 @@
-"""Run a model on tokens and return its outputs in input order."""
+"""Run a model on tokenized texts, and return its outputs in the order of the texts."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ def run(
     settings: ModelOptions,
     stats: RunStats,
 ) -> np.ndarray:
-    """Compute the outputs of every text, float32 (texts, outputs), in input order.
+    """Compute the model's outputs for every text, float32 (texts, outputs), in input order.
 
-    A token classifier returns one array per text instead, float32 (tokens, outputs). Each block of
-    these leaves the device as soon as it has run.
+    For a token classifier, the result is an object array with one array per text instead, float32
+    (tokens, outputs). These outputs are copied to the host after each block.
 
-    Each block of texts is sorted and batched on its own. The device is locked while a block runs,
-    and free for other threads between blocks. The batch limits measured for the model are cached
-    under `key`. Raises NotPackableError if the settings require an engine that cannot run it.
+    Each of the `blocks` (of tokenized texts) is sorted and batched on its own. The device is locked
+    while a block runs, and free for other threads between blocks. The batch limits measured for
+    the model are cached under `key`. Counts and times are added to `stats`. Raises NotPackableError
+    if ``engine="packed"`` is set and the model cannot run without padding.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -102,7 +103,10 @@ def _fetch(outputs: list[torch.Tensor]) -> np.ndarray:
 def _split_by_text(
     fetched: np.ndarray, positions: list[np.ndarray], lengths: np.ndarray, first: int
 ) -> np.ndarray:
-    """Split token outputs, concatenated in the order of `positions`, into an array per text."""
+    """Split a token classifier's concatenated outputs into one array per text, in text order.
+
+    `positions` are the texts' indices in the order in which they ran, counted from `first`.
+    """
     rows = np.concatenate(positions) - first
     result = np.empty(len(lengths), dtype=object)
     for row, part in zip(rows, np.split(fetched, np.cumsum(lengths[rows])[:-1]), strict=True):
@@ -111,7 +115,11 @@ def _split_by_text(
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of one text alone in a batch, float32 (outputs,) or (tokens, outputs)."""
+    """Compute the outputs of a single text alone in its batch, to compare with batched outputs.
+
+    They are float32 (outputs,), or (tokens, outputs) of a token classifier. `side` is the side to
+    pad.
+    """
     with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
         batch = pad(staged, np.array([0]), model.pad_id, side, model.type_pad_id)
@@ -128,7 +136,10 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Group rows that may share a batch: all, or rows with equal counts of `counted_id`."""
+    """Return groups of text indices that may share a batch.
+
+    All texts are one group, unless the model needs equal counts of the token `counted_id`.
+    """
     if model.counted_id is None:
         return [np.arange(len(tokens))]
     counts = np.add.reduceat(tokens.ids == model.counted_id, tokens.offsets[:-1])
@@ -138,7 +149,7 @@ def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
 def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: ModelOptions, stats: RunStats
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-    """Yield rows and their outputs (rows, outputs), batch by batch."""
+    """Run a block batch by batch; yield each batch's text indices and outputs, (rows, outputs)."""
     if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))
         values = model.module.average(*(to_device(part, model.device) for part in flat))
@@ -236,7 +247,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run one batch of very unequal lengths, so that padding and masks are measured, too."""
+        """Run one random batch of very unequal lengths, so that padding is measured, too."""
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

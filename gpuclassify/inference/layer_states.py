@@ -11,10 +11,11 @@ from typing import Any
 
 
 class LayerStates:
-    """Outputs of some layers, captured for other models' forward passes or injected from them.
+    """Layer outputs that one model's forward pass hands to another model's forward pass.
 
-    `captured` maps layer numbers to outputs, once these layers have run. `injected` is a layer
-    number and an output: layers up to that number do not run, and return that output instead.
+    `captured` are the numbers of the layers whose outputs to keep; the attribute maps them to
+    outputs once these layers have run. `injected` is a layer number and the output of that layer in
+    another model: layers up to that number do not run, and return that output instead.
     """
 
     def __init__(self, captured: Iterable[int] = (), injected: tuple[int, Any] = (-1, None)):
@@ -23,7 +24,7 @@ class LayerStates:
         self.injected = injected
 
     def output_of(self, number: int, run: Callable[[], Any]) -> Any:
-        """Return the output of layer `number`; run it unless its output is injected."""
+        """Return the output of layer `number`: the injected output, or else ``run()``."""
         last, output = self.injected
         if number > last:
             output = run()
@@ -33,7 +34,7 @@ class LayerStates:
         return output
 
     def skips(self, number: int) -> bool:
-        """Tell whether layer `number` is not needed, because a later layer's output is injected."""
+        """Tell whether layer `number` need not run, because a later layer's output is injected."""
         return number < self.injected[0]
 
 

@@ -1,4 +1,4 @@
-"""Leading layers that models share, run once for all of them.
+"""Leading layers with equal weights in several models, run once for all of these models.
 
 Checkpoints trained on a frozen trunk have bit-equal leading layers, such as 24 of 28 layers of
 FinePDFs' English classifiers. Such models run batch by batch in step: the first model's states
@@ -49,17 +49,18 @@ _WITHOUT_EFFECT = frozenset(
 _FOR_HEADS_OR_TRAINING = ("classifier", "dropout", "drop_", "initializer", "init_", "pooler")
 _PROBE_TOKENS = (200, 24, 5)  # lengths of the texts on which two models' states are compared
 
-# Function from raw outputs, float32 (texts, outputs), to the texts that pass, bool (texts,).
+# Function from a model's raw outputs, float32 (texts, outputs), to a mask of the texts that the
+# next model runs, bool (texts,).
 Passing = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Layers that a model shares with the model that runs before it."""
+    """Numbers of layers that a model shares with the first model of `ModelsInStep`."""
 
     layers: int  # number of leading layers with bit-equal weights
     total: int  # number of all layers
-    outputs: int  # outputs per text
+    outputs: int  # number of the model's outputs per text
 
 
 NOTHING = Shared(0, 0, 0)
@@ -69,23 +70,23 @@ _found = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Follower:
-    """Model that runs in step with another one."""
+    """Model that runs each batch after a first model, and takes over its shared layers' output."""
 
     model: LoadedModel
     shared: Shared
-    passing: Passing | None  # selects texts by the earlier model's outputs; None: all
+    passing: Passing | None  # selects texts by the previous model's outputs; None: all
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Return the outputs per text or token that are copied to the host."""
+        """Return the number of this model's output columns that are copied to the host."""
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
 
 class ModelsInStep:
-    """A model and its followers, which `engine.run` handles as one model.
+    """Several models with shared leading layers, which `engine.run` handles as one model.
 
-    Their outputs are concatenated along the columns, NaN for texts that did not pass on to a model.
-    All of them have outputs per text, or all have outputs per token as `LoadedModel.reduce`
-    returns them.
+    The models' outputs are concatenated along the columns. They are NaN where a model did not run,
+    because the text did not pass an earlier model. All models have outputs per text, or all have
+    outputs per token as `LoadedModel.reduce` returns them.
     """
 
     def __init__(
@@ -101,17 +102,17 @@ class ModelsInStep:
         return getattr(self._first, name)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Return whether padding leaves the outputs of all models unchanged."""
+        """Return whether padding on this side leaves the outputs of all models unchanged."""
         return all(model.is_padding_safe(side) for model in self._models)
 
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
-        """Return the outputs unchanged: `forward` has reduced them."""
+        """Return the outputs unchanged, because `forward` has called each model's `reduce`."""
         return outputs
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Compute the outputs of one batch by all models, on the device.
+        """Run all models on one batch, and return their outputs concatenated, on the device.
 
-        They are float32 (rows, outputs of all), or (tokens, outputs of all).
+        The result is float32 (rows, outputs of all models), or (tokens, outputs of all models).
         """
 
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
@@ -144,7 +145,7 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Select the part of a layer's output that belongs to `rows`, which ascend."""
+    """Select the hidden states of some rows of a batch from a layer's output; `rows` ascend."""
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):
@@ -163,9 +164,10 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """Find the leading layers that the second model shares with the first; measured once.
+    """Count the leading layers that the model `other` shares with `first`.
 
-    The second model then uses the first one's tensors instead of its equal copies.
+    The layers are compared once per pair of models. Afterwards, `other` uses the tensors of `first`
+    instead of its own equal ones, which frees memory.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -231,7 +233,7 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether the models' settings would give equal outputs with equal weights."""
+    """Tell whether the models' configurations are equal, except for settings without effect."""
     settings = [
         {
             name: value
@@ -266,7 +268,11 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 
 
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether modules other than layers that run before the last layer's end are equal."""
+    """Tell whether both models pass equal inputs to their layers.
+
+    Compares the weights of modules outside of the layers, such as embeddings, unless they run
+    after the last layer.
+    """
     if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
     first, other = (
@@ -281,7 +287,10 @@ def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
 
 
 class _Parts:
-    """Layers and backbone tensors of a model; raises NotPackableError without a list of layers."""
+    """A model's layers and backbone tensors, for the comparison with another model.
+
+    Raises NotPackableError if the model has no list of layers.
+    """
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -299,7 +308,7 @@ class _Parts:
 
     @functools.cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the backbone by name."""
+        """Parameters and buffers of the backbone (the model without its head) by name."""
         return dict(
             [
                 *self.backbone.named_parameters(remove_duplicate=False),
@@ -308,12 +317,12 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the number of the layer that a tensor belongs to, or None."""
+        """Return the number of the layer of a tensor called `name`; None if outside of layers."""
         rest = name.removeprefix(f"{self._layers_name}.")
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Compute the outputs of a batch, and record the order of modules and layers."""
+        """Run a batch, return its outputs, and record the order of modules and layers that ran."""
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -1,8 +1,8 @@
-"""Linear layers on CPUs that use oneDNN with prepacked weights.
+"""Linear layers for CPUs that keep their weights in oneDNN's packed layout.
 
-Torch's own layer packs a weight again in every call, or multiplies an unpacked one. For BERT-base's
-weights in float32 that takes 1.1 times as long (`linear` and `prepacked` among the peaks that
-``python -m benchmarks.throughput`` measures).
+Torch's own layer packs the weight again in every call, or multiplies an unpacked one. For
+BERT-base's weights in float32 that takes 1.1 times as long (`linear` and `prepacked` among the
+peaks that ``python -m benchmarks.throughput`` measures).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """Weight in oneDNN's packed layout, shared by copies of its layer."""
+    """A linear layer's weight in oneDNN's packed layout; a deep copy of the layer shares it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -29,7 +29,7 @@ class ArrangedWeight:
 
 
 class ArrangedLinear(nn.Linear):
-    """Linear layer that multiplies with a packed copy of its weight, which must not change."""
+    """Linear layer that multiplies with an `ArrangedWeight`, so its weight must not change."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
@@ -38,7 +38,7 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute the output, equal to `torch.nn.Linear` up to rounding."""
+        """Compute the same output as `torch.nn.Linear`, up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
@@ -49,10 +49,11 @@ class ArrangedLinear(nn.Linear):
 
 @torch.inference_mode()
 def arrange_weights(module: nn.Module) -> None:
-    """Replace the linear layers of a module on a CPU by `ArrangedLinear`, if that is faster.
+    """Replace the linear layers within a network on a CPU by `ArrangedLinear`, if that is faster.
 
-    It is faster on CPUs with AVX-512; on others, MKL is ahead in float32. Subclasses of
-    `torch.nn.Linear` stay. If the copies would exceed `MOST_ARRANGED_BYTES`, all layers stay.
+    It is faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32. Subclasses of
+    `torch.nn.Linear` stay. If the packed copies would exceed `MOST_ARRANGED_BYTES`, all layers
+    stay.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]
@@ -73,7 +74,7 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
-    """Let layers use the packed weights of other layers, whose weights are equal."""
+    """Let `layers` use the packed weights of `others`, whose weights are equal, to save memory."""
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

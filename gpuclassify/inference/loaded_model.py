@@ -1,4 +1,4 @@
-"""A model in memory, ready to run padded batches."""
+"""A network in memory, with its tokenizer, ready to run padded batches of token ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
 
 @dataclass
 class LoadedModel(ProbedModel):
-    """A module on its device, with its tokenizer and the limits of its inputs."""
+    """A network on its device, with its tokenizer and the limits of its inputs."""
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
@@ -50,13 +50,13 @@ class LoadedModel(ProbedModel):
     new_tokenizer: Callable[[], Any]  # returns a new Hugging Face tokenizer
     # Read for its settings and special tokens. It never tokenizes a text.
     tokenizer: Any
-    pad_id: int
-    max_tokens: int  # special tokens included; `max_seq_length` may lower it
+    pad_id: int  # token id of padding
+    max_tokens: int  # longest input, special tokens included; `max_seq_length` may lower it
     accepts_positions: bool  # `position_ids` restore the positions of texts padded on the left
-    score_rule: ScoreRule | None  # size of materialised attention scores; None without
-    output_size: int  # outputs per text or token; 0 if only a run can tell
+    score_rule: ScoreRule | None  # size of materialised attention scores; None if there are none
+    output_size: int  # number of outputs per text or token; 0 if only a run can tell
     needs_single_rows: bool  # without a padding id, a row's last token cannot be found
-    counted_id: int | None = None  # token whose count must be equal in all rows of a batch
+    counted_id: int | None = None  # token id whose count must be equal in all rows of a batch
     is_by_token: bool = False  # outputs are per token, not per text
     accepts_types: bool = True  # takes segment ids, which separate the texts of a pair
     unpacks: bool = True  # the module takes tensors as keyword arguments, rather than in one dict
@@ -71,7 +71,10 @@ class LoadedModel(ProbedModel):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
-        """Return the `TextTokenizer` with these cuts, by default at the model's limit."""
+        """Return the model's `TextTokenizer` that cuts texts at `max_tokens`, made once.
+
+        The default is the model's limit. `cut` are other settings of `TextTokenizer`.
+        """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))
         with self._lock:
@@ -83,18 +86,19 @@ class LoadedModel(ProbedModel):
             return self._tokenizers[key]
 
     def padding_side(self, wanted: str | None) -> str:
-        """Return the side to pad: the user's setting, else the tokenizer's."""
+        """Return the side to pad, "left" or "right": the user's setting, else the tokenizer's."""
         return wanted or self.tokenizer.padding_side
 
     @property
     def type_pad_id(self) -> int:
-        """Segment id of padding."""
+        """Segment id (``token_type_ids``) for padding."""
         return getattr(self.tokenizer, "pad_token_type_id", 0)
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        For a token classifier, (tokens, outputs), row after row without padding.
+        For a token classifier, they are (tokens, outputs), row after row without padding. `side`
+        is the side on which the batch is padded.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
@@ -116,8 +120,9 @@ class LoadedModel(ProbedModel):
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
         """Reduce a batch's outputs to the values that are copied to the host, float32.
 
-        Text outputs stay as they are. Token logits become the best label and its probability,
-        (tokens, 2), or the probabilities of all labels.
+        Outputs per text stay as they are. A token classifier's logits become the index and the
+        probability of the best label, (tokens, 2); with `keeps_all_scores`, the probabilities of
+        all labels.
         """
         if not self.is_by_token:
             return outputs
@@ -128,7 +133,11 @@ class LoadedModel(ProbedModel):
         return torch.stack([best.indices.float(), best.values], dim=1)
 
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
+        """Call a network with named input tensors and return its outputs, float32 (rows, outputs).
+
+        `module` is this model's network, or a copy of it. For a token classifier, the outputs are
+        (rows, tokens, labels).
+        """
         with torch.autocast(self.device.type, self.dtype, enabled=self.is_autocast):
             outputs = module(**inputs) if self.unpacks else module(inputs)
         if self.is_by_token:  # these are transformers' own classes
@@ -148,14 +157,16 @@ def load_model(
     adapter_directory: Path | None = None,
     unpacks: bool = True,
 ) -> LoadedModel:
-    """Load the checkpoint in `directory` in the precision `dtype` onto `device`.
+    """Load the checkpoint in `directory` onto `device`, in the precision `dtype`.
 
-    The tokenizer is in `directory` unless there is a `tokenizer_directory`, and an adapter in
-    `adapter_directory` is merged into the weights. Your own module takes tensors as keyword
-    arguments if it `unpacks` them, else in one dict.
+    The tokenizer is read from `tokenizer_directory`, by default `directory`. A LoRA adapter in
+    `adapter_directory` is merged into the weights. `own_module` is a network that the user builds
+    in place of the checkpoint's; it is called with keyword arguments, or with a single dict if
+    `unpacks` is false.
 
-    Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer,
-    and PrecisionError if the model does not run in this precision. Your own modules are not tried.
+    Raises CheckpointError if tensors are missing, unknown or misshaped, or there is no tokenizer.
+    Raises PrecisionError if the model does not run in this precision, which is not tried for a
+    user's own network.
     """
     new_tokenizer = None if own_module is None else own_module.new_tokenizer
     if new_tokenizer is None:
@@ -210,14 +221,17 @@ def load_model(
 
 
 def _accepts_positions(module: nn.Module, backbone: nn.Module) -> bool:
-    """Return whether the model takes positions; models that derive them do not."""
+    """Return whether the network takes `position_ids` and does not derive them from token ids."""
     if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
         return False
     return _accepts(module, backbone, "position_ids")
 
 
 def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
-    """Return whether the model has an input called `name`, and the module passes it on."""
+    """Return whether the network has an input called `name`, which its wrapping module passes on.
+
+    `backbone` is the transformers model within `module`.
+    """
     if name not in inspect.signature(backbone.forward).parameters:
         return False
     taken = inspect.signature(module.forward).parameters.values()
@@ -225,9 +239,9 @@ def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
 
 
 def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
-    """Return the rule for scores that DeBERTa's relative attention materializes, else None.
+    """Return the size of the attention scores that a DeBERTa model keeps in memory.
 
-    Fused attention does not materialize scores.
+    Returns None for other models, whose fused attention keeps no scores.
     """
     if not getattr(config, "relative_attention", False):
         return None

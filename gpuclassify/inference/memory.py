@@ -1,4 +1,4 @@
-"""Batch sizes planned from free memory, and recovery from out-of-memory errors.
+"""Sizes of batches planned from free memory, and recovery from out-of-memory errors.
 
 On a CPU the limits are constants. On a GPU, the memory of a few small batches is measured, larger
 batches are planned for the free memory, and the measurement is saved in the user's cache.
@@ -61,7 +61,7 @@ Result = TypeVar("Result")
 
 
 class DocumentTooLargeError(MemoryError):
-    """Error raised when a single text does not fit on the device."""
+    """Error raised when a single text, alone in its batch, does not fit into device memory."""
 
 
 # Limits of a batch.
@@ -69,25 +69,25 @@ class DocumentTooLargeError(MemoryError):
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """Size of the attention scores that a model materialises.
+    """Size of the attention scores that a model without fused attention keeps in memory.
 
     Relative-position terms are at least `min_span` wide: scores have
     ``rows * heads * width * max(width, min_span)`` elements.
     """
 
-    heads: int
-    min_span: int
-    item_bytes: int
+    heads: int  # number of attention heads
+    min_span: int  # number of relative positions
+    item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of all live copies for `rows` texts padded to `width` tokens."""
+        """Return the bytes of scores that exist at once for `rows` texts of `width` tokens."""
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of one batch. At least one row always fits."""
+    """Limits on the size of one batch. A batch of a single row is always allowed."""
 
     max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
     max_rows: int | None = None
@@ -102,7 +102,7 @@ class BatchLimits:
     planned_bytes: int | None = None
 
     def rows(self, width: int) -> int:
-        """Return the number of rows of `width` tokens that fit, at least 1."""
+        """Return the number of rows padded to `width` tokens that a batch may have, at least 1."""
         rows = self.max_tokens // width
         if self.score_rule is not None:
             rows = min(rows, self.max_score_bytes // self.score_rule.size_bytes(1, width))
@@ -111,7 +111,7 @@ class BatchLimits:
         return max(1, rows)
 
     def below(self, rows: int, width: int) -> BatchLimits:
-        """Return limits that allow half of a batch of this size."""
+        """Return limits that allow half of a batch of this size, after it ran out of memory."""
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
             score_bytes = min(score_bytes, self.score_rule.size_bytes(rows, width) // 2)
@@ -125,7 +125,10 @@ class BatchLimits:
 def plan_limits(
     batch_memory: BatchMemory, free_bytes: int, score_rule: ScoreRule | None = None
 ) -> BatchLimits:
-    """Plan limits that keep every batch of several rows within its share of free memory."""
+    """Plan limits for a GPU that keep every batch of several rows within free memory.
+
+    `batch_memory` is measured. `GPU_SHARE` of `free_bytes` is planned.
+    """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
         max(1, min(batch_memory.most_tokens(usable_bytes), GPU_MAX_TOKENS)),
@@ -148,7 +151,10 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 
 
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Return the limits on a CPU: about the same bytes for every hidden size `width`."""
+    """Return the batch limits on a CPU.
+
+    `width` is the model's hidden size, None if not known; narrower models get more tokens.
+    """
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
         times * CPU_MAX_TOKENS, score_rule=score_rule, enough_tokens=times * CPU_ENOUGH_TOKENS
@@ -161,11 +167,12 @@ def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchL
 def largest_batch_bytes(
     sizes: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> int | None:
-    """Estimate the bytes of the largest batch without the weights; None if sizes are not known.
+    """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
-    The estimate needs no run. It is the largest number of tokens times the states of one layer,
-    plus the limit for attention scores if the model materialises them. A GPU with less free memory
-    gets smaller batches. `sizes` is the configuration of the network.
+    Returns None if `sizes`, the configuration of the network, states no hidden size. The model need
+    not be loaded. The estimate is the largest number of tokens times the states of one layer, plus
+    the limit for attention scores if the model keeps them in memory. A GPU with less free memory
+    gets smaller batches.
     """
     width = state_width(sizes)
     if width is None:
@@ -180,7 +187,10 @@ def largest_batch_bytes(
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """Bytes that a batch takes in addition to the model's weights."""
+    """Measured memory of a model's batches, in addition to its weights: a linear function.
+
+    Used to plan the number of tokens per batch.
+    """
 
     fixed_bytes: int = field(metadata={"least": 0})  # independent of the batch's size
     token_bytes: int  # per token that the layers run, padding included
@@ -191,16 +201,16 @@ class BatchMemory:
         check_settings(self)
 
     def size_bytes(self, tokens: int) -> int:
-        """Return the bytes planned for a batch of `tokens` tokens."""
+        """Return the number of bytes planned for a batch of `tokens` tokens."""
         return (self.fixed_bytes + self.token_bytes * tokens) * self.safety_percent // 100
 
     def most_tokens(self, usable_bytes: int) -> int:
-        """Return the tokens of the largest batch that fits into `usable_bytes`; 0 if none does."""
+        """Return the number of tokens of the largest batch within `usable_bytes`; 0 for none."""
         measured_bytes = usable_bytes * 100 // self.safety_percent
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
-        """Return the corrected estimate after a batch of `tokens` tokens ran out of memory.
+        """Return the estimate, raised if needed, after a batch of `tokens` tokens did not fit.
 
         If the batch's planned size exceeds `free_bytes` after its memory was released, something
         else took memory in the meantime, and the estimate stays. Otherwise it is raised, so that
@@ -219,12 +229,13 @@ def measure_batch_memory(
     widest: int,
     peak_bytes: Callable[[Callable[[], Any]], int],
 ) -> BatchMemory:
-    """Measure the memory of a model's batches, at the width of its longest texts.
+    """Measure the memory of a model's batches, to plan larger batches from it.
 
-    Two batch sizes separate the fixed bytes from the bytes per token. Narrower batches take at most
-    as many bytes per token. ``probe(rows, width)`` runs one batch of that size; `peak_bytes` runs
-    an action and returns its peak in bytes. Errors of the probe are raised, an out-of-memory error
-    only if a single token does not fit.
+    ``probe(rows, width)`` runs one batch of that size; `peak_bytes` runs an action and returns its
+    peak memory in bytes. Two batch sizes separate the fixed bytes from the bytes per token. They
+    are as wide as the longest texts (`widest` tokens), because narrower batches take at most as
+    many bytes per token. Errors of the probe are raised, an out-of-memory error only if a single
+    token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -266,11 +277,11 @@ def _measure(
 
 
 class Budget:
-    """Limits of one model's batches, always below the sizes that ran out of memory. Thread-safe.
+    """Batch limits of one model in this process, lowered after out-of-memory errors. Thread-safe.
 
-    `known` is either limits, which never change, or the measured memory of batches. With the
-    latter, limits follow from the free memory at the time; a measurement that an out-of-memory
-    error has corrected is saved.
+    `known` is either constant limits, or the measured memory of batches. From a measurement, limits
+    are planned for the GPU's free memory at the time. A measurement that an out-of-memory error has
+    corrected is passed to `save`.
     """
 
     def __init__(
@@ -288,7 +299,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the current free memory, without regard to earlier failures."""
+        """Return limits for the current free memory; see `capped` for earlier failures."""
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -297,7 +308,7 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """Lower the limits below all batch sizes that ran out of memory."""
+        """Return `limits`, lowered below all batch sizes that ran out of memory."""
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -305,7 +316,10 @@ class Budget:
         return limits
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of this size ran out of memory, so that it is not tried again."""
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
+
+        Batches of this size are not tried again.
+        """
         with self._lock:
             self._failures.add((rows, width))
             if isinstance(self.known, BatchLimits):
@@ -319,14 +333,15 @@ class Budget:
         self._save(corrected)
 
 
-BUDGETS: dict[Hashable, Budget] = {}  # cache of this process
+BUDGETS: dict[Hashable, Budget] = {}  # cache of this process, by the key of the model
 
 
 class RunLimits:
-    """Limits of one run of the model `key`; ``find()`` returns its budget the first time.
+    """Batch limits of a model during one `engine.run`.
 
-    Free memory is read before the first batch, when everything else that the run holds is already
-    allocated, and again after an out-of-memory error.
+    The model's `Budget` is cached under `key`; ``find()`` makes it the first time. Free memory is
+    read before the first batch, when everything else that the run holds is already allocated, and
+    again after an out-of-memory error.
     """
 
     def __init__(self, key: Hashable, find: Callable[[], Budget]) -> None:
@@ -334,13 +349,13 @@ class RunLimits:
         self._limits: BatchLimits | None = None
 
     def current(self) -> BatchLimits:
-        """Return the limits of the next batch; cheap enough to call before each."""
+        """Return the limits of the next batch; cheap enough to call before every batch."""
         if self._limits is None:
             self._limits = self._budget.limits()
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of this size ran out of memory, in this run and in later ones."""
+        """Record that a batch of this size ran out of memory, for this run and for later runs."""
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -351,11 +366,12 @@ def halve_on_oom(
     stop: int,
     on_out_of_memory: Callable[[int], None],
 ) -> list[Result]:
-    """Return the outputs of ``step(start, stop)`` in row order, with fewer rows if memory runs out.
+    """Run a batch's rows from `start` to `stop`, in smaller parts if memory runs out.
 
-    A number of rows that ran out of memory is not tried again on later rows. `on_out_of_memory` is
-    called with that number after `step` has released its memory. Raises DocumentTooLargeError if a
-    single row does not fit.
+    ``step(start, stop)`` runs a part; their outputs are returned in row order. A number of rows
+    that ran out of memory is not tried again on later rows. `on_out_of_memory` is called with that
+    number after `step` has released its memory. Raises DocumentTooLargeError if a single row does
+    not fit.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -395,25 +411,25 @@ class CudaMemory:
 
     @property
     def name(self) -> str:
-        """The GPU's name."""
+        """The GPU's product name, such as "NVIDIA H100 80GB HBM3"."""
         return torch.cuda.get_device_name(self.device)
 
     @property
     def total_bytes(self) -> int:
-        """Total memory of the GPU."""
+        """Number of bytes of the GPU's whole memory."""
         return torch.cuda.get_device_properties(self.device).total_memory
 
     @property
     def is_counted(self) -> bool:
-        """Whether torch counts allocated memory. It does not with RMM as its allocator."""
+        """Whether torch counts the memory it allocates. It does not with RMM as its allocator."""
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
-        """Return the bytes of all existing tensors; 0 if they are not counted."""
+        """Return the number of bytes of all existing tensors; 0 if torch does not count them."""
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the peak of `held_bytes` since `forget_peak`."""
+        """Return the highest value of `held_bytes` since `forget_peak` was called."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
@@ -421,7 +437,7 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
-        """Return the bytes that torch can still allocate.
+        """Return the number of bytes that torch can still allocate on the GPU.
 
         This is the device's free memory plus the unused memory of torch's cache or of RMM's pool,
         limited by the process's share of the device.
@@ -439,7 +455,7 @@ class CudaMemory:
         return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
-        """Measure the peak bytes of ``action()`` above the memory allocated before it.
+        """Run ``action()``, and return the peak of its memory above the memory allocated before.
 
         The action runs again, up to twice, if another thread allocated or freed memory meanwhile.
         """
@@ -457,10 +473,11 @@ class CudaMemory:
 
 
 def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
-    """Return the unused bytes of a device's RMM pool, and the bytes up to its limit, or None.
+    """Return the number of free bytes in a GPU's RMM memory pool, and up to the pool's limit.
 
-    RMM reports the size of a pool, but only adaptors around a pool report its use. Without an
-    adaptor, as on a cluster that `get_client` did not start, the pool counts as full.
+    The second number is None without a limit. RMM reports the size of a pool, but only adaptors
+    around a pool report its use. Without an adaptor, as on a cluster that `get_client` did not
+    start, the pool counts as full. `number` is the index of the GPU.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -482,7 +499,7 @@ def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that a model can still allocate on `device`."""
+    """Return the number of bytes of GPU or host memory that a model can still allocate."""
     return CudaMemory(device).free_bytes() if device.type == "cuda" else free_host_bytes()
 
 
@@ -502,12 +519,12 @@ def find_budget(
     memory: CudaMemory | None = None,
     folder: Path | None = None,
 ) -> Budget:
-    """Return the limits of a model's batches: constants on a CPU, measured or loaded on a GPU.
+    """Return the batch limits of a model: constants on a CPU, measured or loaded on a GPU.
 
     ``probe(rows, width)`` runs one batch in the same way as later batches; the longest texts have
     `widest` tokens. `model`, `precision` and `path` are explained at `budget_key`; `width` is the
-    hidden size, if known. Without `model`, the measurement is not saved. `folder` defaults to the
-    user's cache.
+    hidden size, if known. Without `model`, the measurement is not saved. `folder` is the folder of
+    saved measurements, by default in the user's cache.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -532,10 +549,11 @@ def find_budget(
 def budget_key(
     model: str, precision: str, path: str, widest: int, device_name: str, total_bytes: int
 ) -> dict[str, str | int]:
-    """Return everything that the memory of batches depends on, as the key of a measurement.
+    """Return the key of a saved measurement: everything that the memory of batches depends on.
 
     `model` identifies the model, such as a name and revision; `precision` is the dtype of weights
-    and activations; `path` says how layers are run, such as "packed" or "padded".
+    and activations; `path` says how layers are run, such as "packed" or "padded"; `widest` is the
+    number of tokens of the longest texts; `total_bytes` is the device's memory.
     """
     return {
         "model": model,
@@ -547,7 +565,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Describe a device and the versions of libraries that affect its measurements."""
+    """Describe a device and the versions of libraries, for the key of a saved measurement."""
     import transformers
 
     return {
@@ -561,18 +579,19 @@ def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
 
 
 def default_folder() -> Path:
-    """Return the folder of budgets: ``gpuclassify/budgets`` in the user's cache."""
+    """Return the folder of saved measurements: ``gpuclassify/budgets`` in the user's cache."""
     root = "~/Library/Caches" if platform.system() == "Darwin" else "~/.cache"
     root = os.environ.get("XDG_CACHE_HOME") or root
     return Path(root).expanduser() / "gpuclassify" / "budgets"
 
 
 class MeasurementFile:
-    """Measurements for `key` in a small JSON file.
+    """Small JSON file that saves a measurement of a model on a device for later processes.
 
-    A file that cannot be read or written, or has other content, counts as missing, so the
-    measurement is repeated; so does the cache of a user without a home. Any number of processes may
-    use the same folder, which is created when first needed.
+    `key` says everything that the measurement depends on. A file that cannot be read or written, or
+    has other content, counts as missing, so the measurement is repeated; so does the cache of a
+    user without a home. Any number of processes may use the same `folder`, which is created when
+    first needed.
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:
@@ -587,7 +606,7 @@ class MeasurementFile:
         return (self._folder or default_folder()) / name
 
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
-        """Return ``build(content)`` of the file; None if it is missing or invalid."""
+        """Return ``build(content)`` for the file's JSON object; None if missing or invalid."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
@@ -600,7 +619,7 @@ class MeasurementFile:
             return None
 
     def write(self, **content: object) -> None:
-        """Save a measurement."""
+        """Save `content` as the measurement, together with the key."""
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
@@ -608,14 +627,14 @@ class MeasurementFile:
 
 
 class BudgetFile(MeasurementFile):
-    """Saved `BatchMemory` of `key`."""
+    """File that saves a model's `BatchMemory` on a device; `key` is made by `budget_key`."""
 
     def load(self) -> BatchMemory | None:
-        """Return the saved memory of batches; None if there is none."""
+        """Return the saved measurement; None if there is none."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Save the memory of batches; keep saved numbers that are larger."""
+        """Save the measurement; numbers of an earlier one that are larger are kept."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

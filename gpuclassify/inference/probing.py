@@ -1,4 +1,4 @@
-"""Probing of loaded models: runs on random texts that show how a model can be run."""
+"""Trial runs of loaded models on random texts, to find out if padding or packing is safe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpuclassify.workers.device_errors import (
 
 logger = logging.getLogger(__name__)
 
-# Parts of names of settings for the reach of local attention or convolutions.
+# Parts of the names of settings that hold the reach of local attention or convolutions, in tokens.
 _REACHES = ("window", "chunk", "block_size", "local_attention", "stride")
 _WITHOUT_REACH = 16
 _BEYOND_REACH = (23, 7)
@@ -46,11 +46,11 @@ _HALF_PRECISION_TOLERANCE = 0.1
 
 
 class PrecisionError(CheckpointError):
-    """Error raised when a model cannot run in a precision."""
+    """Error raised when a model cannot run in the wanted precision, such as bfloat16."""
 
 
 class ProbedModel(ABC):
-    """Base class of a loaded model, with probes for packed and padded runs."""
+    """Base class of `LoadedModel`: trial runs that measure whether it can run padded or packed."""
 
     module: nn.Module
     device: torch.device
@@ -70,7 +70,7 @@ class ProbedModel(ABC):
 
     @abstractmethod
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Compute a module's outputs for named tensors, float32 (rows, outputs)."""
+        """Call a network with named input tensors; return its outputs, float32 (rows, outputs)."""
 
     @torch.inference_mode()
     def check_precision(self) -> None:
@@ -88,11 +88,11 @@ class ProbedModel(ABC):
 
     @functools.cached_property
     def adapts_to_length(self) -> bool:
-        """Whether a batch's length changes the module; measured once.
+        """Whether the network changes itself when it runs a batch; measured once.
 
         BigBird switches to full attention for good after a short text, and some rotary positions
-        stretch with the longest row. Such a module is copied for each batch, which has texts of
-        equal length only. Raises CheckpointError if the module is not deterministic.
+        stretch with the longest row. Such a network is copied for each batch, and a batch has texts
+        of equal length only. Raises CheckpointError if the network is not deterministic.
         """
         is_own = self.identity is None or _config_of(self.module) is None
         if is_own or fast_encoder(self.module) is not None:
@@ -115,7 +115,11 @@ class ProbedModel(ABC):
         return self._padding_safety[side]
 
     def packed_layers(self) -> PackedLayers | DisentangledEncoder:
-        """Return the module's layers, measured once, or raise NotPackableError."""
+        """Return the network's layers, ready to run texts concatenated without padding.
+
+        A trial run compares their outputs with padded ones, once per model. Raises NotPackableError
+        if the outputs differ, or the layers cannot run without padding.
+        """
         if self._packed_layers is None:
             try:
                 layers = self._packed_layers = with_memory_released(self._measure_packing)
@@ -131,7 +135,7 @@ class ProbedModel(ABC):
 
     @property
     def is_packable(self) -> bool:
-        """Whether layers can run without padding, with equal outputs."""
+        """Whether the network's layers can run without padding, with equal outputs."""
         with contextlib.suppress(NotPackableError):
             return self.packed_layers() is not None
         return False
@@ -154,7 +158,7 @@ class ProbedModel(ABC):
         return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
-        """Make texts of random tokens and special tokens, of about these lengths."""
+        """Make random tokenized texts of about these lengths, for trial runs, on the device."""
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
         draw = np.random.default_rng(0).choice
@@ -196,24 +200,28 @@ class ProbedModel(ABC):
         return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether outputs, (texts, outputs), are equal up to rounding."""
+        """Tell whether a trial run's outputs, (texts, outputs), are as expected up to rounding."""
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
 
 def backbone_of(module: nn.Module) -> nn.Module:
-    """Return the transformers model within a module, or the module itself if there is none."""
+    """Return the transformers model within a network, or the network itself if there is none."""
     return next((part for part in module.modules() if isinstance(part, PreTrainedModel)), module)
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the configuration of the transformers model within a module; None if there is none."""
+    """Return the configuration of the transformers model within a network, or None."""
     backbone = backbone_of(module)
     return backbone.config if isinstance(backbone, PreTrainedModel) else None
 
 
 def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
-    """Return two lengths beyond every local reach, if `most` tokens allow it, and a short one."""
+    """Return the lengths of three texts for trial runs, each at most `most` tokens.
+
+    Two texts are longer than the reach of the model's local attention or convolutions, so that
+    leaks between tokens show. The third is short, so that it is padded.
+    """
     reaches = [
         value
         for name, value in _settings(config)
@@ -224,7 +232,7 @@ def _probe_lengths(config: PretrainedConfig | None, most: int) -> list[int]:
 
 
 def fresh_copy(module: nn.Module) -> Any:
-    """Copy a module that changes itself when run; weights and buffers are shared."""
+    """Copy a network that changes itself when run; the copy shares its weights and buffers."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
@@ -235,7 +243,7 @@ def _makeup_of(module: nn.Module) -> Any:
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of every setting, including nested ones."""
+    """Yield the name and value of each setting in a model's configuration, nested ones included."""
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Models that stay loaded in a worker process, and are leased while in use.
+"""Models that stay loaded in a worker process between Dask tasks.
 
 Workers import this module. A cache in ``__main__``, which is pickled by value, would be lost
 between tasks.
@@ -24,14 +24,15 @@ Model = TypeVar("Model")
 @dataclass
 class _Resident(Generic[Model]):
     model: Model
-    leases: int = 0
+    leases: int = 0  # number of ``with`` blocks that use the model now
 
 
 class Residency(Generic[Model]):
-    """Thread-safe cache of loaded models by key, with leases.
+    """Thread-safe cache of loaded models by key, which never drops a model in use.
 
-    A model is loaded once, even if several threads ask for it. If a new model does not fit, models
-    without a lease are evicted, least recently used first.
+    A model is loaded once, even if several threads ask for it. Code that uses a model holds a
+    lease on it, by `lease`. If a new model does not fit, models without a lease are evicted, least
+    recently used first.
     """
 
     def __init__(self) -> None:
@@ -47,10 +48,11 @@ class Residency(Generic[Model]):
         needed_bytes: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int] = lambda: 1,
     ) -> Iterator[Model]:
-        """Yield the model of `key` (identity, device, precision) for a ``with`` block.
+        """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
-        If it is not resident, it is loaded by ``load()``, after evictions if ``needed_bytes()``
-        exceeds ``free_bytes()``.
+        A key is a tuple such as (identity, device, precision). If the model is not in the cache,
+        it is loaded by ``load()``, after other models are evicted while ``needed_bytes()`` exceeds
+        ``free_bytes()``.
         """
         resident = self._acquire(key)
         if resident is None:
@@ -76,14 +78,17 @@ class Residency(Generic[Model]):
             return key in self._residents
 
     def keys(self) -> list[Hashable]:
-        """Return the keys of resident models, least recently used first."""
+        """Return the keys of all cached models, least recently used first."""
         with self._lock:
             return list(self._residents)
 
     def evict(
         self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
-        """Drop models without a lease whose key `is_wanted`, oldest first; return their count."""
+        """Drop models that are not in use, least recently used first, and return their number.
+
+        Only models whose key `is_wanted` are dropped, and not more than `most`.
+        """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and is_wanted(k)]
             for key in idle[:most]:

@@ -23,8 +23,8 @@ from gpuclassify.mapping.partition_map import PartitionMap
 
 logger = logging.getLogger(__name__)
 
-KEEP = "keep"
-# Makes the job of a reader of some input files and a writer to a folder of the set.
+KEEP = "keep"  # column for the decision of a filter
+# Function that makes a job from a reader of some input files and a writer to a folder of the set.
 MakeJob = Callable[..., Any]
 
 
@@ -79,12 +79,12 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
             "left to do"
         )
     for job in jobs:
-        job.manifest.check_like(known.jobs[""]["identity"])
+        job.manifest.check_like(known.jobs[max(known.jobs)])
     return jobs
 
 
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
-    """Return the job with its columns in the set's types, if these can store the values.
+    """Return the job with columns of the Arrow types that the set has, if these hold the values.
 
     Raises AnnotationError if they cannot for `new` files, which are not written yet.
     """

@@ -90,7 +90,7 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     Without a client, this process computes all of them before it yields. See `run_tasks`.
     """
     if client is None:
-        yield from dask.compute(*tasks, scheduler="sync")
+        yield from dask.compute(*tasks, scheduler=dask.get)  # by name, Dask imports distributed
         return
     from distributed import as_completed
 
@@ -114,7 +114,7 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
 def digest_files(
     client: Client | None, directory: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the `Store.digests` of files, which workers read if there is a client."""
+    """Yield the results of `Store.digests` for files; workers read them if there is a client."""
     starts = range(0, len(names), FILES_A_TASK)
     batches = [names[start : start + FILES_A_TASK] for start in starts]
     calls = [(batch,) for batch in batches] if client else [(names,)]
@@ -124,7 +124,7 @@ def digest_files(
 
 @contextlib.contextmanager
 def _warn_of_pauses(client: Client) -> Iterator[None]:
-    """Log a warning in the block whenever all workers are paused, and take no tasks."""
+    """Log a warning, while the block runs, whenever all workers are paused and take no tasks."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -195,7 +195,7 @@ def _cancel(client: Client, futures: list[Future]) -> None:
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """Probe that downloads, loads and runs the models of mappers."""
+    """Probe that downloads, loads and runs a job's models on each worker before the job begins."""
 
     mappers: tuple[TextMapper, ...]
 
@@ -216,7 +216,7 @@ class ModelProbe:
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if the client's workers cannot do a job, unless `SETTING` is off."""
+    """Raise PreflightError if the workers cannot do a job, unless Dask's config disables this."""
     if not dask.config.get(SETTING, True):
         return
     mappers = tuple(mapper for stage in stages for mapper in stage.text_mappers())
@@ -230,7 +230,7 @@ def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
 
 
 def _check_memory(mapper: TextMapper, memory_bytes: int) -> None:
-    """Raise MisfitError if the weights are larger than the free memory.
+    """Raise MisfitError if the weights are larger than the free memory of the mapper's device.
 
     This is not checked if models are loaded already, because loading evicts them if necessary.
     """

@@ -52,13 +52,20 @@ logger = logging.getLogger(__name__)
 
 
 class PartsNote(str):
-    """Note on an error with the number of written parts, which `counted_again` updates."""
+    """Note that a job adds to an error: the number of parts written, and how to continue.
+
+    `counted_again` updates the number when all workers have stopped.
+    """
 
     manifest: Manifest
 
     @classmethod
     def make(cls, manifest: Manifest, client: Client | None = None) -> PartsNote:
-        """Make the note from the parts written so far; workers may still write more."""
+        """Make the note that is added to an error which stops a job, to say how to continue.
+
+        It states how many parts of the output are written. With a `client`, it adds that workers
+        may still end parts.
+        """
         parts = "parts that are done"
         with contextlib.suppress(Exception):  # listing may fail for the same reason as the job
             parts = f"{manifest.written()} of {manifest.count} parts"
@@ -84,7 +91,7 @@ class PartsNote(str):
 
 @dataclass(frozen=True)
 class Job:
-    """Planned and checked job; `writer` uploads its output, if it has a repository.
+    """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
     A job that adds new files to an annotation set first finishes the `earlier` jobs of the set.
     """
@@ -108,7 +115,7 @@ class Job:
     @property
     def title(self) -> str:
         """Title of the work in progress, for people."""
-        return self.spec.chain.__name__
+        return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
@@ -116,7 +123,7 @@ class Job:
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has parts to do or files to upload; may read the manifest."""
+        """Return whether `run` has parts to do or files to upload; so that no cluster idles."""
         if any(job.needs_workers() for job in self.earlier):
             return True
         is_done = not self.restart and self.manifest.is_complete()
@@ -169,7 +176,7 @@ class Job:
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
         """Prepare the output directory, and yield the records of undamaged finished parts."""
-        if self.restart and self.writer.annotates:  # what was annotated later is of the set
+        if self.restart and self.writer.annotates:  # the set's later jobs go, too
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
         return self.manifest.begin(functools.partial(digest_files, client))
@@ -198,7 +205,7 @@ class Job:
             self.source.check_unchanged()
 
     def _join(self, client: Client | None, sizes: Mapping[str, int | None]) -> None:
-        """Join neighbouring parts into files; `sizes` has bytes, or None for joined parts."""
+        """Join neighbouring parts into files, by their `sizes` in bytes; None if joined already."""
         manifest, encoding = self.manifest, self.manifest.encoding
         if not manifest.joins:
             return
@@ -223,7 +230,7 @@ class Job:
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
     ) -> Iterator[Record]:
-        """Run the tasks of the parts with the numbers `todo`; yield records as they are done."""
+        """Run the tasks of the parts with the numbers `todo`; yield records as tasks end."""
         names, packed = self.manifest.names(), spec.pack()
         if isinstance(self.source, FileSource):
             self.source.share_tokens()
@@ -305,7 +312,7 @@ def make_job(
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """Make the spec of a job's tasks, and remember the storage options that it needs."""
+    """Make the settings that all tasks of a job share; keep its storage options for workers."""
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
     schema = arrow_table(chain.meta(meta), keep_index).schema
@@ -323,7 +330,7 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
             )
         schema = _new_columns(schema, source, chain)
         annotations = annotation_schema(schema, label_fields(chain.mappers))
-        read = _schema_to_annotate(source, chain, settings["on_error"])
+        read = _schema_to_annotate(source, chain, settings["on_error"], settings["source_field"])
     spec = TaskSpec(
         chain=chain,
         meta_dtypes=chain.meta_dtypes(meta),
@@ -344,13 +351,13 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns in files of the input; None for a frame."""
+    """Return the columns in files of the input; None if the source is a Dask frame."""
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
 
 def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
-    """Return the columns that stages add; raise ValueError if they cannot be annotations."""
+    """Return the columns that stages add, for annotations; raise ValueError if they cannot be."""
     if source.reader.path_field is not None:
         raise ValueError(
             f"path_field={source.reader.path_field!r} adds a column to the input: leave it out, "
@@ -368,11 +375,17 @@ def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Sche
     return pa.schema(new, metadata=schema.metadata)
 
 
-def _schema_to_annotate(source: FileSource, chain: Chain, on_error: str) -> InputSchema:
-    """Return the columns to read: only those needed, unless that changes which rows fail."""
+def _schema_to_annotate(
+    source: FileSource, chain: Chain, on_error: str, source_field: str | None
+) -> InputSchema:
+    """Return the schema to read the input of a job that annotates.
+
+    It has only the columns that stages need, unless rows may then be quarantined differently.
+    """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:
-        names = [name for name in schema.arrow.names if name in chain.read_fields]
+        needed = {*chain.read_fields, source_field}
+        names = [name for name in schema.arrow.names if name in needed]
         schema = schema.projected(names or schema.file_fields[:1])
     if taken := [name for name in (FILE, PLACE) if name in schema.arrow.names]:
         raise ValueError(
@@ -383,7 +396,10 @@ def _schema_to_annotate(source: FileSource, chain: Chain, on_error: str) -> Inpu
 
 
 def identity_of(source: Source, spec: TaskSpec) -> dict[str, dict[str, Any]]:
-    """Return the identity of the job; it may continue with another `on_error`."""
+    """Return the settings that change results, used to detect that a job is another one.
+
+    They are grouped by input, stage and output. A job may continue with another `on_error`.
+    """
     stages = {
         f"stage {number} {stage.__name__}": describe(stage)
         for number, stage in enumerate(spec.chain.mappers, 1)

@@ -53,8 +53,8 @@ class Pipeline(Recipe):
         Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
         job, or is left out and described in ``_quarantine/`` of the output.
     source_field : str, optional
-        Column with the origin of rows, such as "url_host"; the report counts rows read and kept by
-        its values.
+        Column with the origin of rows, such as "url_host"; the report counts rows read and rows
+        written by its values.
     examples : int
         Number of the most certain texts, and of the least certain, that the report shows for each
         label and each reason why rows are dropped. 0 for none. A job may continue with another
@@ -91,7 +91,7 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return the settings of the report."""
+        """Return the settings of the report, as arguments for `gpuclassify.jobs.job.make_job`."""
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,17 @@ from gpuclassify.jobs.task import row_errors
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.route import Route
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.pages import html_table, readable_time, short_number, text_table
+from gpuclassify.pages import counted_kinds, html_table, readable_time, short_number, text_table
+from gpuclassify.workers.machine import CpuLoad, LoadMeter
 from gpuclassify.workers.run_context import add_up, advice, collected_stats, shared_layers
 
 FIRST_ROWS = 4  # rows of the warm-up, and of the run that predicts how many rows can be timed
+RUNS = 4  # timed runs, whose speeds show how much the time varies
 
 
 @dataclass(frozen=True)
 class ClassifierPlan:
-    """Texts and tokens that one classifier or embedder reads, and the memory that it needs."""
+    """Estimates of the texts and tokens that one classifier or embedder reads, and its memory."""
 
     name: str
     model: str
@@ -63,13 +66,21 @@ class ClassifierPlan:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Time of the stages on this machine, in one process."""
+    """Time of the stages on this machine, in one process, without reading, writing and loading."""
 
-    seconds: float  # without reading, writing and loading
+    seconds: float  # under the load of the trial
+    fastest_seconds: float  # on an idle machine, at the speed of the trial's fastest run
+    slowest_seconds: float  # under the load average, or at the speed of the slowest run
     rows_timed: int
     units_per_second: float
     unit: str  # "tokens", or "rows" if nothing counts tokens
     notes: tuple[str, ...]  # layers that models share, and advice on speed
+    load: CpuLoad | None = None  # None if a model runs on another device than the CPU
+
+    def __str__(self) -> str:
+        times = (self.seconds, self.fastest_seconds, self.slowest_seconds)
+        about, least, most = map(readable_time, times)
+        return f"about {about}" + f", between {least} and {most}," * (least != most)
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +104,7 @@ class Plan:
 
     def __repr__(self) -> str:
         names = ", ".join(classifier.name for classifier in self.classifiers)
-        time = "" if self.time is None else f", about {readable_time(self.time.seconds)}"
+        time = "" if self.time is None else f", {self.time}".rstrip(",")
         return f"Plan({short_number(self.rows)} rows in {self.parts:,} parts: {names}{time})"
 
     def __str__(self) -> str:
@@ -111,7 +122,7 @@ class Plan:
         stored = "" if self.input_bytes is None else f", {format_bytes(self.input_bytes)} in files"
         nulls = f", {self.null_share:.1%} of the rows without text" if self.null_share else ""
         yield "input", f"{rows}{stored}, {format_bytes(int(self.text_bytes))} of text{nulls}"
-        left_out = "".join(f"; {kind}s left out: {n:,}" for kind, n in self.left_out.items())
+        left_out = f"; left out: {counted_kinds(self.left_out)}" if self.left_out else ""
         yield "sample", f"{self.sample_rows:,} rows from all over the input{left_out}"
         largest = format_bytes(int(self.largest_part_text_bytes))
         rows = f"{self.largest_part_rows:,.0f} rows"
@@ -122,8 +133,11 @@ class Plan:
         yield "", ""
         if (timed := self.time) is not None:
             work = f"{timed.units_per_second:,.0f} {timed.unit}/s over {timed.rows_timed:,} rows"
-            seconds = readable_time(timed.seconds)
-            yield "time", f"about {seconds} of the models' work in one process here ({work})"
+            yield "time", f"{timed} of the models' work in one process here ({work})"
+            if (load := timed.load) is not None:
+                used = f"{load.other_cores:.1f} of {load.cores} cores"
+                before = f"the load average before was {load.load_average:.1f}"
+                yield "load", f"other processes used {used} meanwhile; {before}"
             yield from (("advice", note) for note in timed.notes)
         most = "unknown" if self.worker_bytes is None else format_bytes(self.worker_bytes)
         yield "memory", f"a worker: {most}, next to Python and torch (weights, a batch, a part)"
@@ -138,9 +152,9 @@ def make_plan(
     seed: int,
     trial_seconds: float | None,
 ) -> Plan:
-    """Draw a sample, count its tokens, and run some of it; see `Pipeline.plan`.
+    """Plan a job: draw a sample of rows, count its tokens, and run the stages on some of it.
 
-    The `chain` of stages is checked, and prepared if it is to be run.
+    See `Pipeline.plan`. The `chain` of stages is checked, and prepared if it is to be run.
     """
     stored: list[int | None] = [None]
     if isinstance(source, FileSource):
@@ -171,7 +185,8 @@ def make_plan(
     timed = None
     if trial_seconds is not None:
         dtypes = chain.meta_dtypes(source.meta)
-        timed = _time(chain, dtypes, sample, tokens, trial_seconds, on_error)
+        meter = LoadMeter() if all(plan.device == "cpu" for plan in plans) else None
+        timed = _time(chain, dtypes, sample, tokens, trial_seconds, on_error, meter)
     lengths = np.zeros(len(sample.frame))  # UTF-8 bytes of the texts
     for name in {*chain.text_fields} & {*sample.frame.columns}:
         texts = backend_of(sample.frame).texts(sample.frame, name, None)
@@ -200,7 +215,7 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the rows that a function leaves; if unknown, add a warning and return all."""
+    """Return the sample's rows that a function leaves; if unknown, add a warning and return all."""
     try:
         mapped = stage.map_frame(frame)
         if mapped.index.is_unique and mapped.index.isin(frame.index).all():
@@ -218,7 +233,11 @@ def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
 def _count(
     mapper: TextMapper, frame: Frame, sample: Sample, tokens: np.ndarray, nulls: np.ndarray
 ) -> tuple[ClassifierPlan, dict[str, int]]:
-    """Tokenize texts as the mapper will; add to `tokens`, and set `nulls`, of the sample's rows."""
+    """Tokenize a sample's texts as the mapper will; return its plan, and bytes of weights by file.
+
+    The number of tokens of each row is added to `tokens`, and rows without a text are set in
+    `nulls`. Both have an item for each row of the sample.
+    """
     most, rows = mapper.options.max_chars, frame.index.to_numpy()
     column = mapper.list_texts(frame, None)
     texts = [text for text in column if text is not None]
@@ -254,9 +273,15 @@ def _count(
 
 
 def _time(
-    chain: Chain, dtypes: object, sample: Sample, tokens: np.ndarray, seconds: float, on_error: str
+    chain: Chain,
+    dtypes: object,
+    sample: Sample,
+    tokens: np.ndarray,
+    seconds: float,
+    on_error: str,
+    meter: LoadMeter | None,
 ) -> TimePlan:
-    """Time the stages for about `seconds`; `tokens` of each row measure its work.
+    """Time the stages for about `seconds`, in several runs; `tokens` of each row measure its work.
 
     Models loaded here are evicted at the end, because this may be the client's process, and a
     worker needs its GPU.
@@ -269,14 +294,14 @@ def _time(
     done, before = np.cumsum(work), set(MODELS.keys())
     totals: dict[str, Any] = {}
 
-    def time_rows(count: int) -> float:
+    def time_rows(first: int, end: int) -> float:
         def run(start: int, stop: int) -> Frame:
             return chain.map_frame(sample.frame.iloc[order[start:stop]], dtypes)
 
         began = time.perf_counter()
-        with collected_stats() as runs:
-            list(isolate_bad_rows(run, 0, count, errors))
-        for stats in runs:
+        with collected_stats() as collected:
+            list(isolate_bad_rows(run, first, end, errors))
+        for stats in collected:
             add_up(totals, stats.as_dict())
         return time.perf_counter() - began
 
@@ -284,16 +309,39 @@ def _time(
         first = min(FIRST_ROWS, len(order))
         for mapper in chain.text_mappers():
             mapper.setup()  # the first rows may have none for this model
-        time_rows(first)
-        possible = done[first - 1] * seconds / time_rows(first)
+        time_rows(0, first)
+        possible = done[first - 1] * seconds / time_rows(0, first)
         count = max(first, int(np.searchsorted(done, possible, side="right")))
-        pace = float(done[count - 1]) / time_rows(count)
+        parts = max(1, min(RUNS, count // FIRST_ROWS))
+        bounds = pairwise(count * part // parts for part in range(parts + 1))
+        runs = [(float(work[start:end].sum()), time_rows(start, end)) for start, end in bounds]
     finally:
         MODELS.evict(lambda key: key not in before)
+    whole, load = sample.rows * float(work.mean()), meter.read() if meter else None
+    about, fastest, slowest = time_range(whole, runs, load)
     return TimePlan(
-        seconds=sample.rows * float(work.mean()) / pace if pace else 0.0,
+        seconds=about,
+        fastest_seconds=fastest,
+        slowest_seconds=slowest,
         rows_timed=count,
-        units_per_second=pace,
+        units_per_second=whole / about if about else 0.0,
         unit="tokens" if tokens.any() else "rows",
         notes=(*filter(None, [shared_layers(totals)]), *advice(totals)),
+        load=load,
     )
+
+
+def time_range(
+    whole: float, runs: list[tuple[float, float]], load: CpuLoad | None
+) -> tuple[float, float, float]:
+    """Return the seconds of the whole work as measured, at the fastest, and at the slowest.
+
+    Runs have a number of units of work, and seconds.
+    """
+    if not (units := sum(own for own, _ in runs)):
+        return 0.0, 0.0, 0.0
+    measured = whole / units * sum(spent for _, spent in runs)
+    each = [whole / own * spent for own, spent in runs if own]
+    idle_share, slowdown = (load.idle_share, load.slowdown) if load else (1.0, 1.0)
+    busy = measured * idle_share * slowdown
+    return measured, min(each) * idle_share, max(*each, busy)

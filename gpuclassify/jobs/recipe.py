@@ -24,6 +24,7 @@ from gpuclassify.jobs.steps import StepReport, Steps
 from gpuclassify.jobs.stores.store import UnreadableInputError
 from gpuclassify.mapping.chain import Chain
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.select import RowFilter
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.checks import Backend
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -66,22 +67,22 @@ class Recipe(Declared):
         """Return the reader, the stages and the writer; raise TypeError if one is missing."""
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return further readers and Dask frames by name."""
+        """Return the other inputs that steps read, such as an earlier corpus, by name."""
         return {}
 
     def step_mappers(self) -> list[PartitionMap]:
-        """Return the mappers that steps run."""
+        """Return the mappers that steps run, such as embedders."""
         return []
 
     def check_job(self, job: RecipeJob) -> None:
         """Raise TypeError or ValueError unless the settings fit the input of a planned job."""
 
     def job_settings(self) -> dict[str, Any]:
-        """Return further settings of `gpuclassify.jobs.job.make_job`."""
+        """Return further arguments for `gpuclassify.jobs.job.make_job`."""
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that identify the job, as JSON values by heading."""
+        """Return the recipe's settings that change results, to detect that a job is another one."""
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
@@ -90,17 +91,22 @@ class Recipe(Declared):
         return ()
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
-        """Take the remaining steps, and return their results.
+        """Take the steps that are left before documents are written, and return their results.
 
-        With `is_done`, all documents are written already.
+        `last_pass` gets the results, whose type the recipe decides, such as a table of rows to
+        drop. With `is_done`, all documents are written already.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
-        """Return the job that writes documents, from the results of the steps."""
+        """Return the job that reads the input once more and writes documents.
+
+        `job` is the planned job, and `results` is what `take_steps` returned: a recipe adds a stage
+        that applies them, such as by `RecipeJob.with_stages`. Default: the planned job.
+        """
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
-        """Return the result of a run; default: the summary of documents."""
+        """Return the result of `run`; default: the summary of the written documents."""
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
@@ -154,10 +160,12 @@ class Recipe(Declared):
     def plan_job(
         self, reader: Any, writer: FileWriter, stages: list[Any], options: RunOptions
     ) -> RecipeJob:
-        """Make and check the job of a reader, a writer and stages."""
+        """Make and check the job of a reader, a writer and stages; writes nothing."""
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
-        needed = as_chain(stages).read_fields
+        # Conditions take null for a column that a file lacks; other stages need the column.
+        demanding = [m for m in as_chain(stages).mappers if not isinstance(m, RowFilter)]
+        needed = as_chain(demanding).read_fields
         open_source = functools.partial(
             as_source,
             keeps_partitions=bool(self.folder),  # of a frame, which steps read several times
@@ -218,8 +226,9 @@ class Recipe(Declared):
             store reports. "size" compares names and sizes, and reads nothing. Damaged parts are
             done again, and named in Python's log.
         accept_changed_code : bool
-            Continue, and keep finished parts, although a callable among the stages has other code.
-            Use it if you know that it gives the same rows. Nothing else may differ.
+            Continue, and keep finished parts, although a callable or class among the stages has
+            other code, or a library that computes a stage's results another version. Use it if you
+            know that the rows are the same. Nothing else may differ.
         report : callable, optional
             ``report(parts_done, parts, summary_so_far)``, called at first and after every part; for
             a recipe with steps, ``report(step, done, of, summary)``. Default: a live line on a
@@ -274,7 +283,7 @@ class Recipe(Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeJob(Job):
-    """Planned and checked job of a recipe; `others` are its other inputs by name."""
+    """Planned and checked job of a recipe; `others` are sources of its other inputs by name."""
 
     recipe: Recipe
     others: Mapping[str, Source]
@@ -302,11 +311,11 @@ class RecipeJob(Job):
         return show
 
     def documents(self) -> LazyFrame:
-        """Return a lazy frame of the input, a partition for each part."""
+        """Return a Dask frame of the input's documents, with a partition for each part."""
         return self.source.frame(self.recipe.on_error, self.recipe.backend)
 
     def sample(self, rows: int) -> Frame | None:
-        """Draw rows from all over the input, always the same ones; None if it has none."""
+        """Draw rows from all over the input, always the same; None if the input has no rows."""
         try:
             if isinstance(self.source, FileSource):
                 drawn, _ = sample_files(self.source.input, rows, 0, self.recipe.on_error)
@@ -317,7 +326,7 @@ class RecipeJob(Job):
         return drawn.frame
 
     def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
-        """Return the job with other stages, which give the same columns."""
+        """Return the job with other stages, which must give the same columns."""
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))

@@ -10,7 +10,7 @@ from typing import Any
 from gpuclassify.frames import Frame, LazyFrame, backend_of, import_cudf
 from gpuclassify.jobs.ledger.records import FUNCTION
 from gpuclassify.mapping.chain import Chain
-from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.mapping.partition_map import CODE, PartitionMap
 from gpuclassify.settings.checks import BACKENDS, check_choice, check_ordered
 from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.declared import Declared
@@ -18,7 +18,7 @@ from gpuclassify.settings.declared import Declared
 
 @dataclass(frozen=True)
 class Function(PartitionMap):
-    """Stage that calls any callable from a plain frame to a plain frame of the same backend."""
+    """Stage that calls a user's function, which gets and returns a pandas or cuDF frame."""
 
     function: Callable[[Frame], Frame]
 
@@ -32,13 +32,13 @@ class Function(PartitionMap):
         # others by the name and lines of their file, which may change while their code does not.
         return (self.__name__, value_digest(self.function))
 
-    def digest(self) -> dict[str, str]:
+    def digest(self) -> dict[str, Any]:
         """Return the digest of the callable's code; users may accept changes of it."""
-        return {FUNCTION: value_digest(self.function)}
+        return {CODE: {FUNCTION: value_digest(self.function)}}
 
     @property
     def is_slow(self) -> bool:
-        """Always True, because a callable may run a model."""
+        """Whether the stage may be slow: always True, because a callable may run a model."""
         return True
 
     def check(self, frame: Frame) -> None:
@@ -55,7 +55,7 @@ class Function(PartitionMap):
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Frame:
-        """Call the callable; raise TypeError unless it returns a frame of the same kind."""
+        """Call the function; raise TypeError unless it returns a frame of the same library."""
         result = self.function(frame)
         if type(result) is not type(frame):
             raise TypeError(
@@ -93,7 +93,7 @@ class ToBackend(PartitionMap):
 
     @property
     def moves_frames(self) -> bool:
-        """Always True."""
+        """Whether frames change their library: always True."""
         return True
 
     def map_lazily(self, dataset: Any) -> LazyFrame:
@@ -117,7 +117,7 @@ class ToBackend(PartitionMap):
 
 
 def as_chain(stages: Iterable[object]) -> Chain:
-    """Return the stages as one mapper, which reads each text's tokens once."""
+    """Join stages into one mapper; functions become stages. Raises TypeError for other objects."""
     check_ordered("stages", stages)
     return Chain(tuple(_iterate_mappers(stages)))
 
@@ -133,9 +133,10 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 def describe_settings(
     heading: str, settings: Declared, mappers: Iterable[PartitionMap] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Describe settings under a heading, and functions among them and `mappers` under their own.
+    """Describe the settings of a recipe under `heading`, to detect that a job is another one.
 
-    Mappers are prepared, which resolves their models.
+    Functions among the settings, and the `mappers`, have entries of their own. Mappers are
+    prepared, which resolves their models.
     """
     described: dict[str, dict[str, Any]] = {heading: {}}
     for name, value in settings.identity().items():
@@ -152,7 +153,7 @@ def describe_settings(
 
 
 def shown(stage: Any) -> str:
-    """Return a stage in one line; a Dask frame is abbreviated."""
+    """Return a stage as one line of code, for messages; a Dask frame is abbreviated."""
     import dask
 
     if dask.is_dask_collection(stage):
@@ -163,7 +164,7 @@ def shown(stage: Any) -> str:
 
 
 def import_lines(things: Iterable[object]) -> str:
-    """Return the imports for code with these classes, functions and instances.
+    """Return the import statements that code with these classes, functions and instances needs.
 
     Definitions of a script or inside a function cannot be imported, and have no line.
     """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# ``report(step, done, of, summary)``, called at first and after every part of a step.
+# Function ``report(step, done, of, summary)``, called at first and after every part of a step.
 StepReport = Callable[[str, int, int, JobSummary], None]
 # Function of a part, its number, and the part's rows of a step, indexed by ``document``.
 PartAction = Callable[["Frame", int, pd.DataFrame], Any]
@@ -56,11 +56,11 @@ WHOLE_FILE = 1 << 62  # part size in bytes that keeps every file in one part
 
 
 class StepWriter(ParquetWriter):
-    """Writer of the files of a step."""
+    """Parquet writer of the intermediate results of a recipe's step."""
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: the index has positions in a frame, which are no data."""
+        """Always False: the index of a step's frame only counts rows."""
         return False
 
     @property
@@ -89,7 +89,7 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the report function of one step."""
+        """Return the function that reports the progress of one step, or None without reports."""
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
@@ -98,16 +98,16 @@ class Steps:
             check_cluster(self.client, mappers, backend)
 
     def begin(self, name: str) -> None:
-        """Report that a step without parts has begun."""
+        """Report to the user that a step without parts has begun."""
         if (report := self.report_of(name)) is not None:
             report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
-        """Return whether the ledger has a step as done."""
+        """Return whether the ledger lists a step as finished."""
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
-        """Return whether all files of a step exist and are undamaged."""
+        """Return whether all files of a step exist and are undamaged, so that it can be skipped."""
         try:
             manifest = self.manifest(name)
             recorded, damage = manifest.examine(functools.partial(digest_files, self.client))
@@ -125,7 +125,10 @@ class Steps:
         return True
 
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
-        """Write the missing parts of a frame; return a frame that reads the files."""
+        """Write a Dask frame as the files of a step, and return a frame that reads these files.
+
+        Partitions that an earlier run wrote are not computed again.
+        """
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
             self.job, name, source, as_chain([]), backend="pandas", on_error="raise"
@@ -138,13 +141,13 @@ class Steps:
         started = time.perf_counter()
         done = job.run(self.client, self.report_of(name))
         if not self.is_done(name):
-            self._finish(name, done.rows_out, time.perf_counter() - started)
+            self._finish(name, done.rows_written, time.perf_counter() - started)
         return self._stored(name, job.manifest.names(), frame._meta)
 
     def job(
         self, name: str, source: Source, chain: Chain, *, restart: bool = False, **settings: Any
     ) -> Job:
-        """Make the job that writes the result of a step; settings as of `make_job`."""
+        """Make the job that writes the result of a step; `settings` go to `make_job`."""
         folder = self.folder(name)
         secrets = folder.storage_options
         writer = StepWriter(folder.address, output_bytes=0, storage_options=secrets)
@@ -152,7 +155,7 @@ class Steps:
         return make_job(source, chain, writer, options, **settings)
 
     def read(self, name: str) -> LazyFrame:
-        """Return the frame of a finished step, read from its files."""
+        """Return a Dask frame that reads the files of a finished step."""
         names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
@@ -175,16 +178,15 @@ class Steps:
         share_with_workers([source.options_name])
         return source
 
-    def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, int]:
+    def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
         """Move a step's quarantine to the job, and remove the rows of the step.
 
-        The step's report, with these `parts`, stays. Returns counts by kind of the files, lines and
-        rows in quarantine; empty without the step.
+        The step's report, with these `parts`, stays, and is returned; empty without the step.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
             return {}
-        left_out: dict[str, int] = write_report(folder, parts)["left_out"]
+        report = write_report(folder, parts)
         names = zip(self.manifest(name).names(), job.manifest.names(), strict=True)
         targets = {quarantine_path(source): quarantine_path(target) for source, target in names}
         for file in folder.sizes(QUARANTINE):
@@ -192,15 +194,15 @@ class Steps:
             path = f"{QUARANTINE}/{file}"
             self._directory.replace(targets[path], folder.read(path))
         folder.remove(*(file for file in folder.sizes() if key_in(file) is not None))
-        return left_out
+        return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return a function that calls `act` on a part and the rows that a step has for it."""
+        """Return a function that calls `act` with a part and the rows that a step wrote for it."""
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
 
     def run_tasks(self, tasks: list[Delayed]) -> Iterator[Any]:
-        """Yield the results of delayed tasks as they come."""
+        """Yield the results of delayed tasks, in order of completion."""
         return compute_tasks(self.client, tasks)
 
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
@@ -218,7 +220,7 @@ class Steps:
         return results
 
     def note(self, name: str, value: Any) -> None:
-        """Add a JSON value to the ledger."""
+        """Add a JSON value to the ledger, which keeps it for a run that continues the job."""
         self.ledger[name] = value
         self._write_ledger()
 
@@ -246,7 +248,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class RowsOfPart:
-    """Function that calls `act` on a part and its rows in a step's file.
+    """Function that calls `act` with a part of the input and the rows that a step wrote for it.
 
     `folder` has the step's `count` files, whose names contain `key`.
     """
@@ -257,13 +259,13 @@ class RowsOfPart:
     act: PartAction
 
     def __call__(self, frame: Frame, number: int) -> Any:
-        """Return the part with this number, changed."""
+        """Return the result of `act` for the part with this number."""
         name = part_name(number, self.count, self.key, ".parquet")
         return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
 
 
 def read_rows(name: str, folder: Store, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read one file of a step, or some of its columns."""
+    """Read one file of a step, or some of its columns, as a pandas frame."""
     content = folder.read(name)
     names = None if columns is None else list(columns)
     return pq.read_table(pa.BufferReader(content), columns=names).to_pandas()

@@ -28,6 +28,7 @@ from gpuclassify.jobs.input.schema import to_frame
 from gpuclassify.jobs.input.sources import read_pieces
 from gpuclassify.jobs.ledger.encoding import (
     FILE,
+    LEFT_OUT,
     PLACE,
     Encoding,
     UnnamedFolderError,
@@ -61,6 +62,7 @@ from gpuclassify.jobs.report.summary import (
     count_lengths,
     count_scores,
     count_sources,
+    largest_scores,
 )
 from gpuclassify.jobs.stores.store import Store
 from gpuclassify.mapping.chain import Chain
@@ -73,7 +75,7 @@ from gpuclassify.workers.secrets import recall
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Specification shared by all tasks of a job."""
+    """Settings that all tasks of a job share: stages, schemas, output and ways to count."""
 
     chain: Chain
     meta_dtypes: Any  # see `Chain.meta_dtypes`
@@ -126,17 +128,17 @@ class TaskSpec:
         return CountedSelect(filters), rest
 
     def pack(self) -> bytes:
-        """Pickle the spec: the scheduler unpickles tasks, and may not have the stages' modules."""
+        """Pickle the settings to bytes, because a scheduler may lack the modules of stages."""
         return cloudpickle.dumps(self)
 
     @staticmethod
     def unpack(packed: bytes) -> TaskSpec:
-        """Unpickle the spec on a worker, which has the modules of stages."""
+        """Unpickle the result of `pack` on a worker, which has the stages' modules."""
         return cloudpickle.loads(packed)
 
 
 class CountedSelect:
-    """Row filters for the pieces of a part, read by several threads, and their total counts."""
+    """Row filters that run while a part's pieces are read by several threads, with their counts."""
 
     def __init__(self, filters: Sequence[RowFilter]) -> None:
         fields = (name for row_filter in filters for name in row_filter.read_fields)
@@ -157,7 +159,7 @@ class CountedSelect:
 
 @dataclass(frozen=True)
 class PartRead:
-    """Part after reading: its rows, and everything else that its record needs."""
+    """Part that was read, but not mapped: its rows, and everything else that its record needs."""
 
     name: str  # name of the file to write
     number: int
@@ -244,7 +246,7 @@ def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
 
 
 def _run(part: PartRead) -> Record:
-    """Map a part's rows and publish the result."""
+    """Map a part's rows, and publish its file and record; return the record."""
     started, spec, name, frame = time.perf_counter(), part.spec, part.name, part.frame
     mappers = sum(bool(mapper.text_fields) for mapper in spec.chain.mappers)
     progress = PartProgress(name, len(frame), mappers)
@@ -255,22 +257,23 @@ def _run(part: PartRead) -> Record:
     stats: dict[str, float] = {}
     for run_stats in context.stats or ():
         add_up(stats, run_stats.as_dict())
-    names, source, rows = spec.encoding.partition_by, part.source, part.rows
+    names, source = spec.encoding.partition_by, part.source
     if spec.annotations is not None and part.positions is not None:
         failed = [_add_position(problem, part.positions) for problem in failed]
         problems = [*part.problems, *failed]
         table = annotation_table(table, part.positions, problems, spec.annotations)
-        source, rows = {**source, ANNOTATED: extents(table)}, len(table)
+        source = {**source, ANNOTATED: extents(table)}
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*part.problems, *failed]
     record = Record(
         name=name,
         source=source,
-        rows_in=rows,
+        rows_in=part.rows,
         rows_out=len(table),
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
+        rows_marked=0 if spec.annotations is None else pc.count(table[LEFT_OUT]).as_py(),
         stages={**part.first_stages, **stages.counts},
         examples=stages.examples,
         **_counts(part.counted, table, spec),
@@ -292,9 +295,10 @@ def _run(part: PartRead) -> Record:
 def join_parts(
     directory: Store, names: Sequence[str], count: int, encoding: Encoding
 ) -> list[Record]:
-    """Publish neighbouring parts, of `count` parts, as one file, and then remove the parts.
+    """Publish the named neighbouring parts as one file, and then remove them; return the records.
 
-    If columns have no common type, there are several files.
+    `count` is the number of all parts of the job. If columns have no common type, there are several
+    files.
     """
     key, first, last = str(key_in(names[0])), part_number(names[0]), part_number(names[-1])
     name = joined_name(first, last, count, key, encoding.suffix)
@@ -346,7 +350,7 @@ def _already_written(name: str, spec: TaskSpec) -> Record | None:
 def _map_rows(
     frame: Frame, source: dict[str, Any], spec: TaskSpec
 ) -> tuple[pa.Table, list[Problem], StageCounts]:
-    """Map the rows; return the results, the problems of failed rows, and counts of the stages."""
+    """Run the stages on a part's rows; return a table, problems of failed rows, and counts."""
     done = StageCounts(spec.examples)
 
     def run(start: int, stop: int) -> pa.Table:
@@ -377,7 +381,10 @@ def _map_rows(
 
 
 def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
-    """Return the new columns; raise ValueError if a stage has dropped, made or moved rows."""
+    """Return the columns that stages added, for annotations.
+
+    Raises ValueError if a stage has dropped, made or moved rows.
+    """
     if not mapped.index.equals(rows.index) or _have_moved(rows, mapped):
         raise ValueError(
             "a stage has dropped, made or moved rows, and annotations need all of them in order: "
@@ -387,7 +394,7 @@ def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
 
 
 def _have_moved(rows: Frame, mapped: Frame) -> bool:
-    """Return whether rows have moved, even if a stage has renumbered them.
+    """Return whether a stage has moved rows, even if it has renumbered them.
 
     Rows have moved if most changed values of a column were in other changed rows before. They were
     not if a stage changes values in place, such as by stripping texts. An unchanged column that
@@ -419,7 +426,7 @@ def _add_position(problem: Problem, positions: pa.Table) -> Problem:
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """Return the error types of a row that cannot be scored or written, even alone."""
+    """Return the errors of a single row that cannot be scored or written, for quarantine."""
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
@@ -449,17 +456,20 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 
 
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
-    """Count the rows read, in a frame or table, and the rows kept, for the part's record."""
+    """Count labels, scores, lengths and sources of rows read and kept, for the part's record."""
     column, sources = spec.source_field, {}
     if column is not None:
         values = _columns(read, [column])[column]
         sources = {column: count_sources(values, values if spec.annotations else kept[column])}
     fields = [label_fields([mapper]) for mapper in spec.chain.mappers]
     fields += [known.labels for known in spec.input_schema.annotations] if spec.input_schema else []
+    labels = count_labels(kept, spec.label_fields)
     first_labels = [labels[0] for labels in fields if labels]
     return {
-        "labels": count_labels(kept, spec.label_fields),
+        "labels": labels["labels"],
+        "labelled": labels["labelled"],
         "numbers": count_scores(kept, spec.number_fields),
+        "largest": largest_scores(kept, spec.number_fields),
         "text_lengths": count_lengths(_texts(read, spec.text_fields)),
         "agreements": count_agreements(kept, first_labels),
         "sources": sources,
@@ -471,7 +481,10 @@ def _columns(read: Frame | pa.Table, names: list[str]) -> pa.Table:
 
 
 def _texts(read: Frame | pa.Table, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the text columns that the input has."""
+    """Return the columns in `fields` that the input has as text, to count lengths.
+
+    Returns {} if texts cannot be converted to UTF-8.
+    """
     known = read.column_names if isinstance(read, pa.Table) else read.columns
     present = [name for name in fields if name in known]
     if not present:

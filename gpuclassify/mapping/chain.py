@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuclassify.frames import Frame, LazyFrame
-from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame, plain_token
+from gpuclassify.mapping.partition_map import PartitionMap, is_dask_frame
 from gpuclassify.mapping.shared_layers import shared_layers
 from gpuclassify.settings.checks import check_count, with_plain_values
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.tokenizing.prefetch import shared_tokens
 
 
@@ -83,7 +84,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 
 
 def joined(mappers: Iterable[Any]) -> Chain:
-    """Make a chain of all mappers; nested chains are flattened."""
+    """Make a chain that runs the mappers in order. Nested chains are replaced by their members."""
     return Chain(tuple(_flat(mappers)))
 
 
@@ -112,7 +113,7 @@ class Chain(PartitionMap):
         return "+".join(mapper.__name__ for mapper in self.mappers) or "Chain"
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return plain_token(("Chain", self.mappers))
+        return "Chain", value_digest(self.mappers)
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
@@ -134,13 +135,13 @@ class Chain(PartitionMap):
             frame = mapper.meta(frame)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with every mapper's columns."""
+        """Return an empty frame with the columns that all mappers add."""
         for mapper in self.mappers:
             frame = mapper.meta(frame)
         return frame
 
     def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
-        """Return each mapper's `meta_dtypes` for its own input."""
+        """Return each mapper's `meta_dtypes`, for the frame that earlier mappers return."""
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))
@@ -148,7 +149,7 @@ class Chain(PartitionMap):
         return tuple(known)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Map with one task per partition, or per mapper if one may move the frame."""
+        """Map with one task per partition, or one per mapper and partition if `moves_frames`."""
         if not self.moves_frames:
             return super().map_lazily(dataset)
         for mapper in self.mappers:
@@ -156,7 +157,7 @@ class Chain(PartitionMap):
         return dataset
 
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
-        """Return a chain of the mappers that these columns need, or None if they need none.
+        """Return a chain of the mappers needed for these result `columns`, or None if none is.
 
         Those mappers drop rows, write one of the columns, or write an input of such a mapper.
         """
@@ -169,11 +170,11 @@ class Chain(PartitionMap):
         return Chain(tuple(needed)) if needed else None
 
     def after(self, earlier: PartitionMap) -> Chain:
-        """Join both into one chain, which runs in one pass."""
+        """Join `earlier` and this chain into one chain, which runs in one pass."""
         return joined([earlier, self])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run all mappers over a pandas or cudf frame, with shared tokens and leading layers."""
+        """Run all mappers over a pandas or cudf frame, which share token ids and leading layers."""
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):
             for mapper, dtypes in zip(self.mappers, known, strict=True):

@@ -1,4 +1,4 @@
-"""New columns: types that a class may declare, and checks of their names."""
+"""Types that a custom class may declare for its new columns, and checks of column names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMN_TYPES = {
 
 
 class DeclaredColumns(Head):
-    """Columns that a mapper declares and computes itself."""
+    """Head of a custom class that declares `new_columns` and computes them in its own `columns`."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class DeclaredColumns(Head):
         self._compute = compute
 
     def fields(self) -> list[pa.Field]:
-        """Return the declared columns."""
+        """Return the Arrow fields of the declared columns."""
         return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self._declared.items()]
 
     def check_settings(self) -> None:
-        """Raise ValueError if the settings need labels or scores, which are not known."""
+        """Raise ValueError for settings of labels or scores, which declared columns do not have."""
         for name in (*self.options.filter_names, *self.options.line_names):
             if getattr(self.options, name) is not None:
                 raise ValueError(
@@ -53,12 +53,12 @@ class DeclaredColumns(Head):
                 )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the mapper computes from the outputs."""
+        """Return the result of the custom class's `columns` for the model's outputs."""
         return self._compute(values)
 
 
 def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
-    """Raise TypeError unless every declared column has a type in `COLUMN_TYPES`."""
+    """Raise TypeError unless every declared column has one of the types in `COLUMN_TYPES`."""
     for name, kind in columns.items():
         if kind not in COLUMN_TYPES:
             raise TypeError(
@@ -70,7 +70,10 @@ def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
 def check_is_there(
     name: str, columns: Sequence[str], setting: str, what: str = "text column"
 ) -> None:
-    """Raise ValueError unless a dataset has exactly one column of this name."""
+    """Raise ValueError unless exactly one of a dataset's columns has this name.
+
+    `setting` is the argument that names the column, and `what` describes it, both for the message.
+    """
     count = columns.count(name)
     if count == 0:
         raise ValueError(
@@ -84,7 +87,7 @@ def check_is_there(
 def check_are_new(
     names: Sequence[str], columns: Sequence[str], texts: Sequence[str], overwrite: bool
 ) -> None:
-    """Raise ValueError unless the output columns `names` can be added to a dataset's `columns`.
+    """Raise ValueError unless the new columns `names` can be added to a dataset's `columns`.
 
     They must be distinct, not among `texts` and, unless `overwrite`, not among other columns.
     """
@@ -105,7 +108,7 @@ def check_are_new(
 
 
 def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
-    """Return the list length of each new column of number lists; 0 if unknown."""
+    """Return the list length of each new column with lists of floats; 0 if it is unknown."""
     return {
         field.name: head.list_size
         for head in heads
@@ -115,7 +118,7 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 
 
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
-    """Raise OverflowError if a column of lists would have more than `most_numbers` numbers."""
+    """Raise OverflowError if a list column exceeds `most_numbers`, a limit of cudf columns."""
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:
             raise OverflowError(

@@ -1,7 +1,8 @@
 """Parse, check and evaluate conditions on columns, in the language of ``DataFrame.query``.
 
-Python's parser reads them, and only the syntax listed here is accepted, so that nothing is called.
-As in SQL, null is unknown, and so is every result that depends on it.
+Python's parser reads the conditions, but only the syntax listed here is accepted, so that a
+condition cannot call anything. As in SQL, null is unknown, and so is every result that depends on
+it.
 """
 
 from __future__ import annotations
@@ -56,14 +57,17 @@ Value = Any  # an array or scalar of Arrow
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition, as `terms` joined by "and"."""
+    """Parsed condition of ``where=``: `terms` joined by "and", and names of the `columns`."""
 
     terms: tuple[str, ...]
     columns: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Parse a condition. Raises ValueError if it is invalid."""
+        """Parse a condition such as ``score > 2``.
+
+        Raises ValueError if it is invalid or names no column.
+        """
         tree = _parsed(text)
         named = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
         columns = dict.fromkeys(name.strip("`") for name in named)
@@ -87,7 +91,7 @@ class Condition:
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
-        """Evaluate each term for all rows: true, false or null."""
+        """Evaluate each term for every row of the table: true, false or null (unknown)."""
         columns = {name: _plain(table[name]) for name in self.columns}
         for name, column in columns.items():  # a column with only nulls is read as text
             if is_text(column.type) and column.null_count == len(column):
@@ -113,7 +117,10 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parse a text; backquotes enclose column names that are not identifiers of Python."""
+    """Parse a condition such as ``score > 2`` to a Python syntax tree, after `_check_nodes`.
+
+    Backquotes enclose column names that are no identifiers of Python.
+    """
     quoted: list[str] = []
     mark = "_quoted"
 
@@ -147,7 +154,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _check_nodes(node: ast.AST, depth: int = 0) -> None:
-    """Raise ValueError for syntax that is not part of conditions."""
+    """Raise ValueError if the tree has Python syntax that conditions may not use, such as calls."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
@@ -196,7 +203,7 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, converted to a comparable type if possible.
+    """Return a column as one array, converted to a type that Arrow can compare, if there is one.
 
     Integers become int64 or decimals, and NaN becomes null.
     """
@@ -241,7 +248,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _value(node: ast.AST, columns: Mapping[str, pa.Array]) -> Value:
-    """Evaluate an expression that has passed `_check_nodes`."""
+    """Evaluate a tree that has passed `_check_nodes`, for all rows; a constant gives a scalar."""
     match node:
         case ast.Name(id=name):
             return columns[name.strip("`")]
@@ -334,7 +341,7 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
 
 
 def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
-    """Compare values of one kind; exact except for comparisons of decimals with floats."""
+    """Compare two numbers, texts or times; exact, except for decimal fractions with floats."""
     is_float = [pa.types.is_floating(value.type) for value in (left, right)]
     if all(is_float):
         left, right = _alike(left, right)
@@ -348,7 +355,7 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Compare integers or decimals with floats, by exact digits if both round to one float."""
+    """Compare integers or decimals with floats, exactly if rounding to float64 makes them equal."""
     floats, rounded = pc.cast(floats, pa.float64()), _as_float64(exact)
     if pa.types.is_decimal(exact.type) and exact.type.scale:
         return compare(rounded, floats)
@@ -360,7 +367,10 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 
 
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
-    """Calculate with numbers. Raises OverflowError with the first row of a too large result."""
+    """Calculate with numbers.
+
+    Raises OverflowError that names the first row with a too large result.
+    """
 
     def calculate(*values: Value) -> Value:
         values = _alike(*values)
@@ -388,7 +398,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Find the first row before `end` with a failing calculation."""
+    """Find the index of the first row with a too large result, by bisecting rows before `end`."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -402,9 +412,9 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert numbers to one type: int64, decimals, float32 or float64.
+    """Convert the operands of a calculation or comparison to int64, decimals, float32 or float64.
 
-    Constants get the precision of a column of floats.
+    A constant is rounded to float32 if the column is float32.
     """
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}
@@ -432,7 +442,10 @@ def _without_nan(value: Value) -> Value:
 
 
 def _as_time(text: Value, kind: pa.DataType) -> Value:
-    """Parse texts as times of a type, or a finer unit; the type's zone is the default."""
+    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost.
+
+    Texts without a time zone are in the zone of `kind`.
+    """
     text = text.cast(pa.string())
     if pa.types.is_time(kind):
         day = pc.binary_join_element_wise("1970-01-01", text, " ")
@@ -451,7 +464,10 @@ def _as_time(text: Value, kind: pa.DataType) -> Value:
 
 
 def _nanoseconds(value: Value) -> Value:
-    """Convert times to nanoseconds as decimals, which have room for all units."""
+    """Convert dates or times to nanoseconds, so that times of different units can be compared.
+
+    They are decimals, because nanoseconds of far dates exceed int64.
+    """
     kind = value.type
     number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if pa.types.is_date(kind):

@@ -1,8 +1,8 @@
-"""Lazy frame of a row-wise mapper, as an expression for Dask's optimizer.
+"""Dask expression of a mapper's lazy frame, so that Dask's optimizer skips rows and columns.
 
 Uses private names of Dask. If a version of Dask lacks one of them, importing this file fails, and
-`PartitionMap` uses `map_partitions` instead, with the same rows.
-(`jobs/output/writers.py` and recipes ask Dask's expressions which files a frame reads.)
+`PartitionMap` uses `map_partitions` instead, with the same rows. (`jobs/output/writers.py` and
+recipes ask Dask's expressions which files a frame reads.)
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Dependents = Mapping[str, Sequence[object]]  # dependent expressions, by name of
 
 
 def optimizable(mapped: Any) -> Any:
-    """Return the lazy frame of a row-wise mapper as an expression for Dask's optimizer."""
+    """Replace the expression of a mapped frame by a `RowMap`, so that Dask can optimize it."""
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
     return new_collection(kind(*mapped.expr.operands))
 
 
 class RowMap(MapPartitions):
-    """Partitions mapped by a row-wise mapper, computed only for the needed rows and columns.
+    """Dask expression of a row-wise mapper, computed only for rows and columns that are needed.
 
     Row filters on unchanged columns move below the mapper, and a selection of columns becomes a
     selection of input columns.
@@ -46,12 +46,15 @@ class RowMap(MapPartitions):
 
     @property
     def _meta(self) -> Any:
-        """Meta without Dask's check, which in 2026.1 would make the graph of the input."""
+        """Meta that the mapper returned.
+
+        Dask 2026.1 would build the graph of the input to check it.
+        """
         return self.operand("meta")
 
     @property
     def _projection_columns(self) -> list[Any]:
-        """Columns needed from the input, such as the text."""
+        """All columns of the input, which Dask may select from; read by Dask's optimizer."""
         return self.frame.columns
 
     def _simplify_up(self, parent: Expr, dependents: Dependents) -> Expr | None:
@@ -64,7 +67,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression for this mapper and then `parent`'s; None if it saves nothing."""
+        """Return one expression for this mapper, then `parent`'s; None if that saves nothing."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -79,7 +82,7 @@ class RowMap(MapPartitions):
         return optimizable(mapped).expr
 
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
-        """Return `parent` with only the columns that it and the other dependents need.
+        """Return `parent` on a mapper with only the columns that any dependent needs.
 
         All dependents share one expression, so that no row is scored twice.
         """
@@ -109,7 +112,7 @@ class RowMap(MapPartitions):
         )
 
     def _is_same_below(self, predicate: Expr) -> bool:
-        """Return whether `predicate` has the same values on the mapper's input."""
+        """Return whether a filter's `predicate` has the same values before the mapper runs."""
         if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
             return not set(self.mapper.schema().names).intersection(predicate.columns)
         if not isinstance(predicate, Elemwise):  # such as a mean, which depends on other rows
@@ -118,4 +121,4 @@ class RowMap(MapPartitions):
 
 
 class LengthPreservingRowMap(RowMap, Elemwise):
-    """`RowMap` that keeps every row, so that `len`, `head` and `tail` can skip it."""
+    """`RowMap` of a mapper that keeps every row, so that Dask computes `len` without running it."""

@@ -1,4 +1,4 @@
-"""Heads: convert outputs to columns, apply filters, and check that a model matches.
+"""Heads convert a model's outputs to columns, apply filters, and check that a model matches.
 
 Columns are Arrow arrays, which both dataframe backends accept. Heads of labels and scores are in
 `label_heads.py`.
@@ -30,7 +30,9 @@ Columns = Mapping[str, Any]
 
 
 class Head(ABC):
-    """Base class for converting a model's outputs to columns. Several heads may share a runner.
+    """Base class for converting a model's outputs to columns.
+
+    Heads of one mapper share its outputs.
 
     `owner` names the mapper in messages, `model` describes the outputs, and `outputs` is the slice
     of the runner's outputs that the head reads.
@@ -55,39 +57,42 @@ class Head(ABC):
 
     @abstractmethod
     def fields(self) -> list[pa.Field]:
-        """Return the columns in order; the types are those in `gpuclassify.frames`."""
+        """Return the fields of the new columns, in order.
+
+        Types are those in `gpuclassify.frames`.
+        """
 
     @property
     def list_size(self) -> int:
-        """Number of list elements per row in columns of lists, 0 if unknown."""
+        """Number of elements of each list in list columns; 0 if unknown."""
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model's outputs match the head."""
+        """Raise CheckpointError unless this head can convert the outputs of the model."""
         return
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the settings match the head and the model's labels."""
+        """Raise ValueError unless the settings make sense for this head and the model's labels."""
         return
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError for a label that no row can get."""
+        """Raise ValueError if one of `names` is a label that no row can get."""
         return
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert outputs to float32 values that can be averaged over the windows of a text."""
+        """Convert raw outputs, such as logits, to numbers that can be averaged over windows."""
         return outputs
 
     def values(self, outputs: Outputs) -> np.ndarray:
-        """Return activated outputs, one row per text, for `columns` and `passes`."""
+        """Return activated outputs, one row per text, to pass to `columns` and `passes`."""
         return outputs.by_text(self.activate, self.outputs)
 
     @abstractmethod
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for activated outputs, float32 (texts, outputs)."""
+        """Return new columns by name, from activated outputs, float32 (texts, outputs)."""
 
     def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
-        """Return the result of `columns` as Arrow arrays.
+        """Return the new columns as Arrow arrays, checked against `fields`.
 
         Raises ValueError unless the columns are those of `fields`.
         """
@@ -104,7 +109,7 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the texts that pass each filter, bool (texts,), for the values of `columns`.
+        """Return a mask of passing texts, bool (texts,), for each filter that is set, by its name.
 
         Names are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in
         `reasons` of a report part of the head.
@@ -114,7 +119,7 @@ class Head(ABC):
     # Methods for jobs, which count.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return additional counts for the texts of all rows; jobs add them up by name."""
+        """Return more counts for a job's report, from the texts of all rows. Parts are summed."""
         return {}
 
     def outcomes(
@@ -124,26 +129,29 @@ class Head(ABC):
         passed: Mapping[str, np.ndarray] | None,
         labels: pa.Array | None,
     ) -> TextOutcomes:
-        """Return the outcomes of texts with these `values`, for counts and examples."""
+        """Return filters passed, label and certainty of each text, for a job's report."""
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return the sort key of each text as an example, finite, or None."""
+        """Return a finite number per text, used to sort examples, or None if there is none."""
         return None
 
 
 def labelling_head(heads: Sequence[Head]) -> Head:
-    """Return the first head with a label column, or the first head."""
+    """Return the first head with a label column, or the first head if none has one."""
     return next((head for head in heads if head.label_field is not None), heads[0])
 
 
 def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
-    """Make fields for the columns that have a name."""
+    """Make fields of the (name, type) pairs that have a name; a column without name is not made."""
     return [pa.field(name, kind) for name, kind in columns if name is not None]
 
 
 def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
-    """Return the values of the columns that have a name."""
+    """Make a dict of the (name, values) pairs that have a name.
+
+    A column without name is not made.
+    """
     return {name: values for name, values in columns if name is not None}
 
 
@@ -153,7 +161,7 @@ def arrow_array(
     count: int,
     giver: str,
 ) -> pa.Array:
-    """Convert a column's values to an Arrow array of the field's type; `giver` is for messages.
+    """Convert a new column's values to an Arrow array of the field's type.
 
     A DictionaryArray of texts is unchanged: both backends look its texts up, cudf on the GPU.
     Raises ValueError for a number of values other than `count`, and for values of another kind.
@@ -186,7 +194,7 @@ def arrow_array(
 
 
 def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a cast keeps the kind of values: numbers, texts or decisions."""
+    """Return whether values of type `kind` are numbers, texts or booleans, as `wanted` is."""
     if pa.types.is_boolean(wanted):
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):
@@ -208,7 +216,7 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa
 
 
 def take(array: pa.Array | pa.ChunkedArray, indices: pa.Array) -> Any:
-    """Return an Arrow array's values at these indices, null for null; chunked as `list_array`.
+    """Return the elements of an array at `indices`, null for a null index; see `list_array`.
 
     pyarrow's ``take`` returns wrong offsets, without an error, if lists exceed one array.
     """

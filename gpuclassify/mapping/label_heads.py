@@ -1,4 +1,4 @@
-"""Heads that label texts and filter rows: one label, several labels, or numbers."""
+"""Heads that give each text a label, several labels or numbers, and filter rows by them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads that label each text and filter rows by it."""
+    """Base class of heads that give each text a label or scores, and filter rows by them."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -42,16 +42,16 @@ class LabelHead(Head):
 
     @property
     def labels(self) -> list[Any]:
-        """Labels in id order, from the settings or the checkpoint's ``config.json``."""
+        """Labels in the order of the outputs, from settings or the model's ``config.json``."""
         return list(self.options.labels or self.model.checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the labels to filter by exist."""
+        """Raise ValueError if `filter_by` names a label that the model does not have."""
         self.check_labels(*(self.options.filter_by or ()))
 
     @property
     def scores_type(self) -> pa.DataType:
-        """Type of a column with a number for each label: list in id order, or struct by name."""
+        """Type of a column with a score per label: list in output order, or struct by label."""
         if self.options.score_format == "list":
             return SCORES
         return pa.struct([(label, FLOAT32) for label in self.labels])
@@ -66,7 +66,7 @@ class LabelHead(Head):
                 )
 
     def check_differ(self, *names: Any) -> None:
-        """Raise ValueError for a label that several outputs have."""
+        """Raise ValueError if several outputs have one of these labels."""
         if several := [name for name in names if self.labels.count(name) > 1]:
             raise ValueError(
                 f"{several[0]!r} is the label of several outputs of {self.options.model}: pass "
@@ -74,7 +74,7 @@ class LabelHead(Head):
             )
 
     def check_minimums(self, are_several: bool) -> None:
-        """Raise ValueError unless minimums name labels exactly if there are several scores.
+        """Raise ValueError unless minimums name labels exactly if a text has several scores.
 
         `line_scores_field` has one score per line, so that its label must be named, too.
         """
@@ -104,7 +104,7 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless the checkpoint has this type, and `labels` if any."""
+        """Raise CheckpointError unless problem type and labels of the model are as expected."""
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
             raise CheckpointError(
@@ -135,25 +135,25 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply `filter_by`, if it is set, to `labels` (texts,); see `passes`."""
+        """Return the mask of texts with a label in `filter_by`, as "label"; {} if it is not set."""
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply `min_confidence`, if it is set, to float32 (texts,); see `passes`."""
+        """Return the mask of texts that reach `min_confidence`, as "confidence"; {} if not set."""
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply `min_score`, if it is set; see `passes` and `reaches`."""
+        """Return the mask of texts that reach `min_score`, as "score"; {} if it is not set."""
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
     def reaches(
         self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
     ) -> np.ndarray:
-        """Return whether scores reach a minimum, bool (texts,).
+        """Return whether each text's scores reach a minimum, bool (texts,).
 
         Scores are float32 (texts,), or (texts, labels) if the minimum is pairs of label and number.
         """
@@ -164,17 +164,17 @@ class LabelHead(Head):
         return np.all(scores[:, indices] >= least, axis=1)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores that minimums are compared with; see `reaches`."""
+        """Return the scores that `reaches` compares: all activated outputs, by default."""
         return values
 
 
 class CategoryHead(LabelHead):
-    """Head for the most probable label, by softmax; ties go to the lowest id."""
+    """Head that gives the most probable label by softmax; ties go to the first label."""
 
     problem_type: ClassVar[str] = SINGLE_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, scores and confidence that have names."""
+        """Return the fields of label, scores and confidence, if the settings name them."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.score_field, self.scores_type),
@@ -182,11 +182,11 @@ class CategoryHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return probabilities for logits, float32 (texts, labels)."""
+        """Convert logits to probabilities by softmax, float32 (texts, labels)."""
         return softmax(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for probabilities, float32 (texts, labels)."""
+        """Return the columns of label, scores and confidence that the settings name."""
         return named_columns(
             (self.label_field, label_array(values.argmax(axis=1), self.labels)),
             (self.options.score_field, scores_array(values, self.scores_type)),
@@ -194,17 +194,17 @@ class CategoryHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of label, confidence and score; see `Head.passes`."""
+        """Return the masks of texts that pass the filters of label, confidence and score."""
         labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
         passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
         return passed | self.passes_score(values)
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label."""
+        """Return the probability of each text's most probable label."""
         return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the checkpoint has this type and the passed labels."""
+        """Raise CheckpointError unless problem type and labels of the model match the head."""
         self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
         if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
             raise CheckpointError(
@@ -214,7 +214,7 @@ class CategoryHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown labels, or a format without a column."""
+        """Raise ValueError for filters by unknown labels, or a format without its column."""
         super().check_settings()
         self.check_minimums(are_several=True)
         if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
@@ -233,25 +233,28 @@ class CategoryHead(LabelHead):
 
 
 class MultiLabelHead(CategoryHead):
-    """Variant of `CategoryHead` with an independent probability for each label."""
+    """`CategoryHead` for models with an independent probability for each label, by sigmoid."""
 
     problem_type = MULTI_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of `CategoryHead`, and all labels of each text."""
+        """Return the fields of `CategoryHead`, and of all labels that reach their thresholds."""
         return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return probabilities for logits, float32 (texts, labels)."""
+        """Convert logits to probabilities by sigmoid, float32 (texts, labels)."""
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for probabilities, float32 (texts, labels)."""
+        """Return the columns of `CategoryHead`, and of all labels that reach their thresholds."""
         all_labels = labels_array(self._are_given(values), self.labels)
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of `CategoryHead`, to any of a text's labels with `labels_field`."""
+        """Return masks as `CategoryHead` does.
+
+        `filter_by` compares all labels with `labels_field`.
+        """
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:
             wanted = [label in self.options.filter_by for label in self.labels]
@@ -259,14 +262,14 @@ class MultiLabelHead(CategoryHead):
         return passed
 
     def check_settings(self) -> None:
-        """Check settings as `CategoryHead`; raise ValueError for thresholds of unknown labels."""
+        """Raise ValueError as `CategoryHead` does, and for thresholds of unknown labels."""
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
             self.check_labels(*dict(self.options.thresholds))
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Return whether probabilities reach their labels' thresholds, bool (texts, labels)."""
+        """Return the mask of labels that reach their thresholds, bool (texts, labels)."""
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -275,7 +278,7 @@ class MultiLabelHead(CategoryHead):
 
 
 class RegressionHead(LabelHead):
-    """Head for the raw outputs of a regression model: a number, or several; no label."""
+    """Head that gives the raw outputs of a regression model: a number, or several; no label."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -287,30 +290,30 @@ class RegressionHead(LabelHead):
         return self.options.score_field or "score"
 
     def fields(self) -> list[pa.Field]:
-        """Return the field of the score: float32, or a list or struct of several."""
+        """Return the field of the score column: float32, or a list or struct of several numbers."""
         kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs; a single output for pairs gets a sigmoid, as in CrossEncoder."""
+        """Return the outputs. A single output for pairs gets a sigmoid, as in CrossEncoder."""
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the column of outputs, float32 (texts, outputs)."""
+        """Return the score column, from the model's outputs, float32 (texts, outputs)."""
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the minimum score; see `Head.passes`."""
+        """Return the mask of texts that reach the minimum score; see `Head.passes`."""
         return self.passes_score(self.scores(values))
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the outputs; a single one as (texts,)."""
+        """Return the outputs to compare with minimums; (texts,) if there is only one."""
         return values[:, 0] if len(self.labels) == 1 else values
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return the score if there is only one, else None."""
+        """Return each text's score to sort examples by, or None if there are several."""
         return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -318,7 +321,7 @@ class RegressionHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimums of unknown outputs."""
+        """Raise ValueError for settings of labels, and for minimum scores of unknown outputs."""
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
         for name, default in labels:
@@ -344,20 +347,20 @@ HEADS: dict[str, type[LabelHead]] = {
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
-    """Convert ids, (texts,), to a DictionaryArray of labels; null for -1."""
+    """Convert label ids, (texts,), to a DictionaryArray of label names; null for -1."""
     codes = pa.array(ids.astype(np.int32), mask=ids < 0)
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
 def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
-    """Convert a mask, bool (texts, labels), to lists of labels in id order."""
+    """Convert a mask of labels, bool (texts, labels), to lists of label names in id order."""
     offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
     names = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
     return pa.ListArray.from_arrays(offsets, names)
 
 
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Convert scores, float32 (texts, labels), to lists, or to structs by label."""
+    """Convert scores, float32 (texts, labels), to a column of lists, or of structs by label."""
     if not pa.types.is_struct(kind):
         return list_array(values)
     columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]
@@ -367,7 +370,7 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Warn of labels other than `published`, or raise CheckpointError if `strict`."""
+    """Warn if a checkpoint's labels are not the class's, or raise CheckpointError if `strict`."""
     if not labels or set(labels) == set(published):
         return
     message = (

@@ -1,4 +1,4 @@
-"""Run each distinct line of texts once, and aggregate results by text."""
+"""Classify the lines of texts: run each distinct line once, and aggregate results by text."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class TextLines:
         self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
-        """Name a distinct line in messages by the first text that contains it."""
+        """Describe a distinct line in messages, by the first text that contains it."""
         text = np.searchsorted(self.starts, (self.positions == position).argmax(), side="right") - 1
         return f"the line {self.distinct[position][:60]!r} of {name_text(int(text))}"
 
 
 @dataclass(frozen=True)
 class LineOutputs(Outputs):
-    """Outputs of a runner for the distinct lines of texts, in order of the lines."""
+    """Model outputs for the distinct lines of texts, and the order of the lines in the texts."""
 
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return the activated values of `head` for each line that is run."""
+        """Return the outputs for `head`, activated, one row for each line that is run."""
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Aggregate the outputs of each text's lines to one row; see `Outputs.by_text`."""
+        """Aggregate activated outputs of each text's lines to one row; see `Outputs.by_text`."""
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
             return values[lines.starts]
@@ -71,14 +71,19 @@ class LineOutputs(Outputs):
 
 
 class LinesRunner(Runner):
-    """Runner that passes each distinct line of texts to another runner, as a text."""
+    """Runner that passes the distinct lines of texts, instead of the texts, to another runner."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.options, runner.model, runner.own_module)
         self.runner = runner
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages of the other runner."""
+        return self.runner.libraries
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
-        """Return outputs of the lines of distinct texts; see `Runner.run`.
+        """Compute outputs for the lines of distinct texts; see `Runner.run`.
 
         The share of a text that was read is measured in characters of its lines.
         """
@@ -99,7 +104,7 @@ class LinesRunner(Runner):
         )
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return the lengths in tokens of the lines of texts; see `Runner.token_lengths`."""
+        """Count the tokens of the texts' lines; see `Runner.token_lengths`."""
         if not texts:
             return self.runner.token_lengths(texts)
         lines = TextLines(texts)
@@ -110,7 +115,7 @@ class LinesRunner(Runner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Hold the model in memory; see `Runner.lease`."""
+        """Keep the model in memory within a ``with`` block; see `Runner.lease`."""
         return self.runner.lease(device, dtype)
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -118,11 +123,11 @@ class LinesRunner(Runner):
         return self.runner.device_and_dtype()
 
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the largest batch; see `Runner.batch_bytes`."""
+        """Estimate the number of bytes of the largest batch; see `Runner.batch_bytes`."""
         return self.runner.batch_bytes()
 
     def check_weights(self) -> None:
-        """Check the headers of the weights; see `Runner.check_weights`."""
+        """Check tensor names and shapes in the weight files; see `Runner.check_weights`."""
         self.runner.check_weights()
 
     def check_tokenizer(self) -> None:
@@ -141,18 +146,18 @@ class LinesRunner(Runner):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Encoder that runs the lines; see `Runner.encoder`."""
+        """The other runner's encoder, which then runs the lines; see `Runner.encoder`."""
         return self.runner.encoder
 
     @property
     def resident_key(self) -> Hashable:
-        """First part of the keys of models in memory; see `Runner.resident_key`."""
+        """Identity of the model, with which the keys of its loaded copies begin."""
         return self.runner.resident_key
 
 
 @dataclass(frozen=True)
 class LineScores:
-    """Scores of lines, and the decision to keep each line."""
+    """Score of each line, and the mask of lines to keep, for the lines of some texts."""
 
     lines: TextLines
     scores: np.ndarray | None  # float32 (lines run,), if there is a column for them
@@ -168,7 +173,7 @@ class LineScores:
         return (kept / self.lines.counts).astype(np.float32)
 
     def score_lists(self) -> pa.Array:
-        """Return the scores of each text's lines as a list; null for lines not run."""
+        """Return the scores of each text's lines as a list; null for blank lines."""
         lines = self.lines
         numbers = np.zeros(len(lines.is_run), dtype=np.float32)
         numbers[lines.is_run] = self.scores
@@ -184,7 +189,7 @@ class LineScores:
 
 
 class LinesHead(Head):
-    """Head for columns about the lines of a text, and the filter by the share of kept lines.
+    """Head that writes columns about the lines of texts, and filters by the share of kept lines.
 
     Scores of lines come from another head, a `LabelHead`.
     """
@@ -199,7 +204,7 @@ class LinesHead(Head):
         return 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of scores, kept share and kept text that have names."""
+        """Return the fields of line scores, kept share and kept text, if the settings name them."""
         return named_fields(
             (self.options.line_scores_field, SCORES),
             (self.options.kept_share_field, FLOAT32),
@@ -207,7 +212,7 @@ class LinesHead(Head):
         )
 
     def values(self, outputs: Any) -> Any:
-        """Convert `LineOutputs` to `LineScores`."""
+        """Score each line, and decide which lines to keep, from the outputs."""
         head: Any = self.head
         minimum, values = self.options.line_min_score, outputs.by_line(head)
         are_kept, scores = np.ones(len(values), dtype=bool), None
@@ -220,7 +225,7 @@ class LinesHead(Head):
         return LineScores(outputs.lines, scores, are_kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the named columns of `LineScores`."""
+        """Return the columns of line scores, kept share and kept text that the settings name."""
         options = self.options
         makers: dict[str | None, Callable[[], Any]] = {
             options.line_scores_field: values.score_lists,
@@ -230,13 +235,13 @@ class LinesHead(Head):
         return {name: make() for name, make in makers.items() if name is not None}
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Apply the minimum share of kept lines; see `Head.passes`."""
+        """Return the mask of texts with the minimum share of kept lines; see `Head.passes`."""
         least = self.options.min_kept_share
         return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 
 
 def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
-    """Return the heads, with a `LinesHead` if the options have columns about lines."""
+    """Return the heads, and a `LinesHead` after them if the options name columns about lines."""
     if all(getattr(options, name) is None for name in options.line_names):
         return heads
     return (*heads, LinesHead(labelling_head(heads)))

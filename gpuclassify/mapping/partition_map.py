@@ -1,4 +1,4 @@
-"""Boundary to Dask: functions of a frame, mapped lazily over a dataset."""
+"""PartitionMap: base class of mappers, and their mapping over the partitions of a Dask frame."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
+from gpuclassify._version import installed_versions
 from gpuclassify.frames import Frame, LazyFrame, backend_of, frame_of_texts
 from gpuclassify.pages.sections import ReportPart
+from gpuclassify.settings.code_digest import PACKAGE, lasting, value_digest
+from gpuclassify.settings.declared import Declared
 from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import message_first, retire_on_broken_device
 
 Item = TypeVar("Item")
+# Entries of a mapper in the identity of a job: the parts of its code, and digests.
+CODE, FULL_SETTINGS, MODEL_DESCRIPTION = "code", "full settings", "model description"
 
 
 class PartitionMap(Public):
@@ -30,33 +35,33 @@ class PartitionMap(Public):
 
     @property
     def __name__(self) -> str:
-        """Name of the tasks on Dask's dashboard and in keys, instead of an address."""
+        """Name of this mapper's tasks in Dask's keys and dashboard: the class name, by default."""
         return type(self).__qualname__
 
     # Description.
 
     @property
     def members(self) -> tuple[PartitionMap, ...]:
-        """Mappers that this one runs, if there are any."""
+        """Mappers that this one runs, such as the mappers of a chain; empty for a single mapper."""
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
-        """Return the contained `TextMapper` objects, including itself."""
+        """Return the `TextMapper` objects, which run models, among this mapper and its members."""
         return tuple(mapper for member in self.members for mapper in member.text_mappers())
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Text columns to read."""
+        """Names of the text columns that are read."""
         return _distinct(member.text_fields for member in self.members)
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Columns in `text_fields` that get the text if texts are passed without a frame."""
+        """Names of the columns for texts, if the mapper is called with texts instead of a frame."""
         return _distinct(member.main_text_fields for member in self.members)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """All columns to read, including `text_fields`."""
+        """Names of all columns that are read, including `text_fields`."""
         return _distinct([self.text_fields, *(member.read_fields for member in self.members)])
 
     @property
@@ -74,7 +79,7 @@ class PartitionMap(Public):
 
     @property
     def moves_frames(self) -> bool:
-        """Whether the result may be a frame of another library than `meta`."""
+        """Whether the result may change the dataframe library, such as from pandas to cudf."""
         return any(member.moves_frames for member in self.members)
 
     @property
@@ -83,44 +88,64 @@ class PartitionMap(Public):
         return not self.members or any(member.drops_rows for member in self.members)
 
     def row_filter(self) -> Any:
-        """Return the mapper as a `RowFilter` that drops rows, or None for other mappers.
+        """Return the mapper as a `RowFilter` if it only drops rows by columns, else None.
 
-        Readers apply it before they read texts, if the mapper adds no columns.
+        Readers of files apply it before they read texts.
         """
         return None
 
     def keeping(self, field: str) -> PartitionMap | None:
-        """Return the mapper with a column for its filters' decision instead of dropping rows.
+        """Return a copy that writes its filters' decision to a bool column, and drops no row.
 
         None if the mapper does not support it.
         """
         return None
 
     def schema(self) -> pa.Schema:
-        """Return the new columns that are known without a frame, in order."""
+        """Return the columns that the mapper adds, as far as they are known without a frame."""
         return pa.schema([field for member in self.members for field in member.schema()])
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions to the report of a job."""
+        """Sections and numbers that the mapper adds to a job's HTML report."""
         return _distinct(member.report_parts for member in self.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings for people and to compare runs, as JSON values without secrets."""
+        """Return the settings as JSON values without secrets, to show them and to compare runs."""
         return {}
 
-    def digest(self) -> dict[str, str]:
-        """Return digests of inputs that settings do not identify, such as model files."""
-        from dask.tokenize import tokenize
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages whose versions may change results."""
+        return ()
 
-        return {"code": tokenize(self)}
+    def digest(self) -> dict[str, Any]:
+        """Return digests of full settings, model and code, used to detect that results may change.
+
+        They tell mappers apart that `describe` shows alike.
+        """
+        state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
+        return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
+
+    def code_parts(self) -> dict[str, str]:
+        """Return the parts of the code by name: class, its source, and versions of libraries.
+
+        Only classes outside this package have a source. A label of a build, such as "+cpu", is no
+        part of a version.
+        """
+        owner = type(self)
+        parts = {"class": owner.__qualname__}
+        if owner.__module__.partition(".")[0] != PACKAGE:
+            parts["source"] = value_digest(owner)
+        versions = installed_versions(*self.libraries)
+        return parts | {name: version.partition("+")[0] for name, version in versions.items()}
 
     def code(self) -> str:
-        """Return the constructor call, with complete settings."""
+        """Return the constructor call as Python code, with complete settings."""
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
-        """Return a smaller mapper with these columns of the result, and the same rows.
+        """Return a mapper that computes only these result `columns`, and drops the same rows.
 
         None if the input has all of them.
         """
@@ -128,35 +153,38 @@ class PartitionMap(Public):
         return self if is_needed else None
 
     def after(self, earlier: PartitionMap) -> PartitionMap | None:
-        """Join an `earlier` mapper and this one, or return None if that saves nothing."""
+        """Return one mapper that runs `earlier`, then this one; None if joining saves nothing."""
         return None
 
     # `check`, `prepare` and `meta` run in the client, `map_frame` on a worker.
 
     @abstractmethod
     def check(self, frame: Frame) -> None:
-        """Raise unless a pandas or cudf frame, possibly empty, has the needed columns."""
+        """Raise unless a pandas or cudf frame, perhaps empty, has the columns that are read."""
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise unless this mapper can read the output of `earlier` mappers."""
+        """Raise unless this mapper can use the columns that `earlier` mappers write."""
         return
 
     def prepare(self) -> None:
-        """Resolve models in the client, for workers; called when a dataset is passed."""
+        """Pin models to revisions in the client, before tasks are sent to workers."""
         for member in self.members:
             member.prepare()
 
     @abstractmethod
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the result's columns and dtypes, from an empty input."""
+        """Return an empty frame with the columns and dtypes of the result, for Dask's meta."""
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtypes that `map_frame` cannot derive from a single partition."""
+        """Return the meta's dtypes that `map_frame` cannot derive from a single partition.
+
+        They are passed to it as `meta_dtypes`; None if there are none.
+        """
         return None
 
     @abstractmethod
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Map a pandas or cudf frame, such as a partition on a worker.
+        """Map a pandas or cudf frame, such as one partition on a worker.
 
         `meta_dtypes` are those of the meta, by default of the frame.
         """
@@ -195,7 +223,7 @@ class PartitionMap(Public):
         return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Map a Dask frame that has passed `check`; see `__call__`."""
+        """Return the lazy result for a Dask frame that has passed `check`; see `__call__`."""
         frame = dataset._meta
         meta, known = self.meta(frame), self.meta_dtypes(frame)
         mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
@@ -213,13 +241,13 @@ class PartitionMap(Public):
 def map_partition(
     frame: Frame, mapper: PartitionMap, meta_dtypes: object, columns: list[str] | None = None
 ) -> Any:
-    """Map one partition as a task of Dask, and select columns of the result."""
+    """Map one partition in a Dask task, and select `columns` of the result; None selects all."""
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
 
 
 class RowWiseMap(PartitionMap):
-    """Base class of mappers with results that depend only on the row itself; drops no row."""
+    """Base class of mappers with results for a row that depend only on that row; drops no row."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -238,18 +266,8 @@ class RowWiseMap(PartitionMap):
         return False
 
 
-def plain_token(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return `parts` normalized for `dask.base.tokenize`.
-
-    Strings are taken literally, so pass full values instead of shortened reprs.
-    """
-    from dask.base import normalize_token
-
-    return tuple(map(normalize_token, parts))
-
-
 def is_dask_frame(dataset: object) -> bool:
-    """Return whether `dataset` is a Dask DataFrame. Raises TypeError for other collections."""
+    """Return whether a dataset is a Dask DataFrame. Raises TypeError for other Dask collections."""
     import dask
 
     if not dask.is_dask_collection(dataset):

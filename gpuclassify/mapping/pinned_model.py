@@ -1,4 +1,4 @@
-"""PinnedModel: a model pinned to a revision, and its description from files without weights."""
+"""PinnedModel: a mapper's model, pinned to a revision and described without its weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PIN = "revision= with 40 hex digits"
 
 
 class PinnedModel:
-    """Model of a mapper's settings, looked up once and then described by its files.
+    """Model that a mapper's settings name, pinned to a revision and described from its small files.
 
     The constructor reads nothing. Results of reading are pickled, so that a worker runs exactly the
     client's revision. With `has_own_module` the mapper builds the network itself, and
@@ -63,12 +63,12 @@ class PinnedModel:
 
     @property
     def repositories(self) -> list[str]:
-        """Model repositories and directories that may be read."""
+        """Hub repositories and local directories that the settings name."""
         return [name for name in (self.options.model, self.options.base_model) if name]
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """Name of the model, pinned to a commit or to a digest of its directory, cached."""
+        """Name of the model with its commit, or with a digest of its directory, cached."""
         if self._checkpoint is not None:
             return self._checkpoint.identity
         options = self.options
@@ -94,34 +94,42 @@ class PinnedModel:
 
     @property
     def is_described(self) -> bool:
-        """Whether the checkpoint has been read."""
+        """Whether the checkpoint's description has been read."""
         return self._checkpoint is not None
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether the checkpoint has an adapter, if it has been read."""
+        return self._checkpoint is not None and bool(self._checkpoint.adapter_json)
+
+    @property
     def unpinned(self) -> str:
-        """Argument that would pin the revision in the settings; empty if it is pinned."""
+        """Argument to pass in order to pin the revision, for messages; empty if it is pinned."""
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN
 
     @property
     def identities(self) -> list[Identity]:
-        """Repositories and directories of the model, beginning with the weights."""
+        """Pinned repositories and directories of the model, beginning with the weights."""
         checkpoint = self.checkpoint
         sources = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
         return list(dict.fromkeys(source for source in sources if source is not None))
 
     @property
     def tokenizer_home(self) -> Identity:
-        """Identity of the model or directory that has the tokenizer."""
+        """Pinned repository or directory with the tokenizer's files."""
         return self.checkpoint.tokenizer or self.checkpoint.identity
 
     @property
     def prompt(self) -> str:
-        """Text to put before every text, or before the first text of a pair."""
+        """Text that the model expects before every text, or before the first text of a pair."""
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
     @property
     def pairing(self) -> tuple[str | None, str] | None:
-        """The options' `pairing`, with the prompt before the query."""
+        """Query and truncation of the options' `pairing`, with the prompt before the query.
+
+        None if the mapper does not read pairs.
+        """
         pairing = self.options.pairing
         if pairing is None or pairing[0] is None:
             return pairing
@@ -129,7 +137,11 @@ class PinnedModel:
         return self.prompt + query, truncation
 
     def prompted(self, texts: list[Any]) -> list[Any]:
-        """Put the prompt before each text, or before the first text of a pair without a query."""
+        """Put the prompt before each text, or before the first text of each pair.
+
+        Nothing is added if a fixed query is the first text, because `pairing` has the prompt
+        already.
+        """
         prompt, pairing = self.prompt, self.options.pairing
         if not prompt or (pairing is not None and pairing[0] is not None):
             return texts
@@ -138,7 +150,7 @@ class PinnedModel:
         return [prompt + text for text in texts]
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's configuration, without weights."""
+        """Read the checkpoint's description from its configuration files, without weights."""
         options = self.options
         checkpoint = read_checkpoint(
             self.identity,
@@ -155,7 +167,7 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if `max_seq_length` exceeds the checkpoint's positions."""
+        """Raise ValueError if `max_seq_length` exceeds the model's number of positions."""
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:
@@ -165,18 +177,18 @@ class PinnedModel:
             )
 
     def fetch(self) -> None:
-        """Download the model, once per machine."""
+        """Download the model's files to this machine's cache, unless they are there."""
         for identity in self.identities:
             hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_directories(self) -> None:
-        """Raise if the files of a local directory have changed since they were described."""
+        """Raise if files of a local model directory have changed since the model was described."""
         for identity in self.identities:
             if identity.is_directory:
                 hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_weights(self, module: OwnModule | None) -> None:
-        """Raise CheckpointError if the headers of the weights do not match the network.
+        """Raise CheckpointError if tensors in the weight files do not fit the network.
 
         Networks that only torch knows are compared when the model is loaded, because importing
         torch takes seconds; your own module has imported it already.
@@ -198,7 +210,7 @@ class PinnedModel:
             check_own_module(checkpoint, module, self.options.unpack_inference_batch)
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if a directory's tokenizer has ids that the model lacks."""
+        """Raise CheckpointError if a local tokenizer has token ids that the model lacks."""
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
         is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # ids are checked later
@@ -206,7 +218,9 @@ class PinnedModel:
             check_ids(self.checkpoint, load_backend(file, file))
 
     def is_readable(self) -> bool:
-        """Return whether the checkpoint can be read here; False only for clients with `labels`.
+        """Return whether this machine can read the checkpoint.
+
+        False only for clients with `labels`.
 
         Such a client must pin the Hub revision, so that all workers use the same one.
         """
@@ -230,11 +244,11 @@ class PinnedModel:
         return not self._is_out_of_reach
 
     def describe(self) -> dict[str, Any]:
-        """Return the model's commit or digest, as JSON values."""
+        """Return the pinned commit, or the digest of the directory, for reports."""
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
-        """Return a key that identifies the model: its description as far as it is known."""
+        """Return the model's description for Dask's keys, or its name if it cannot be read."""
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint
@@ -242,13 +256,13 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Names of the safetensors files with weights, by repository or directory."""
+        """Names of the safetensors files with weights, by pinned repository or directory."""
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}
 
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
-        """Return the bytes of the weights in this precision by file, from safetensors headers.
+        """Return the number of bytes that each file's weights take in this dtype, by file.
 
         Mappers that share a decoder have the same file. Empty if there are no such headers.
         """
@@ -264,7 +278,7 @@ class PinnedModel:
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Return a new tokenizer, without downloading weights."""
+        """Load a new tokenizer, downloading its files but no weights."""
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         cache_dir = self.options.cache_dir

@@ -1,4 +1,4 @@
-"""Columns about the part of a text that was read: number of windows, share, and cut or not."""
+"""Columns that say how completely a text was read: number of windows, share, and cut or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARE_TYPES = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.boo
 
 
 def read_share_fields(options: TextOptions) -> list[pa.Field]:
-    """Return the columns of the options about the part of a text that was read."""
+    """Return the fields of columns that say how completely a text was read, if they have names."""
     names = options.read_share_names
     return [pa.field(name, _SHARE_TYPES[what]) for what, name in names.items() if name is not None]
 
@@ -25,7 +25,7 @@ def read_share_columns(
     windows: np.ndarray,
     seen_share: np.ndarray,
 ) -> dict[str, pa.Array]:
-    """Compute the columns of `read_share_fields`; null for null texts.
+    """Compute the columns of `read_share_fields`, by name; values are null for null texts.
 
     `texts` are the rows' whole texts, not cut to `max_chars`. `positions` has the index of each
     row's text in `windows` and `seen_share`, int64 (rows,); -1 for null.

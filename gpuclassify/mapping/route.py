@@ -1,4 +1,4 @@
-"""Route: run a mapper per row, selected by the value of a column."""
+"""Route: run another mapper for each row, selected by the value of a column, such as language."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 from gpuclassify.frames import Frame, backend_of, is_text, name_row
 from gpuclassify.mapping.columns import check_are_new, check_is_there, check_room
 from gpuclassify.mapping.heads import take
-from gpuclassify.mapping.partition_map import PartitionMap, plain_token
+from gpuclassify.mapping.partition_map import CODE, PartitionMap
 from gpuclassify.mapping.stage_counts import StageCounts
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import some_of
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.declared import Declared
 from gpuclassify.workers.run_context import current_run, run_context
 
@@ -90,26 +91,35 @@ class Route(Declared, PartitionMap):
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         to = [(key, self.to[key]) for key in sorted(self.to)]
-        return plain_token(("Route", self.by, to, self.otherwise))
+        return "Route", value_digest((self.by, to, self.otherwise))
+
+    def digest(self) -> dict[str, Any]:
+        """Return the digests of each value's mapper, and the parts of its code."""
+        digests: dict[str, Any] = {CODE: {}}
+        for name, mapper in _named(self.to, self.otherwise):
+            found = mapper.digest()
+            digests[CODE] |= {f"{name} {part}": known for part, known in found.pop(CODE).items()}
+            digests |= {f"{name} {part}": known for part, known in found.items()}
+        return digests
 
     @property
     def members(self) -> tuple[TextMapper, ...]:
-        """Distinct mappers, in order."""
+        """Distinct mappers of `to` and `otherwise`, in order."""
         return tuple(dict.fromkeys(mapper for _, mapper in _named(self.to, self.otherwise)))
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Column `by`, and the text columns of all mappers."""
+        """Name of the column `by`, and of the columns that the mappers read."""
         return (self.by, *super().read_fields)
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call; `show` formats the settings of its mappers."""
+        """Return the constructor call as Python code; `show` formats the mappers' settings."""
         to = ", ".join(f"{key!r}: {mapper.code(show)}" for key, mapper in self.to.items())
         rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code(show)}"
         return f"Route(by={self.by!r}, to={{{to}}}{rest})"
 
     def describe(self) -> dict[str, Any]:
-        """Return the mapper of each value, with its model's commit or digest if reachable."""
+        """Return the mapper for each value of `by`, with the commit or digest of its model."""
         described: dict[str, Any] = {"by": self.by}
         for name, mapper in _named(self.to, self.otherwise):
             described[name] = repr(mapper)
@@ -117,15 +127,15 @@ class Route(Declared, PartitionMap):
         return described
 
     def schema(self) -> pa.Schema:
-        """Return the columns, which are the same for all mappers."""
+        """Return the new columns, which are the same for all mappers."""
         return self.members[0].schema()
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with the result's columns and dtypes."""
+        """Return an empty frame with the columns and dtypes of the result."""
         return self.members[0].meta(frame)
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype of new string columns."""
+        """Return the dtype that Dask's meta has for new string columns."""
         return self.members[0].meta_dtypes(frame)
 
     def check(self, frame: Frame) -> None:
@@ -147,7 +157,7 @@ class Route(Declared, PartitionMap):
             mapper.check(frame)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError if a key is not a label of the classifier that writes the column."""
+        """Raise ValueError if a key of `to` is no label of the classifier that writes `by`."""
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
                 try:
@@ -158,14 +168,14 @@ class Route(Declared, PartitionMap):
                 return
 
     def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
-        """Return each mapper with its rows, or with all rows before the column exists."""
+        """Return each mapper with its rows, or with all rows if `by` is not a column yet."""
         if self.by not in frame.columns:
             return [(mapper, frame) for mapper in self.members]
         take = backend_of(frame).take_rows
         return [(mapper, take(frame, mask)) for mapper, mask in self._masks(frame)]
 
     def _masks(self, frame: Frame) -> Iterator[tuple[TextMapper, np.ndarray]]:
-        """Yield each mapper with a mask of its rows, bool (rows,)."""
+        """Yield each mapper with the mask of its rows, bool (rows,)."""
         coded, numbers = (
             self._values(frame),
             {mapper: number for number, mapper in enumerate(self.members)},
@@ -178,7 +188,10 @@ class Route(Declared, PartitionMap):
         yield from ((mapper, by_row == number) for mapper, number in numbers.items())
 
     def _values(self, frame: Frame) -> pa.DictionaryArray:
-        """Return the column's values. Raises TypeError if their type differs from the keys'."""
+        """Return the values of the column `by`.
+
+        Raises TypeError if their type is not the keys' type.
+        """
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         key, kind = next(iter(self.to)), coded.type.value_type
@@ -192,7 +205,7 @@ class Route(Declared, PartitionMap):
         return coded
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run each mapper over its rows of a pandas or cudf frame."""
+        """Run each mapper over its rows of a pandas or cudf frame, and restore the row order."""
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         has_filters = any(mapper.options.filters for mapper in self.members)
@@ -233,7 +246,7 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 
 
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError if the mapper writes the column, and one of these is not its label."""
+    """Raise ValueError if the mapper writes `column` and never gives one of these labels."""
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:
             if head.label_field == column:
@@ -241,6 +254,6 @@ def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> Non
 
 
 def _named(to: Mapping[Any, TextMapper], otherwise: TextMapper | None) -> list[tuple[str, Any]]:
-    """Return all mappers with their keys as names for messages."""
+    """Return all mappers, each with a name for messages, such as "to deu_Latn" or "otherwise"."""
     rest = [] if otherwise is None else [("otherwise", otherwise)]
     return [*((f"to {key}", mapper) for key, mapper in to.items()), *rest]

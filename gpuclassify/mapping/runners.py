@@ -53,7 +53,7 @@ class NonFiniteOutputError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs that a runner computed for some texts, in the order of the texts."""
+    """Model outputs for some texts, in the order of the texts, with counts of the windows read."""
 
     # float32 numbers (windows, outputs), answers as objects, or records (windows,). Windows are
     # sorted by text.
@@ -71,7 +71,7 @@ class Outputs:
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Return activated values of these outputs, aggregated to one row per text."""
+        """Activate the selected `outputs`, and aggregate the windows of each text to one row."""
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
             from gpuclassify.tokenizing.text_tokenizer import aggregate
@@ -81,7 +81,10 @@ class Outputs:
 
 
 class Runner(ABC):
-    """Base class for running a model on a worker: the checkpoint's network or `own_module`."""
+    """Base class for running a model over texts on a worker.
+
+    The model is the checkpoint's own network, or `own_module`, a torch module of the user.
+    """
 
     def __init__(self, options: Any, model: PinnedModel, own_module: OwnModule | None) -> None:
         self.options = options
@@ -92,30 +95,35 @@ class Runner(ABC):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Compute finite outputs for distinct texts. Raises NonFiniteOutputError.
 
-        Counts of this run are added to `stats`. `name_text` returns the name of a text in messages,
-        by its position.
+        Counts of this run are added to `stats`. `name_text` returns the name of a text for
+        messages, from its index in `texts`.
         """
 
     @abstractmethod
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of texts for this model, without its weights."""
+        """Count tokens as the model would read these texts, without loading its weights."""
 
     @abstractmethod
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Keep the model in memory within a ``with`` block; it is loaded once per process."""
+        """Keep the model in memory within a ``with`` block. It is loaded once per process."""
 
     @abstractmethod
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the device and dtype of the model in this process."""
+        """Return the device and dtype that the model gets in this process."""
 
     @abstractmethod
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the largest batch, without weights; None if unknown."""
+        """Estimate the number of bytes of the largest batch, without weights; None if unknown."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages whose versions may change outputs."""
+        return ()
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not match the model."""
+        """Raise CheckpointError if tensors in the weight files do not fit the model."""
         return
 
     def check_tokenizer(self) -> None:
@@ -134,17 +142,17 @@ class Runner(ABC):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner whose network can run in step with other mappers' networks, or None."""
+        """Runner whose network can run together with other mappers' networks, or None."""
         return None
 
     @property
     def resident_key(self) -> Hashable:
-        """First part of the keys of this runner's models in memory."""
+        """First part of the keys of this runner's models in `MODELS`, the models in memory."""
         return self.model.checkpoint
 
     @property
     def is_loaded(self) -> bool:
-        """Whether one of its models is in the memory of this process."""
+        """Whether this process has the model in memory, in any dtype and on any device."""
         from gpuclassify.inference.residency import MODELS
 
         model_key, keys = self.resident_key, MODELS.keys()
@@ -160,7 +168,7 @@ class Runner(ABC):
 
 
 class NetworkRunner(Runner):
-    """Base class of runners of a torch network over the tokens of texts."""
+    """Base class of runners that tokenize texts and run a torch network over the token ids."""
 
     @property
     def is_slow(self) -> bool:
@@ -172,6 +180,12 @@ class NetworkRunner(Runner):
         """Whether the network runs on a GPU if there is one."""
         return self.options.device.startswith(("auto", "cuda"))
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that tokenize texts and run the network; peft runs adapters."""
+        adapters = ("peft",) if self.model.has_adapter else ()
+        return ("tokenizers", "torch", "transformers", *adapters)
+
     def lease_loaded(
         self,
         key: tuple[Hashable, ...],
@@ -179,7 +193,10 @@ class NetworkRunner(Runner):
         device: torch.device,
         dtype: torch.dtype,
     ) -> contextlib.AbstractContextManager[Any]:
-        """Lease the result of `load` under `key`, after freeing memory for it if needed."""
+        """Keep the result of `load` in memory as `key` within a ``with`` block.
+
+        Less recently used models are freed if memory is short.
+        """
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
 
@@ -189,29 +206,29 @@ class NetworkRunner(Runner):
         return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
-        """Estimate the bytes of the largest batch, without weights; see `largest_batch_bytes`."""
+        """Estimate the number of bytes of the largest batch; see `largest_batch_bytes`."""
         from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the torch device and dtype of the model in this process."""
+        """Return the torch device and dtype of the model in this process, by the settings."""
         from gpuclassify.inference.device import pick_device, pick_dtype
 
         device = pick_device(self.options.device)
         return device, pick_dtype(self.options, device)
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if a directory's tokenizer has ids that the model lacks."""
+        """Raise CheckpointError if a local tokenizer has token ids that the model lacks."""
         self.model.check_tokenizer()
 
 
 class EncoderRunner(NetworkRunner):
-    """Runner of a network with a row of numbers per text, or per window of a text."""
+    """Runner of a network that gives each text, or each window of tokens, one row of numbers."""
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner itself, or None for your own module and static tables, without known layers.
+        """Runner itself, or None if layers are unknown, as in your own module or a static table.
 
         See `Runner.encoder`.
         """
@@ -219,7 +236,7 @@ class EncoderRunner(NetworkRunner):
         return self if type(self) is EncoderRunner and has_layers else None
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Return outputs of distinct texts; see `Runner.run`."""
+        """Compute outputs for distinct texts; see `Runner.run`."""
         from gpuclassify.inference.batching import longest_first
 
         order = np.arange(len(texts))
@@ -249,7 +266,7 @@ class EncoderRunner(NetworkRunner):
         )
 
     def _are_finite(self, values: np.ndarray) -> np.ndarray:
-        """Return whether the outputs of each window are finite, bool (windows,)."""
+        """Return which windows have only finite outputs, bool (windows,)."""
         return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
@@ -260,7 +277,7 @@ class EncoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep the model in memory; see `Runner.lease`.
+        """Keep the model in memory within a ``with`` block; see `Runner.lease`.
 
         Falls back to float32 if outputs in `dtype` are not finite, unless the user has set it.
         """
@@ -306,29 +323,29 @@ class EncoderRunner(NetworkRunner):
         return self.lease_loaded(self.model_key(device, dtype), load, device, dtype)
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if the headers of the weights do not match the network."""
+        """Raise CheckpointError if tensors in the weight files do not fit the network."""
         self.model.check_weights(self.own_module)
 
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
-        """Return the key of the model in memory and of its measurements."""
+        """Return the key of the model in `MODELS`, the cache of loaded models."""
         definition = (
             () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
         )
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of the model's measured batch limits."""
+        """Return the key under which the engine stores measured batch limits for the model."""
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
-        """Return the texts with their tokenizer."""
+        """Return the texts, with prompts, and their tokenizer, for `TokenStream`."""
         from gpuclassify.tokenizing.prefetch import TokenSource, current_store
 
         tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts)
         return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        """Return the tokenizer of texts, which cuts them as in the settings."""
+        """Return the tokenizer for texts, which cuts them to windows as the settings say."""
         options = self.options
         length = options.max_seq_length or model.max_tokens
         cut = {"overlap": options.overlap_of(length), "end_chars": options.chars_of_ends}
@@ -337,13 +354,13 @@ class EncoderRunner(NetworkRunner):
 
     @property
     def scores_windows(self) -> bool:
-        """Whether all windows of a text are run instead of the first one."""
+        """Whether all windows of a long text are run, instead of only the first."""
         return self.options.has_windows and self.options.window_aggregation != "first"
 
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
-        """Recompute the outputs of one text alone in float32."""
+        """Compute a window with non-finite outputs again, alone and in float32."""
         import torch
 
         from gpuclassify.inference.engine import run_alone
@@ -365,7 +382,7 @@ class EncoderRunner(NetworkRunner):
 def run_windows(
     runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
 ) -> tuple[TokenStream, np.ndarray]:
-    """Tokenize texts, and compute outputs of distinct windows, float32 (windows, outputs)."""
+    """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs)."""
     from gpuclassify.inference import engine
     from gpuclassify.tokenizing.prefetch import TokenStream
 

@@ -1,4 +1,4 @@
-"""Filters that keep rows by their columns, such as `Select`, by a condition."""
+"""Filters that drop rows by the values in their columns, such as `Select`, by a condition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHOUT_VALUES = "without values"  # key in `attrs` of a meta: text columns with
 
 
 class RowFilter(RowWiseMap):
-    """Base class of mappers that keep rows by their columns, in a frame or while reading."""
+    """Base class of mappers that only drop rows, by columns, in a frame or while files are read."""
 
     @property
     def drops_rows(self) -> bool:
@@ -31,25 +31,28 @@ class RowFilter(RowWiseMap):
         return True
 
     def row_filter(self) -> RowFilter | None:
-        """Return this mapper if it may drop rows, else None."""
+        """Return this mapper if it may drop rows, else None, for filtering while files are read."""
         return self if self.drops_rows else None
 
     @abstractmethod
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of the rows to keep, bool (rows,), and count them for a job."""
+        """Return the mask of rows to keep, bool (rows,).
+
+        Counts are added to the running job, if any.
+        """
 
     def meta(self, frame: Frame) -> Any:
-        """Return the empty frame; columns do not change."""
+        """Return the frame without rows; columns do not change."""
         return frame.iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the rows of a pandas or cudf frame to keep."""
+        """Return a pandas or cudf frame with only the rows that `choose` keeps."""
         kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
 
 def columns_of(frame: Frame, names: Iterable[str]) -> pa.Table:
-    """Convert columns of a pandas or cudf frame to an Arrow table."""
+    """Convert the columns `names` of a pandas or cudf frame to an Arrow table."""
     array = backend_of(frame).list_array
     return pa.table({name: array(frame, name) for name in names})
 
@@ -93,7 +96,7 @@ class Select(Declared, RowFilter):
 
     @functools.cached_property
     def condition(self) -> Condition:
-        """Condition, parsed."""
+        """Parsed `where`, cached."""
         return Condition.parse(self.where)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,21 +104,21 @@ class Select(Declared, RowFilter):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns in the condition."""
+        """Names of the columns in the condition."""
         return self.condition.columns
 
     def describe(self) -> dict[str, Any]:
-        """Return the condition."""
+        """Return the setting `where`."""
         return {"where": self.where}
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Join both into one chain, which runs in one pass."""
+        """Join `earlier` and this filter into one chain, which runs in one pass."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the columns, with types that can be compared."""
+        """Raise unless the frame has the condition's columns, with types that can be compared."""
         self._refuse_repeated(frame)
         there = [name for name in self.read_fields if name in frame.columns]
         columns = columns_of(frame.iloc[:0], there)
@@ -125,7 +128,10 @@ class Select(Declared, RowFilter):
         self.condition.check(pa.schema(types))
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows that meet the condition, and count them for a job."""
+        """Return the mask of rows that meet the condition.
+
+        Counts are added to the running job, if any.
+        """
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)
         for term, met in self.condition.evaluate(columns).items():

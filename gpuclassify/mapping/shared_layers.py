@@ -1,6 +1,6 @@
-"""Run models that share leading layers in step, for mappers of one pass.
+"""Run models with equal leading layers together, so that those layers run once for all.
 
-Outputs of a later mapper are computed with those of the first one, and kept until its turn.
+The outputs for a later mapper of the pass are kept until it runs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
-    """Run shared leading layers once for all mappers, within a ``with`` block."""
+    """Let models of these mappers run equal leading layers once, within a ``with`` block."""
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
-    """Outputs of models that ran in step with an earlier mapper, for one pass."""
+    """Cache of outputs for later mappers, whose models ran together with an earlier mapper's model.
+
+    It lives for one pass over a partition.
+    """
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
         self._mappers = mappers
@@ -52,7 +55,7 @@ class _SharedOutputs:
     def run_windows(
         self, runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
     ) -> tuple[TokenStream, np.ndarray]:
-        """Run the windows of texts as `runners.run_windows` does, in step with later mappers.
+        """Compute outputs as `runners.run_windows` does, and those for later mappers with them.
 
         Uses the outputs that an earlier run has made.
         """
@@ -92,7 +95,7 @@ class _SharedOutputs:
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield key and model of later mappers that run in step with this one."""
+        """Yield key and model of each later mapper that shares leading layers with `model`."""
         from gpuclassify.inference.leading_layers import Follower
 
         mappers = self._mappers
@@ -126,7 +129,7 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split off the last `width` outputs of each text, or of each token."""
+    """Split off the last `width` outputs of each window, or of each of its tokens."""
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last
@@ -137,7 +140,7 @@ def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
-    """Apply all filters to raw outputs, (texts, outputs); return bool (texts,)."""
+    """Return which windows pass the filters of all `heads`, bool (windows,), from raw outputs."""
     passed = np.ones(len(outputs), dtype=bool)
     with np.errstate(all="ignore"):  # non-finite outputs are computed again later
         for head in heads:
@@ -147,7 +150,7 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 
 
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
-    """Return whether both run the same windows in the same way, by settings and sizes."""
+    """Return whether both runners make the same windows of texts, by settings and model sizes."""
     ours, theirs = (
         (
             type(runner),
@@ -166,7 +169,7 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Return the encoder's model, and the layers that it shares with the leader's, `first`.
+    """Load the encoder's model, and return it with the layers that it shares with the leader's.
 
     If there are any, the model stays leased as long as `leases`.
     """

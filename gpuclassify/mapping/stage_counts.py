@@ -1,4 +1,4 @@
-"""Counts of rows that each mapper reads, keeps and drops in a part, and example texts."""
+"""Count the rows that each mapper of a job reads, keeps and drops, and collect example texts."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ MARKS = "\ue000", "\ue001"  # enclose a passage; escaped texts never have these 
 LABELS = pa.list_(pa.string())  # type of a column with several labels per row
 LABEL = {b"role": b"label"}  # metadata of the field of a label
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
+SELECT = "Select "  # the name of a condition begins with it
+NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrences": {}}
 
 
 @dataclass(frozen=True)
 class TextOutcomes:
-    """Results of a mapper for distinct texts."""
+    """Result of one mapper for each distinct text: passed filters, label and certainty."""
 
     texts: Texts
     passed: Mapping[str, np.ndarray] | None  # mask by filter reason; None without filters
@@ -54,7 +56,7 @@ class TextOutcomes:
 
     @property
     def names(self) -> list[str]:
-        """Reasons to drop a text, in order of precedence."""
+        """Names of the reasons to drop a text, such as "score", in order of precedence."""
         return [*dict.fromkeys([*REASONS, *(self.passed or ())])]
 
     @functools.cached_property
@@ -71,7 +73,7 @@ class TextOutcomes:
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the `most` texts with the highest, and with the lowest, certainties.
+        """Return example texts: `most` with the highest certainties, and `most` with the lowest.
 
         ``labels`` (by label) and ``dropped`` (by reason) have pairs of certainty, or None, and
         beginning of the text, highest first. A mapper without labels has one group, "".
@@ -81,7 +83,7 @@ class TextOutcomes:
         return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return the examples by label."""
+        """Return the examples for each label, in the form that `examples` describes."""
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
             coded = self.labels.dictionary_encode()
@@ -109,14 +111,14 @@ class TextOutcomes:
 
 @dataclass
 class StageCounts:
-    """Counts and examples of one run's mappers, by name in run order.
+    """Counts of rows and example texts of one run, by mapper name in run order.
 
     Filled by the mappers that run within ``run_context(stages=...)``.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
-    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, ``labels`` by
-    # column before the filters, ``truncated_texts`` and ``seconds``.
+    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, before the
+    # filters the result of `count_labels`, ``truncated_texts`` and ``seconds``.
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Examples by mapper: ``most``, and the result of `TextOutcomes.examples`.
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -129,7 +131,7 @@ class StageCounts:
         columns: Mapping[str, pa.Array],
         **counts: object,
     ) -> None:
-        """Record the counts of a mapper. A repeated name gets a number.
+        """Record the counts and examples of a mapper. A repeated mapper name gets a number.
 
         `positions` is the index of each row's text in `outcomes`, int64 (rows,); -1 for null.
         """
@@ -143,7 +145,7 @@ class StageCounts:
         self.counts[name] = {
             **{"read": rows, "kept": rows - sum(dropped.values())},
             **{"dropped": dropped, "would_drop": would_drop},
-            "labels": count_labels(columns, label_fields([mapper])),
+            **count_labels(columns, label_fields([mapper])),
             **counts,
         }
         if self.most_examples:
@@ -157,13 +159,13 @@ class StageCounts:
         unrouted: int,
         has_filters: bool,
     ) -> None:
-        """Record the counts of a mapper that routes rows to others, by route and in total.
+        """Record the counts of a `Route`, in total and for each of its mappers.
 
         `unrouted` is the number of rows without a route. They pass no filter.
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
-        rest = {"read": unrouted, "kept": 0 if dropped else unrouted, "labels": {}}
+        rest = {"read": unrouted, "kept": 0 if dropped else unrouted, **NOTHING_LABELLED}
         rest |= {"dropped": dropped, "would_drop": would_drop, "truncated_texts": 0, "seconds": 0.0}
         total: dict[str, Any] = {}
         add_counts(total, {**rest, "models": {NO_MODEL: rest} if unrouted else {}})
@@ -177,12 +179,17 @@ class StageCounts:
     def add_condition(
         self, term: str, read: np.ndarray, met: np.ndarray, unknown: int, seconds: float
     ) -> None:
-        """Record the rows `read` that `met` a condition, bool (rows,); `unknown` were null."""
+        """Record the counts of one term of a condition.
+
+        `read` masks the rows that passed earlier terms, and `met` the rows for which the term is
+        true, both bool (rows,). The term is null for `unknown` of the rows read.
+        """
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
         dropped = {reason: count for reason, count in refused.items() if count}
-        counts = {"read": rows, "kept": kept, "dropped": dropped, "would_drop": {}, "labels": {}}
-        self.counts[f"Select {term}"] = {**counts, "truncated_texts": 0, "seconds": seconds}
+        counts = {"read": rows, "kept": kept, "dropped": dropped, "would_drop": {}}
+        counts |= {**NOTHING_LABELLED, "truncated_texts": 0, "seconds": seconds}
+        self.counts[f"{SELECT}{term}"] = counts
 
     def _name(self, mapper: PartitionMap) -> str:
         name = mapper.__name__
@@ -190,8 +197,13 @@ class StageCounts:
         return f"{name} {same + 1}" if same else name
 
 
+def is_condition(name: str) -> bool:
+    """Return whether a stage of this name is a condition such as ``score > 2``, not a mapper."""
+    return name.startswith(SELECT)
+
+
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Return the new columns with values that a report counts: labels, integers and decisions.
+    """Return the names of new columns whose values a report counts: labels, integers and decisions.
 
     In a column of lists all labels of a row count, including structs with a field "label".
     """
@@ -213,14 +225,7 @@ def _has_labels(kind: pa.DataType) -> bool:
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Count rows by value, without nulls, and return the most frequent `MOST_LABELS`.
-
-    Lists count for each of their values, and structs by their field "label".
-    """
-    if pa.types.is_list(column.type):
-        column = pc.list_flatten(column)
-    if pa.types.is_struct(column.type):
-        column = pc.struct_field(column, "label")
+    """Count occurrences by value, without nulls, and return the most frequent `MOST_LABELS`."""
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
@@ -228,14 +233,31 @@ def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 
 def count_labels(
     columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
-) -> dict[str, dict[str, int]]:
-    """Return `count_values` of the named columns in a table or a dict of arrays."""
+) -> dict[str, dict[str, Any]]:
+    """Count labels of the named columns in a table or a dict of arrays.
+
+    ``labels`` has rows by label for each column; a row with several labels counts once for each of
+    them. ``labelled`` has the rows whose value is not null, which may be an empty list.
+    ``occurrences`` has the structs by label, for lists of structs.
+    """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
-    return {name: count_values(columns[name]) for name in names if name in there}
+    counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "occurrences": {}}
+    for name in (name for name in names if name in there):
+        column = columns[name]
+        counts["labelled"][name] = len(column) - column.null_count
+        if pa.types.is_list(column.type):
+            rows, values = pc.list_parent_indices(column), pc.list_flatten(column)
+            if pa.types.is_struct(values.type):
+                values = pc.struct_field(values, "label")
+                counts["occurrences"][name] = count_values(values)
+            pairs = pa.table({"row": rows, "value": values}).group_by(["row", "value"])
+            column = pairs.aggregate([])["value"]  # each label once per row
+        counts["labels"][name] = count_values(column)
+    return counts
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Merge another part's examples into `sums`, both in the form of `StageCounts`."""
+    """Merge another part's examples into `sums`, both in the form of `StageCounts.examples`."""
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])
@@ -247,7 +269,7 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 
 
 def beginning(text: str | tuple[str, str]) -> str:
-    """Return the first `EXAMPLE_CHARS` characters of a text in one line, without invisible ones.
+    """Return the first `EXAMPLE_CHARS` characters of a text as one line, to show it as an example.
 
     Control characters, direction marks and lone surrogates would change the text around them.
     """
@@ -258,7 +280,7 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 
 def marked_line(text: str, start: int, end: int) -> str:
-    """Return a passage between `MARKS` with context, in the form of `beginning`."""
+    """Return a passage of a text as one line, marked by `MARKS`, with the text around it."""
     first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (
@@ -274,5 +296,5 @@ def _without_controls(line: str) -> str:
 
 
 def best_and_worst(ordered: list[Any], most: int) -> list[Any]:
-    """Return the first and the last `most` of a list, or all of a shorter one."""
+    """Return the first `most` and the last `most` items of a list; all if they would overlap."""
     return ordered if len(ordered) <= 2 * most else ordered[:most] + ordered[-most:]

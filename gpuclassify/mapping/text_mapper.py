@@ -1,4 +1,4 @@
-"""TextMapper: settings, and its three parts: a pinned model, a runner and heads."""
+"""TextMapper: run a model over texts, by a pinned model, a runner and heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from gpuclassify.mapping.columns import (
 from gpuclassify.mapping.heads import Columns, Head, labelling_head, take
 from gpuclassify.mapping.label_heads import check_published
 from gpuclassify.mapping.lines import LinesRunner, with_lines
-from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap, plain_token
+from gpuclassify.mapping.partition_map import (
+    CODE,
+    FULL_SETTINGS,
+    MODEL_DESCRIPTION,
+    PartitionMap,
+    RowWiseMap,
+)
 from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.read_share import read_share_columns, read_share_fields
 from gpuclassify.mapping.runners import EncoderRunner, Runner
@@ -128,7 +134,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Pinned model of the settings. Its description is sent to workers."""
+        """Model of the settings, pinned to a revision.
+
+        Workers get its description, without weights.
+        """
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -137,12 +146,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Runner, which computes outputs for texts."""
+        """Runner, which computes the model's outputs for texts, or for their lines."""
         runner = self.make_runner()
         return LinesRunner(runner) if self.options.runs_lines else runner
 
     def make_runner(self) -> Runner:
-        """Return the runner of whole texts."""
+        """Return the runner that computes outputs for whole texts; subclasses may override it."""
         module = None
         if self.build_module is not None:
             module = OwnModule(self.build_module, self._definition)
@@ -150,7 +159,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Heads, which convert the outputs of one run to columns."""
+        """Heads, which convert a model's outputs to columns and apply filters."""
         heads = self._declared_heads() or self.make_heads()
         return with_lines(heads, self.options) if self.options.runs_lines else heads
 
@@ -161,7 +170,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads of a mapper that declares no columns."""
+        """Return the heads of a class without `new_columns`; subclasses may override it."""
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
     # Identity for Dask and pickle, and repr.
@@ -174,10 +183,25 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return {name: value for name, value in vars(self).items() if name not in made_anew}
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return plain_token((*self._definition(), self.model.key()))
+        module, name, source, *settings = self._definition()
+        return module, name, source, value_digest(settings), value_digest(self.model.key())
+
+    def digest(self) -> dict[str, Any]:
+        """Return digests of the full settings and of the model's description, and the code."""
+        *_, options, attributes = self._definition()
+        return {
+            FULL_SETTINGS: value_digest((options, attributes)),
+            MODEL_DESCRIPTION: value_digest(self.model.key()),
+            CODE: self.code_parts(),
+        }
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that compute outputs, of the runner."""
+        return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return the class, settings and attributes that identify this mapper."""
+        """Return class, settings and attributes, to compare mappers and to make Dask's keys."""
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -208,22 +232,22 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def text_field(self) -> str:
-        """Name of the text column, or of the second column of a pair."""
+        """Name of the text column; of the second one for pairs."""
         return self.options.main_field
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Text column, both columns of a pair, or the columns of the template."""
+        """Names of the columns with text: one, both of a pair, or those in the template."""
         return self.options.text_fields
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Text column, in a tuple."""
+        """Name of the text column, in a tuple."""
         return (self.text_field,)
 
     @property
     def drops_rows(self) -> bool:
-        """Whether there are filters without a column for their decision."""
+        """Whether filters drop rows; False if `keep_field` gets their decision instead."""
         return self._keep_field is None and self.options.filters
 
     @property
@@ -232,16 +256,16 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return self.runner.is_slow
 
     def text_mappers(self) -> tuple[TextMapper, ...]:
-        """Return this mapper, in a tuple."""
+        """Return this mapper, in a tuple; see `PartitionMap.text_mappers`."""
         return (self,)
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Additions of the heads to the report of a job."""
+        """Sections and numbers that this mapper's heads add to a job's HTML report."""
         return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call; `show` formats the settings."""
+        """Return the constructor call as Python code; `show` formats each value."""
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
@@ -251,7 +275,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     def schema(self) -> pa.Schema:
-        """Return the new columns: of the heads, the decision, and the share that was read."""
+        """Return the new columns of the heads, of the filters' decision, and of the share read."""
         new = []
         for head in self.heads:
             for field in head.fields():
@@ -268,14 +292,14 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
 
     def keeping(self, field: str) -> TextMapper[Settings]:
-        """Return the mapper with a column for its filters' decision, which drops no row."""
+        """Return a copy that writes the filters' decision to a column, and drops no row."""
         kept = copy.copy(self)
         vars(kept).pop("model", None)  # the model holds the settings
         kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Join both into one chain, which runs in one pass and may share tokens and layers."""
+        """Join `earlier` and this mapper into a chain: one pass, with shared tokens and layers."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
@@ -315,25 +339,28 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             head.check_model(head.model.checkpoint)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with the result's columns and dtypes."""
+        """Return an empty frame with the columns and dtypes of the result."""
         schema = self.schema()
         empty = {field.name: pa.array([], field.type) for field in schema}
         backend = backend_of(frame)
         return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype of new string columns, which a partition may not show."""
+        """Return the dtype that Dask's meta has for string columns that the mapper adds.
+
+        A partition cannot tell it, because its text column may have another dtype, such as object.
+        """
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
 
     def setup(self) -> None:
-        """Load the model into this process, like the first partition on a worker."""
+        """Load the model into this process now, instead of with the first partition."""
         with self.runner.lease(*self.runner.device_and_dtype()):
             pass
 
     def teardown(self) -> None:
-        """Free the model's memory, here and on the workers of a Dask client."""
+        """Free the model's memory in this process, and on the workers of a Dask client."""
         self.runner.evict()
         distributed = sys.modules.get("distributed")
         with contextlib.suppress(ValueError):  # no client
@@ -351,7 +378,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Frame) -> Texts:
-        """Return the rows' texts; null for rows without one."""
+        """Return each row's text or pair of texts from the text columns; None for null."""
         # Whole texts if a column needs the share that was read. Otherwise one character more than
         # `max_chars`, so that `compute` detects cut texts.
         most = self.options.max_chars
@@ -359,7 +386,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return Texts(self.list_texts(frame, max_chars))
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
-        """Return the rows' texts, with columns cut to `max_chars` characters; None for null."""
+        """Return each row's text or pair, from columns cut to `max_chars`; None for null."""
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
         if template is not None:
@@ -372,7 +399,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def compute(
         self, texts: Texts, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """Compute new columns for the texts of `read_texts`, and the filters' decision.
+        """Compute new columns for the rows' texts, and which rows the filters keep.
 
         Each distinct text runs once. Columns have one value per row, null for a null text, in the
         order of meta. The decision is bool (rows,), false for a null text; None without filters.
@@ -411,10 +438,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
-        """Compute the results of distinct texts.
+        """Run the model over distinct texts, and convert its outputs.
 
-        Returns new columns, windows and shares read, decisions by filter (None without filters),
-        and outcomes (None unless a job counts them).
+        Returns new columns; the number of windows and the share read of each text; the mask of each
+        filter (None without filters); and outcomes (None unless a job counts them).
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

@@ -1,4 +1,4 @@
-"""Token counts of texts, for plans; need no weights."""
+"""Count tokens of texts, so that a plan can estimate run time; no weights are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Token counts of texts, including special tokens and prompts."""
+    """Token counts of texts and of their windows, including special tokens and prompts."""
 
     whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
     # Tokens of each window that the model runs, int64 (windows,). Long texts may have several.
@@ -26,7 +26,7 @@ class TokenLengths:
 def count_tokens(
     options: Any, model: PinnedModel, texts: list[str], has_all_windows: bool
 ) -> TokenLengths:
-    """Count the tokens of texts for a network, in all windows of each text or the first."""
+    """Tokenize texts as for a run, and count tokens in all windows of a text, or in the first."""
     from gpuclassify.models.loading import longest_input
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 

@@ -12,7 +12,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Convert logits to independent probabilities, float32, without overflow."""
+    """Convert each logit to a probability of its own, float32, without overflow."""
     small = np.exp(-np.abs(logits))
     return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
 

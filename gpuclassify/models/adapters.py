@@ -1,8 +1,8 @@
 """Validation of a LoRA adapter's ``adapter_config.json``, without torch.
 
-peft allocates whatever sizes the settings state, so these are bounded. It also matches some
-settings as regular expressions, which can take hours if they come from a stranger, so these are
-replaced by the names that they match.
+The library peft allocates whatever sizes the settings state, so these are bounded. It also matches
+some settings as regular expressions, which can take hours if they come from a stranger, so these
+are replaced by the names that they match.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless the settings are of a LoRA adapter that is fully supported."""
+    """Raise CheckpointError unless an adapter is a LoRA adapter with supported settings only.
+
+    `name` is the adapter's name, for messages.
+    """
     peft_type = settings.get("peft_type")
     if peft_type != "LORA":
         raise CheckpointError(
@@ -156,10 +159,10 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 
 
 def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Replace the regular expressions in an adapter's settings by the names that they match.
+    """Return an adapter's settings with regular expressions replaced by the names that they match.
 
-    `names` lists a network's modules and parameters. Raises CheckpointError for an expression that
-    cannot be matched in linear time.
+    `names` lists the network's modules and parameters. Raises CheckpointError for an expression
+    that cannot be matched in linear time.
     """
     replicated = sum(end - start for start, end in settings.get("layer_replication") or ())
     known = {*names}

@@ -1,4 +1,4 @@
-"""Descriptions of checkpoints: layout, labels, problem type and sizes, without reading weights.
+"""Descriptions of model checkpoints: layout, labels, problem type and sizes, not the weights.
 
 Nothing here imports torch, so that a client reads a description in milliseconds.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import nn
 
-# Layouts of checkpoints.
+# Layouts of checkpoints: the network's parts, and the names of their tensors.
 LINEAR_HEAD = "linear_head"  # a backbone ``model.`` and a linear layer ``fc`` on the first token
 POOLED_HEADS = "pooled_heads"  # ``backbone.`` and several linear layers on the mean of all tokens
 SEQUENCE_CLASSIFICATION = "sequence_classification"  # transformers' classes for texts
@@ -125,9 +125,10 @@ KNOWN_BACKBONES: dict[str, dict[str, Any]] = {
 
 @contextlib.contextmanager
 def checking_values(owner: object) -> Iterator[None]:
-    """Convert errors of values with a wrong type or range in the block to CheckpointError.
+    """Convert errors in the block, from wrong values in a model's files, to CheckpointError.
 
-    A model's files can hold any JSON value anywhere; only those that matter are checked by name.
+    The files can hold any JSON value anywhere, and most are not checked before use. The message
+    says that they are files of `owner`, the model.
     """
     try:
         yield
@@ -140,7 +141,7 @@ def checking_values(owner: object) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """Settings that turn token states into a text's embedding."""
+    """Settings of an embedding model: how token states become a text's embedding."""
 
     pooling: str = "mean"  # or "cls", or "last"
     is_normalized: bool = False  # embeddings have length 1
@@ -152,12 +153,15 @@ class SentenceModel:
     # A static model2vec model also cuts texts by characters, and leaves unknown tokens out.
     is_model2vec: bool = False
     dense: tuple[str, ...] = ()  # folders of the dense layers
-    width: int | None = None  # outputs of the last dense layer
-    truncate_dim: int | None = None  # numbers of an embedding that are kept, after normalization
+    width: int | None = None  # number of outputs of the last dense layer
+    truncate_dim: int | None = None  # number of dimensions kept, after normalization
     normalizes_cut: bool = False  # truncated embeddings are normalized again
 
     def prompt(self, name: str | None = None) -> str:
-        """Return the prompt called `name`, or the default one; empty if there is none."""
+        """Return the text of the prompt called `name`, by default the default prompt's.
+
+        It is empty if there is no default prompt. Raises ValueError for an unknown name.
+        """
         name = name or self.default_prompt
         prompts = dict(self.prompts)
         if name is None:
@@ -173,7 +177,10 @@ class SentenceModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Pinned and described checkpoint; small, immutable and equal for equal models."""
+    """Description of a model at a pinned revision, read from its ``config.json``.
+
+    Small, immutable and equal for equal models, so that it can be sent to workers and hashed.
+    """
 
     identity: Identity
     layout: str  # one of the layouts above
@@ -182,8 +189,9 @@ class Checkpoint:
     labels: tuple[str, ...]
     problem_type: str  # a `ProblemType`, or "embedding"
     config_json: str  # the model's ``config.json``
-    backbone_json: str | None = None  # the backbone's, if the model's own has no sizes
-    heads: tuple[tuple[str, int], ...] = ()  # name and outputs of each head, for `POOLED_HEADS`
+    backbone_json: str | None = None  # the backbone's ``config.json``, if the model's has no sizes
+    # Name and number of outputs of each head, for `POOLED_HEADS`.
+    heads: tuple[tuple[str, int], ...] = ()
     tokenizer: Identity | None = None  # the tokenizer's model; None: this model
     sentence: SentenceModel | None = None  # layouts `EMBEDDING` and `STATIC` only
     base: Identity | None = None  # the base model, if this model is a LoRA adapter
@@ -194,26 +202,27 @@ class Checkpoint:
 
     @property
     def output_count(self) -> int:
-        """Outputs of the network for one text; 0 if only a run can tell."""
+        """Number of outputs of the network for one text; 0 if only a run can tell."""
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
     def embedding_width(self) -> int | None:
-        """Length of an embedding; None if the sizes do not tell."""
+        """Number of dimensions of an embedding; None if the configuration does not tell."""
         sentence = self.sentence or SentenceModel()
         width = sentence.width or state_width(self.sizes)
         return width and min(width, sentence.truncate_dim or width)
 
     @property
     def config(self) -> dict[str, Any]:
-        """The model's ``config.json``, parsed."""
+        """Parsed ``config.json`` of the model."""
         return json.loads(self.config_json)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The configuration with the network's sizes, in transformers' format.
+        """The network's configuration in transformers' format, used to build the network.
 
-        Raises CheckpointError if transformers' classes do not support a setting.
+        It is the backbone's if the model's own has no sizes. Raises CheckpointError if
+        transformers' classes do not support a setting.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
         return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
@@ -221,11 +230,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A torch module that a mapper builds itself."""
+    """A network that a subclass or the user builds, in place of one built by the checkpoint."""
 
     # Builds the module, with random weights, from the parsed ``config.json``.
     build: Callable[[dict[str, Any]], nn.Module]
-    # Identifies the module: its code, and everything that `build` may read.
+    # Returns a key that identifies the module: its code, and everything that `build` may read.
     definition: Callable[[], tuple[Any, ...]] = tuple
     has_weights: bool = False  # `build` loads the weights, too: no weight file is read or checked
     new_tokenizer: Callable[[], Any] | None = None  # replaces the checkpoint's tokenizer
@@ -239,10 +248,11 @@ def read_checkpoint(
     has_own_module: bool = False,
     cache_dir: str | None = None,
 ) -> Checkpoint:
-    """Describe the checkpoint at `identity` by its ``config.json``.
+    """Describe the text classifier at `identity` by its ``config.json``.
 
-    `base_model` and `problem_type` override the checkpoint's own. With `has_own_module`, the
-    configuration may hold anything, because a custom module reads it.
+    `base_model` and `problem_type` override the checkpoint's own. With `has_own_module`, the user
+    builds the network, so the configuration may hold anything. Raises CheckpointError for models
+    that are no text classifiers.
     """
     if has_own_module:
         config = hub.read_json(identity, "config.json", cache_dir=cache_dir) or {}
@@ -273,9 +283,10 @@ def read_checkpoint(
 def read_required_json(
     identity: Identity, filename: str, otherwise: str, cache_dir: str | None
 ) -> dict[str, Any]:
-    """Read a JSON file that the model must have.
+    """Read a JSON file that the model at `identity` must have, such as ``config.json``.
 
-    `otherwise` completes the error message if it is missing, as in "is no saved model".
+    If it is missing, CheckpointError is raised: "NAME is no saved model: it has no config.json",
+    where `otherwise` is "is no saved model".
     """
     content = hub.read_json(identity, filename, cache_dir=cache_dir)
     is_static = content is not None and is_model2vec(content)
@@ -299,12 +310,12 @@ def read_required_json(
 
 
 def is_model2vec(config: Mapping[str, Any]) -> bool:
-    """Tell whether model2vec saved a ``config.json``."""
+    """Tell whether a ``config.json`` was saved by model2vec, so the model is a static embedder."""
     return config.get("model_type") == "model2vec" or "embedding_dtype" in config
 
 
 def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | None) -> None:
-    """Raise CheckpointError for more layers or labels than the weights can have.
+    """Raise CheckpointError if a configuration states more layers or labels than the weights have.
 
     The network is built before it is compared with the weights, and a wrong number could take all
     memory. The weights' headers are read only if a number is unusually large.
@@ -325,9 +336,10 @@ def check_sizes(sizes: Mapping[str, Any], identity: Identity, cache_dir: str | N
 
 
 def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the labels in id order from ``id2label`` or ``label2id``; ids must be 0 to n - 1.
+    """Return a classifier's labels, ordered by id, from ``id2label`` or ``label2id`` in `config`.
 
-    As in transformers, labels are converted to strings and may be equal.
+    As in transformers, labels are converted to strings and may be equal. Raises CheckpointError
+    unless the ids are 0 to n - 1. `name` is the model's name, for messages.
     """
     by_label, by_number = config.get("label2id"), config.get("id2label")
     if not by_number and not by_label:
@@ -348,10 +360,11 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Return the maximum number of tokens by the network's positions, and whether it is strict.
+    """Return the maximum number of tokens that a network's positions allow, and if it is strict.
 
-    Relative positions without a table have no limit. A table of learned positions is a strict
-    limit; beyond that of rotary positions, the model only loses quality.
+    The number is None for relative positions without a table, which have no limit. A table of
+    learned positions is a strict limit; beyond the limit of rotary positions, the model only loses
+    quality.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length
@@ -373,7 +386,7 @@ def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def check_ids(checkpoint: Checkpoint, backend: Tokenizer) -> None:
-    """Raise CheckpointError if a tokenizer has ids beyond the rows of the model's embedding."""
+    """Raise CheckpointError if the model lacks an embedding for any of a tokenizer's token ids."""
     rows = None if checkpoint.layout == OWN_MODULE else checkpoint.sizes.get("vocab_size")
     ids = backend.get_vocab()
     token = max(ids, key=ids.__getitem__, default="")
@@ -410,7 +423,10 @@ def _sequence_classifier(
 
 
 def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
-    """Describe a checkpoint with transformers' token classification head."""
+    """Describe the token classifier at `identity`, saved by transformers, by ``config.json``.
+
+    Raises CheckpointError for models whose heads do not label tokens.
+    """
     config = read_required_json(identity, "config.json", "is no saved model", cache_dir)
     architectures = [str(name) for name in config.get("architectures") or ()]
     # The layouts `POOLED_HEADS` and `LINEAR_HEAD` label whole texts.
@@ -432,7 +448,10 @@ def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -
 
 
 def _labels_or_default(config: dict[str, Any], name: str) -> tuple[str, ...]:
-    """Return the labels in id order; transformers does not save its default of two labels."""
+    """Return a classifier's labels, ordered by id, or transformers' default names for them.
+
+    transformers does not save its default of two labels.
+    """
     if config.get("id2label") or config.get("label2id"):
         return labels_in_order(config, name)
     return tuple(f"LABEL_{i}" for i in range(int(config.get("num_labels", 2))))
@@ -445,7 +464,10 @@ def _adapted_classifier(
     problem_type: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a LoRA adapter with a text classification head; `base_model` overrides its base."""
+    """Describe a text classifier that is a LoRA adapter of another model, its base.
+
+    `adapter` is its configuration. `base_model` overrides the base that it names.
+    """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
     outputs = {s[0] for name, s in shapes.items() if len(s) == 2 and LAST_LAYER.search(name)}
@@ -470,9 +492,10 @@ def _adapted_classifier(
 def find_tokenizer(
     checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Set the checkpoint's `tokenizer` to its base model if its own files have no tokenizer.
+    """Return the checkpoint with `tokenizer` set to its base model, if it has no tokenizer itself.
 
-    Only layouts saved as plain torch modules or adapters may lack one.
+    Only layouts saved as plain torch modules or adapters may lack tokenizer files. `base_model`
+    overrides the base model that the checkpoint names.
     """
     if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE) and checkpoint.base is None:
         return checkpoint
@@ -499,7 +522,10 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a checkpoint whose sizes come from `base_model`, or else from its own base model."""
+    """Describe a checkpoint whose ``config.json`` names a base model in place of sizes.
+
+    Sizes are read from `base_model`, by default the one that it names.
+    """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
     by_id = {"id2label": config.get("task_type_map")} if layout == POOLED_HEADS else config
@@ -522,10 +548,11 @@ def read_backbone(
     cache_dir: str | None = None,
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Read sizes from a folder of the checkpoint, the known backbones, a directory or the Hub.
+    """Return the configuration of the backbone called `base_model`, which has its sizes.
 
-    There is no default, because shapes do not reveal every wrong size, such as the number of
-    attention heads.
+    It is looked for in a folder of the checkpoint `identity`, then among known backbones, then as a
+    directory or on the Hub. There is no default, because tensor shapes do not reveal every wrong
+    size, such as the number of attention heads.
     """
     if identity is not None and "/" not in base_model:
         own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)
@@ -553,10 +580,10 @@ def read_backbone(
 
 
 def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Convert the ``config.json`` of the network `name` to the form that transformers loads.
+    """Convert a network's ``config.json`` to the configuration that transformers builds it by.
 
-    Settings that tie it to some hardware are dropped. Raises CheckpointError if transformers'
-    classes do not support a setting.
+    Settings that tie it to some hardware are dropped. Raises CheckpointError, which calls the model
+    `name`, if transformers' classes do not support a setting.
     """
     dropped = ("attn_implementation", "quantization_config")  # the latter is null here
     sizes = {key: value for key, value in config.items() if not key.endswith(dropped)}
@@ -589,12 +616,12 @@ def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def is_published_gte(config: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration is in the published code's format, not in `GteConfig`'s."""
+    """Tell whether a configuration is of a GTE model as published, not of transformers' class."""
     return config.get("model_type") in ("new", "gte") and "rope_parameters" not in config
 
 
 def _gte_problems(config: Mapping[str, Any]) -> list[str]:
-    """List settings of a published configuration that transformers does not support."""
+    """List settings of a published GTE configuration that transformers does not support."""
     problems = [
         f"{name}={config[name]!r}"
         for name, value in _GTE_PLAIN.items()
@@ -607,7 +634,7 @@ def _gte_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a published configuration to the format of transformers' `GteConfig`.
+    """Convert a published GTE configuration to the format of transformers' `GteConfig`.
 
     The published NTK scaling by f multiplies the base of the frequencies by f, and divides the
     frequencies by f^(2 / d) for a head of width d. That equals linear scaling with another base.
@@ -628,16 +655,16 @@ def gte_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_width(sizes: Mapping[str, Any]) -> int | None:
-    """Return the width of a token's state in a network's configuration; None if not found."""
+    """Return the hidden size (width of a token's state) in a configuration; None if not found."""
     return first_size(sizes, ("hidden_size", "dim", "n_embd"))
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first size among `names` that a configuration has, or None."""
+    """Return the first of the sizes called `names` that a configuration has, or None."""
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
-    """Join the first names for a message, followed by the number of the others."""
+    """Join the first `most` names for a message, followed by the number of further names."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

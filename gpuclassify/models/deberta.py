@@ -32,9 +32,9 @@ INSIDE = "backbone"  # folder for a private backbone's configuration in a checkp
 
 
 class Deberta(FirstTokenHead, PyTorchModelHubMixin):
-    """A backbone with one linear layer on its first token.
+    """A backbone with a linear classification layer on the first token's hidden state.
 
-    The layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
+    It has the layout of ``nvidia/domain-classifier``, ``nvidia/multilingual-domain-classifier``,
     ``nvidia/quality-classifier-deberta`` and ``nvidia/content-type-classifier-deberta``: tensors
     ``model.*``, ``fc.weight`` and ``fc.bias``, without pooler or activation. ``save_pretrained``
     writes a checkpoint that every classifier of this package reads.
@@ -78,7 +78,10 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         }
 
     def save_pretrained(self, save_directory: str | Path, **settings: Any) -> str | None:
-        """Save as `huggingface_hub.PyTorchModelHubMixin` does, replacing all files atomically."""
+        """Save to a directory like `huggingface_hub.PyTorchModelHubMixin`, but atomically.
+
+        All files of an earlier save are replaced at once; an existing model card (README.md) stays.
+        """
         directory = Path(save_directory)
         settings.setdefault("repo_id", directory.name)
         with saving(directory) as folder:
@@ -87,7 +90,10 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
             return super().save_pretrained(folder, **settings)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Save weights, the published ``config.json`` and the sizes of a private backbone."""
+        """Write the weights and ``config.json``, in the format of the published classifiers.
+
+        If the backbone is neither on the Hub nor well known, its configuration is written, too.
+        """
         super()._save_pretrained(save_directory)
         config = dict(self.config)
         base_model = config["base_model"]
@@ -108,7 +114,10 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load from safetensors only; every tensor must fit, unlike in the mixin's own loading."""
+        """Load a model for ``from_pretrained``, from safetensors only.
+
+        Every tensor must fit, unlike in the mixin's own loading.
+        """
         if isinstance(token, str):
             hub.remember_token(model_id, token)
         folder = None if cache_dir is None else str(cache_dir)

@@ -1,4 +1,4 @@
-"""Conversion of other projects' heads on embeddings to this package's format.
+"""Conversion of classification heads on embeddings, trained elsewhere, to this package's format.
 
 Pickles are read by ``torch.load(weights_only=True)``, which runs none of their code.
 """
@@ -28,11 +28,11 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 WEIGHT_NAMES, BIAS_NAMES = ("weight", "coef_", "coef"), ("bias", "intercept_", "intercept")
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
-Layer = tuple[np.ndarray, np.ndarray]
+Layer = tuple[np.ndarray, np.ndarray]  # weight (outputs, inputs) and bias (outputs,)
 
 
 class PublishedLayout(NamedTuple):
-    """Published head: names of its layers, and settings that its file does not contain."""
+    """Known kind of published head file: its layers' names, and settings that the file lacks."""
 
     name: str
     layers: tuple[str, ...]
@@ -41,7 +41,7 @@ class PublishedLayout(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Tell whether layers have the names and widths of this layout."""
+        """Tell whether the layers read from a file have the names and widths of this layout."""
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -79,11 +79,12 @@ def convert_head(
     output_activation: str | None = None,
     backbone: Mapping[str, Any] | None = None,
 ) -> tuple[HeadNetwork, str | None]:
-    """Convert a file with a head to a directory that `HeadClassifier` reads.
+    """Convert a file with a classification head to a directory that `HeadClassifier` reads.
 
-    Returns the head, and the name of the published layout that the file has, or None. Settings that
-    are not passed come from that layout. Two labels may name the single output of a binary
-    classifier. ``output_activation="none"`` means no activation.
+    A head is some dense layers on the embedding of a text. Returns the head, and the name of the
+    known layout that the file has ("JQL" or "FineWeb2-HQ"), or None. Settings that are not passed
+    come from that layout. Two labels may name the single output of a binary classifier.
+    ``output_activation="none"`` means no activation.
     """
     path = Path(os.fspath(source)).expanduser()
     layers = _find_layers(path, _read_tensors(path))
@@ -124,7 +125,7 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read tensors by name, in the order of the file, or sorted if it keeps none."""
+    """Read the tensors of a head's file by name, in their order in the file; else sorted."""
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)
@@ -147,7 +148,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     by_name = load_file(path)
 
     def natural(name: str) -> list[Any]:
-        """Return a sort key that orders numbers by value."""
+        """Return a sort key for tensor names that puts "layers.10" after "layers.9"."""
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
     return {name: _as_numpy(by_name[name]) for name in sorted(by_name, key=natural)}
@@ -162,14 +163,17 @@ _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}
 
 
 class _Omitted:
-    """Stand-in for unknown functions and classes of a pickle; calls give an empty dictionary."""
+    """Stand-in for functions and classes that a pickle names; a call gives an empty dictionary.
+
+    So a checkpoint's tensors can be read without running code of the pickle.
+    """
 
     def __new__(cls, *_: object) -> Any:
         return OrderedDict()
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a pickle with torch, without running its code.
+    """Read the tensors of a head from a pickle with torch, without running its code.
 
     They are at the top level, or under a key such as Lightning's "state_dict". Lightning's
     checkpoints also hold hyper-parameters and callback states of any class; these are not needed,
@@ -205,7 +209,10 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
 
 
 def _find_layers(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, Layer]:
-    """Pair the weights (outputs, inputs) and biases (outputs,) of linear layers by name."""
+    """Return a head's linear layers by name: each weight (outputs, inputs) and bias (outputs,).
+
+    Raises CheckpointError if the tensors of the file `path` are not linear layers alone.
+    """
     weights: dict[str, np.ndarray] = {}
     biases: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():

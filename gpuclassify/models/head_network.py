@@ -1,4 +1,4 @@
-"""Head on embeddings: a few dense layers, stored as config.json and safetensors, run by numpy.
+"""Classification head on embeddings: a few dense layers, stored as safetensors, run by numpy.
 
 The directory or Hub repository of a head holds
 
@@ -45,7 +45,7 @@ CONVERT = "`gpuclassify convert SOURCE DIRECTORY` makes a head's directory of su
 
 @dataclass(frozen=True)
 class Backbone:
-    """Embedding model that a head was trained on, with its settings.
+    """Embedding model that a classification head was trained on, with its settings.
 
     For `pooling` and later fields, None means the setting in the model's own files.
     """
@@ -56,25 +56,28 @@ class Backbone:
     normalize: bool | None = None  # embeddings have length 1
     prompt: str | None = None  # prefix of every text
     max_seq_length: int | None = None  # tokens of a text that are read
-    truncate_dim: int | None = None  # numbers of an embedding that are kept
+    truncate_dim: int | None = None  # number of dimensions of an embedding that are kept
 
 
 @dataclass(frozen=True)
 class HeadCheckpoint(Checkpoint):
-    """Pinned and described head, without its weights."""
+    """Description of a classification head on embeddings at a pinned revision, without weights."""
 
     widths: tuple[int, ...] = ()  # widths of embeddings, hidden layers and output
 
     @property
     def backbone(self) -> Backbone | None:
-        """Backbone that the head was trained on, if its configuration names one."""
+        """Embedding model that the head was trained on; None if its configuration names none."""
         described = self.config.get("backbone")
         return None if described is None else Backbone(**described)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadNetwork:
-    """Head in memory, with layers, labels and activations that are checked to fit each other."""
+    """Classification head on embeddings, in memory.
+
+    Raises CheckpointError if the layers, labels and activations do not fit each other.
+    """
 
     # Weights (outputs, inputs) and biases (outputs,) of each dense layer; kept as float32.
     layers: tuple[tuple[np.ndarray, np.ndarray], ...]
@@ -99,14 +102,14 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute outputs, float32 (texts, outputs), from embeddings, float32 (texts, width)."""
+        """Compute scores or logits, float32 (texts, outputs), from embeddings (texts, width)."""
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
             values = (activate(values) if number else values) @ weight.T + bias
         return OUTPUT_ACTIVATIONS[self.output_activation](values)
 
     def config(self) -> dict[str, Any]:
-        """Return the content of ``config.json``."""
+        """Return the head's ``config.json`` as a dictionary."""
         return {
             "model_type": EMBEDDING_HEAD,
             "problem_type": self.problem_type,
@@ -117,7 +120,7 @@ class HeadNetwork:
         }
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the content of ``model.safetensors``."""
+        """Return the tensors of the head's ``model.safetensors`` by name."""
         return {
             f"layers.{number}.{kind}": tensor
             for number, layer in enumerate(self.layers)
@@ -125,7 +128,10 @@ class HeadNetwork:
         }
 
     def save(self, directory: StrPath) -> Path:
-        """Save the head in a directory, atomically replacing another head there."""
+        """Save the head in a directory, atomically replacing a head that is there.
+
+        Raises FileExistsError if the directory holds another model.
+        """
         folder = Path(os.fspath(directory)).expanduser()
         refuse_other_model(folder)
         with saving(folder) as unfinished:
@@ -133,7 +139,7 @@ class HeadNetwork:
         return folder
 
     def write(self, folder: Path) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into an existing folder."""
+        """Write the head's ``config.json`` and ``model.safetensors`` into an existing folder."""
         from safetensors.numpy import save_file
 
         config = json.dumps(self.config(), indent=2, ensure_ascii=False)
@@ -142,7 +148,10 @@ class HeadNetwork:
 
 
 def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
-    """Describe the head at `identity` by its ``config.json`` and the header of its weights."""
+    """Describe the head on embeddings at `identity` by ``config.json`` and the weights' header.
+
+    Raises CheckpointError if it is no such head, or its files do not fit each other.
+    """
     name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
     if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
         pickles = [file for file in files if matches(file, hub.PICKLE_PATTERNS)]
@@ -166,7 +175,7 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
 
 
 def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> HeadNetwork:
-    """Load the head at its pinned identity; check the digest of its weights."""
+    """Load a described head on embeddings into memory, and check the digest of its weights."""
     from safetensors.numpy import load_file
 
     config = checkpoint.config
@@ -189,7 +198,7 @@ def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> He
 
 
 def _check_config(config: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `config` is a head's configuration."""
+    """Raise CheckpointError unless `config` is the ``config.json`` of a head on embeddings."""
     if config.get("model_type") != EMBEDDING_HEAD:
         raise CheckpointError(
             f"{name} is no head on embeddings: its model_type is {config.get('model_type')!r}, and "
@@ -224,7 +233,10 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Return the inputs of each layer and the outputs of the last, if the layers fit together."""
+    """Return the head's widths: each layer's number of inputs, and the last one's outputs.
+
+    Raises CheckpointError if the tensors' shapes do not fit each other or the labels.
+    """
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]
     biases = [shapes.get(f"layers.{number}.bias", ()) for number in range(count)]

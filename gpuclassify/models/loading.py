@@ -1,15 +1,12 @@
-"""Loading of models: from a described checkpoint and its directory to a module ready to run."""
+"""Loading of networks: from a `Checkpoint` and its directory to a torch module with weights."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
-import threading
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,7 +59,8 @@ from gpuclassify.models.tensors import (
     shapes_of,
     unused_tensors,
 )
-from gpuclassify.models.tokenizer_backend import load_backend
+from gpuclassify.models.tokenizer_backend import NO_LIMIT, load_backend
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -73,12 +71,8 @@ Value = TypeVar("Value")
 
 _UNLIMITED = 100_000  # tokenizers state "no limit" as a number with 31 digits
 _DEFAULT_TOKENS = 512  # maximum tokens of a custom module that states no length
-NO_LIMIT = 2**31 - 1
 _POSITION_TABLES = {"position_embeddings", "embed_positions", "positions_embed", "wpe"}
 _OTHER_INPUTS = {"entity_embeddings", "vision_model", "vision_tower", "visual"}
-
-# transformers switches process-wide state (default dtype, progress bars) while it loads and builds.
-building_lock = threading.Lock()
 
 
 def load_module(
@@ -88,9 +82,11 @@ def load_module(
     custom: OwnModule | None = None,
     adapter_directory: Path | None = None,
 ) -> nn.Module:
-    """Return the checkpoint's module with the weights in `directory`, on the CPU, as `dtype`.
+    """Build the network of a checkpoint, and load its weights from `directory`, on the CPU.
 
-    Raises CheckpointError if tensors are missing, unknown, misshaped or changed since saving.
+    `custom` is a network that the user builds; a LoRA adapter in `adapter_directory` is merged into
+    the weights. Raises CheckpointError if tensors are missing, unknown, misshaped or changed since
+    saving.
     """
     has_weights = custom is not None and custom.has_weights
     if not has_weights:
@@ -117,11 +113,11 @@ def longest_input(
     config: PretrainedConfig | None = None,
     module: nn.Module | None = None,
 ) -> int:
-    """Return the default maximum of tokens in a text, special tokens included.
+    """Return the default maximum number of tokens in a text, special tokens included.
 
-    It is the smallest limit that the sizes, the tokenizer and `module`'s tables of positions have.
-    Without such a limit it is `max_position_embeddings`, or else a default. `config` is a custom
-    module's configuration, whose sizes the checkpoint may lack.
+    It is the smallest of the limits by the configuration, the tokenizer and the position tables of
+    `module` (the network). Without such a limit it is `max_position_embeddings`, or else a default.
+    `config` is the configuration of a user's network, whose sizes the checkpoint may lack.
     """
     sizes, is_own = checkpoint.sizes, checkpoint.layout == OWN_MODULE
     if is_own:
@@ -135,7 +131,7 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the number of tokens that fit the module's smallest table of positions, or None."""
+    """Return the number of tokens that fit a network's smallest position table, or None."""
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
@@ -150,7 +146,7 @@ def _table_limit(module: nn.Module) -> int | None:
 def check_tensors(
     checkpoint: Checkpoint, cache_dir: str | None = None, custom: OwnModule | None = None
 ) -> None:
-    """Compare the safetensors headers with the architecture's tensors, before any work starts.
+    """Compare a checkpoint's safetensors headers with its network's tensors, before a job starts.
 
     Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
@@ -159,13 +155,16 @@ def check_tensors(
 
 
 def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
-    """Build the checkpoint's module on the meta device, with shapes but no data."""
+    """Build the network of a checkpoint on torch's meta device: shapes, but no weights."""
     with building_lock, torch.device("meta"):
         return _build(checkpoint, custom)
 
 
 def _tied_names(module: nn.Module) -> list[list[str]]:
-    """List all names of each tensor; safetensors stores a shared tensor under one name only."""
+    """List the names of each tensor of a network; a tensor shared by layers has several.
+
+    safetensors stores a shared tensor under one name only.
+    """
     names = defaultdict(list)
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
@@ -173,10 +172,10 @@ def _tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
-    """Run a custom module on the meta device, before any work starts.
+    """Try a user's network on torch's meta device, without weights, before a job starts.
 
-    Raises CheckpointError if its forward takes other arguments, or its outputs do not match the
-    labels.
+    Raises CheckpointError if its forward takes other arguments, or its number of outputs is not
+    that of the labels. With `unpacks`, it is called with keyword arguments, else with one dict.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
         module = custom.build(checkpoint.config).eval()
@@ -212,7 +211,7 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
 
 
 def _auto_class(checkpoint: Checkpoint) -> Any:
-    """Return the transformers class that builds and loads a checkpoint."""
+    """Return the transformers class that builds and loads a checkpoint, such as `AutoModel`."""
     import transformers
 
     if checkpoint.sentence is not None:
@@ -223,16 +222,20 @@ def _auto_class(checkpoint: Checkpoint) -> Any:
 
 
 def random_backbone(sizes: dict[str, Any], owner: str) -> nn.Module:
-    """Build a transformers encoder with random float32 weights; messages name it `owner`."""
+    """Build a transformers network without a head, with random float32 weights.
+
+    `sizes` is its configuration. Messages call it `owner`.
+    """
     from transformers import AutoModel
 
     return new_network(AutoModel, network_config(sizes, owner), owner)
 
 
 def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
-    """Build a network with random float32 weights by a transformers class; `owner` names it.
+    """Build a network with random float32 weights by a transformers class such as `AutoModel`.
 
-    Raises CheckpointError if the class has no such network, or a size has a wrong value.
+    Raises CheckpointError, which calls the model `owner`, if the class has no such network, or a
+    size has a wrong value.
     """
     if type(config) not in loader._model_mapping:
         kind = loader.__name__.removeprefix("AutoModel").removeprefix("For") or "encoder"
@@ -249,7 +252,10 @@ def new_network(loader: Any, config: PretrainedConfig, owner: str) -> Any:
 
 
 def network_config(sizes: dict[str, Any], owner: str) -> Any:
-    """Return the transformers configuration with these sizes; messages name its model `owner`."""
+    """Convert a network's parsed ``config.json`` to a transformers configuration object.
+
+    Raises CheckpointError, which calls the model `owner`, if transformers does not take it.
+    """
     from transformers import CONFIG_MAPPING
 
     try:
@@ -284,7 +290,9 @@ def _load_strictly(
 
 
 def read_weights(directory: Path) -> dict[str, Any]:
-    """Return lazy slices of all tensors of a model by name; indexing with ``[...]`` reads one.
+    """Open the safetensors files in a model's directory; return lazy slices of tensors by name.
+
+    Indexing a slice with ``[...]`` reads the tensor.
 
     Files that cannot change are memory-mapped, so that processes share them. Other files are read,
     because a mapped file that is overwritten changes the model, and one cut short ends the process.
@@ -323,7 +331,7 @@ def _load_average(folder: Path, dtype: torch.dtype, is_model2vec: bool) -> Token
 
 
 def _load_dense(folder: Path) -> nn.Module:
-    """Load a sentence-transformers dense layer with its activation, in float32."""
+    """Load a dense layer of sentence-transformers from a folder: float32, with its activation."""
     tensors = {name: part[...].float() for name, part in read_weights(folder).items()}
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
     layer = nn.Linear(weight.shape[1], len(weight), bias is not None)
@@ -358,9 +366,10 @@ def pretrained(
     config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
 ) -> Any:
-    """Load the model `owner` by transformers.
+    """Build a network by a transformers class, and load its weights from `directory`.
 
-    Raises CheckpointError if `needed` tensors are missing or misshaped, or tensors are left over.
+    ``needed(names)`` selects the tensors that it must have. Raises CheckpointError, which calls the
+    model `owner`, if these are missing or misshaped, or the files have other tensors.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -390,7 +399,7 @@ def pretrained(
 
 
 def _merge_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
-    """Return the network with the adapter in `directory` merged into its weights."""
+    """Return the network with the LoRA adapter in `directory` merged into its weights."""
     with torch.device("meta"):
         shell = _build(checkpoint, None)
     config, tensors = load_adapter(directory, shell, network.device)
@@ -410,9 +419,10 @@ def check_adapter(
     network: PreTrainedModel,
     cache_dir: str | None = None,
 ) -> None:
-    """Compare an adapter's headers with the tensors it needs on a network on the meta device.
+    """Compare a LoRA adapter's safetensors headers with the tensors that its base model needs.
 
-    Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
+    `network` is the base model on torch's meta device. Raises CheckpointError, which names tensors
+    that are missing, unknown or misshaped.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
@@ -422,7 +432,11 @@ def check_adapter(
 def adapter_shapes(
     settings: Mapping[str, Any], network: PreTrainedModel, owner: str = ""
 ) -> Shapes:
-    """Return names and shapes of an adapter's tensors; the meta device `network` is changed."""
+    """Return the tensor shapes that a LoRA adapter with these settings has.
+
+    `network` is the base model on torch's meta device, and is changed. Raises CheckpointError,
+    which calls the adapter `owner`, if the settings do not fit the network.
+    """
     peft = import_peft()
     try:
         config = _lora_config(settings, network)
@@ -437,10 +451,11 @@ def adapter_shapes(
 def load_adapter(
     directory: Path, network: PreTrainedModel, device: torch.device
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Load an adapter's configuration and tensors for a network on the meta device.
+    """Load a LoRA adapter from `directory`: peft's configuration, and tensors on `device`.
 
-    Tensors keep their saved names and precision. The base model that the adapter names is not
-    looked up, because it may be a path on the machine where the adapter was trained.
+    `network` is the base model on torch's meta device. Tensors keep their saved names and
+    precision. The base model that the adapter names is not looked up, because it may be a path on
+    the machine where the adapter was trained.
     """
     missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
     if missing:
@@ -470,7 +485,7 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Build peft's configuration for a network without adapters."""
+    """Convert a LoRA adapter's settings to peft's configuration, for its base model `network`."""
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.
@@ -483,24 +498,5 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 
 
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Drop the base model's tensors, which peft saves, too, if the last layer is adapted."""
+    """Drop the base model's tensors, which peft saves, too, if the adapter is on the last layer."""
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Turn off progress bars, load reports and FutureWarnings, which would fill workers' logs."""
-    from transformers.utils import logging as transformers_logging
-
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()

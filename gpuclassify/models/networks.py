@@ -1,6 +1,7 @@
-"""Torch modules with the published checkpoints' state-dict names: a backbone and its heads.
+"""Torch modules of classifiers and embedders: a backbone (encoder) with heads or pooling.
 
-Outputs do not depend on padding, on either side.
+Their tensors have the names of published checkpoints. Outputs do not depend on padding, on either
+side.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from gpuclassify.models.checkpoint import CheckpointError
 
 
 def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Average each row's tokens, special tokens included, float32 (rows, width).
+    """Average the hidden states of each row's tokens, special tokens included, float32.
 
     `states` (rows, tokens, width) have any precision and are summed in float32. The mask, int64
-    (rows, tokens), has 1 for a token and 0 for padding.
+    (rows, tokens), has 1 for a token and 0 for padding. The result is (rows, width).
     """
     mask = attention_mask.unsqueeze(-1).float()
     return (states.float() * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the state of each row's first token, float32; see `mean_of_tokens` for arguments."""
+    """Return the hidden state of each row's first token; arguments are as for `mean_of_tokens`."""
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the state of each row's last token, float32; see `mean_of_tokens` for arguments."""
+    """Return the hidden state of each row's last token; arguments are as for `mean_of_tokens`."""
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()
 
@@ -41,7 +42,7 @@ def _rows_at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 class FirstTokenHead(nn.Module):
-    """A backbone with one linear layer on its first token: tensors ``model.*`` and ``fc.*``."""
+    """A backbone with one linear layer on the first token's state: ``model.*`` and ``fc.*``."""
 
     def __init__(self, backbone: nn.Module, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -53,17 +54,18 @@ class FirstTokenHead(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute logits (rows, outputs) from ids and mask (rows, width), padded on either side."""
+        """Compute logits (rows, outputs) from token ids and attention mask, each (rows, width)."""
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         columns = attention_mask.argmax(dim=1)
         return self.fc(self.dropout(_rows_at(hidden.last_hidden_state, columns)))
 
 
 class PooledHeads(nn.Module):
-    """A backbone with several linear layers on the mean of its tokens.
+    """A backbone with several classification heads, linear layers on the mean of token states.
 
     The layout of ``nvidia/prompt-task-and-complexity-classifier``: tensors ``backbone.*`` and
-    ``head_0.fc.*`` onwards, without dropout. `sizes` are the heads' outputs, in their order.
+    ``head_0.fc.*`` onwards, without dropout. `sizes` are the heads' numbers of outputs, in their
+    order.
     """
 
     def __init__(self, backbone: nn.Module, sizes: Sequence[int]) -> None:
@@ -79,8 +81,8 @@ class PooledHeads(nn.Module):
     ) -> torch.Tensor:
         """Compute the concatenated logits of all heads, (rows, sum of sizes).
 
-        Ids and mask are (rows, width). Special tokens are part of the mean, which is computed in
-        float32 for any dtype of the weights.
+        Token ids and attention mask are (rows, width). Special tokens are part of the mean, which
+        is computed in float32 for any dtype of the weights.
         """
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         states = hidden.last_hidden_state
@@ -90,10 +92,11 @@ class PooledHeads(nn.Module):
 
 
 class FirstTokenLevels(nn.Module):
-    """A backbone with several linear layers on its first token, which give levels.
+    """A backbone with several linear layers on the first token's state, each for a level.
 
     The layout of ``PleIAs/celadon``: tensors ``deberta.*`` and ``heads.0.*`` onwards, without
-    dropout. Each of `count` layers gives the most probable level, by default 0 to 3.
+    dropout. Each of `count` layers gives the most probable of its `levels`, counted from 0, such as
+    how violent a text is.
     """
 
     def __init__(self, backbone: nn.Module, count: int, levels: int = 4) -> None:
@@ -105,7 +108,7 @@ class FirstTokenLevels(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute levels (rows, heads) from ids and mask (rows, width), padded on either side."""
+        """Compute levels (rows, heads) from token ids and attention mask, each (rows, width)."""
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         levels = [head(first).argmax(dim=1) for head in self.heads]
@@ -116,7 +119,7 @@ _POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}
 
 
 class PooledEmbedding(nn.Module):
-    """A backbone whose token states are pooled to a vector per text, by "mean", "cls" or "last"."""
+    """Embedding model: a backbone whose token states are pooled by "mean", "cls" or "last"."""
 
     def __init__(self, backbone: nn.Module, pooling: str) -> None:
         super().__init__()
@@ -127,15 +130,16 @@ class PooledEmbedding(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute vectors, float32 (rows, width), from ids and mask (rows, tokens)."""
+        """Compute embeddings, float32 (rows, width), from token ids and mask (rows, tokens)."""
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         return self.dense(self._pool(hidden.last_hidden_state, attention_mask))
 
 
 class TokenAverage(nn.Module):
-    """Mean of a text's token vectors, ignoring the `unknown` token; zeros for no tokens.
+    """Static embedding model: the mean of fixed vectors of a text's tokens; zeros if it has none.
 
-    If `token_chars` is set, model2vec reads at most that many characters of a text per token.
+    The token id `unknown` is ignored. If `token_chars` is set, as in models of model2vec, at most
+    that many characters of a text are read per token of the length limit.
     """
 
     def __init__(
@@ -149,19 +153,22 @@ class TokenAverage(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute vectors (rows, width) from ids and mask (rows, tokens)."""
+        """Compute embeddings, (rows, width), from token ids and attention mask (rows, tokens)."""
         lengths = attention_mask.sum(1)
         return self.average(input_ids[attention_mask.bool()], lengths.cumsum(0) - lengths)
 
     def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Compute vectors, float32 (texts, width), from the concatenated ids of texts."""
+        """Compute embeddings, float32 (texts, width), from the concatenated token ids of texts.
+
+        `starts` are the offsets of the texts in `ids`.
+        """
         return self.dense(self.vectors(ids, starts).float())
 
 
 class GuardLayers(nn.Module):
-    """Four linear layers on a decoder's normalized state of width `input_dim`.
+    """Classification head of ``nvidia/instruction-data-guard``, with its names and inner sizes.
 
-    The layout of ``nvidia/instruction-data-guard``, whose inner sizes are fixed.
+    Four linear layers on a decoder's hidden state, of width `input_dim`, which is normalized first.
     """
 
     def __init__(self, input_dim: int) -> None:
@@ -172,7 +179,7 @@ class GuardLayers(nn.Module):
         self.hidden_layer_2 = nn.Linear(500, 1)
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
-        """Compute logits (rows, 1) from states (rows, input_dim)."""
+        """Compute logits (rows, 1) from a decoder's hidden states (rows, input_dim)."""
         hidden = F.normalize(state, dim=-1)
         for layer in (self.input_layer, self.hidden_layer_0, self.hidden_layer_1):
             hidden = F.relu(layer(hidden))
@@ -180,7 +187,7 @@ class GuardLayers(nn.Module):
 
 
 def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: int) -> torch.Tensor:
-    """Return the outputs of a module as a tensor (rows, outputs).
+    """Check the outputs of a network, and return them as a tensor (rows, outputs).
 
     Accepts a tensor, also of shape (rows,), or an object with `logits`. Raises CheckpointError for
     another number of rows, or of outputs than `count`, unless that is 0.

@@ -50,6 +50,7 @@ _FOLLOWS: dict[str, dict[str | None, set[str]]] = {
         **{kind: {"Dense", "Normalize"} for kind in ("Pooling", "StaticEmbedding", "Dense")},
     },
 }
+# Orders of modules that this package runs, for messages.
 _RUNS = {
     _PAIRS: "one Transformer",
     _SENTENCE: "Transformer, then Pooling, or StaticEmbedding, then Dense, then Normalize",
@@ -92,12 +93,12 @@ def read_embedding_checkpoint(
     truncate_dim: int | None = None,
     cache_dir: str | None = None,
 ) -> Checkpoint:
-    """Describe the model at `identity` as a text embedder.
+    """Describe the embedding model at `identity` by its files.
 
-    `pooling`, `normalize` and `truncate_dim` override the model's files. Without files of
+    `pooling`, `normalize` and `truncate_dim` override the files. Without files of
     sentence-transformers, that library's defaults hold: the last token of a causal language model,
-    the mean of any other, not normalized. Raises CheckpointError, which names modules and settings
-    that would give other embeddings here than there.
+    the mean of all tokens of any other model, not normalized. Raises CheckpointError, which names
+    modules and settings that would give other embeddings here than in sentence-transformers.
     """
     files = _Files(identity, cache_dir)
     modules = files.modules()
@@ -134,12 +135,13 @@ def read_embedding_checkpoint(
 def as_cross_encoder(
     checkpoint: Checkpoint, has_activation: bool = True, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Add the settings of ``CrossEncoder.predict`` to a classifier of pairs.
+    """Return the description of a classifier of text pairs with settings of CrossEncoder added.
 
-    These are the default prompt, the length, and, with `has_activation`, the sigmoid of a single
-    output. As in sentence-transformers, a model without ``modules.json`` has transformers' files
-    only, and ``config.json`` may name the activation. Raises CheckpointError, which names settings
-    that would give other scores here than there.
+    CrossEncoder is the class of sentence-transformers for such models. The settings are the default
+    prompt, the length, and, with `has_activation`, the sigmoid of a single output. As in
+    sentence-transformers, a model without ``modules.json`` has transformers' files only, and
+    ``config.json`` may name the activation. Raises CheckpointError, which names settings that would
+    give other scores here than there.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
     saved: dict[str, Any] = {}
@@ -158,10 +160,10 @@ def as_cross_encoder(
 
 
 def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
-    """Tell whether CrossEncoder applies a sigmoid to a single output.
+    """Tell whether CrossEncoder would apply a sigmoid to the model's single output.
 
-    The activation in the files decides. Without one, it is a sigmoid unless the files have a
-    `ProblemType`.
+    The activation in the files decides; `saved` are the model's settings of sentence-transformers.
+    Without an activation, it is a sigmoid unless ``config.json`` states a `problem_type`.
     """
     config = checkpoint.config
     settings = (saved, config.get("sentence_transformers") or {})
@@ -181,7 +183,7 @@ def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Files:
-    """Reader and checker of a model's files; each file may be missing."""
+    """Reader and checker of a model's files of sentence-transformers; each file may be missing."""
 
     identity: Identity
     cache_dir: str | None
@@ -189,7 +191,7 @@ class _Files:
 
     @property
     def have_type(self) -> bool:
-        """Whether sentence-transformers saved the model with this `model_type`."""
+        """Whether the files say that sentence-transformers saved a model of type `model_type`."""
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
@@ -199,7 +201,7 @@ class _Files:
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read the network's ``config.json``."""
+        """Read and check the network's ``config.json``, which has its sizes."""
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -219,11 +221,14 @@ class _Files:
 
     @property
     def are_from_model2vec(self) -> bool:
-        """Whether the configuration is model2vec's; its older models have no ``modules.json``."""
+        """Whether the model's ``config.json`` was saved by model2vec.
+
+        Older models of model2vec have no ``modules.json``.
+        """
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
-        """Read the sizes of a static model's vectors, and its settings."""
+        """Read the sizes of a static model's table of token vectors, and the model's settings."""
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
         is_model2vec = "embeddings" in shapes  # sentence-transformers has "embedding.weight"
@@ -244,7 +249,7 @@ class _Files:
         )
 
     def dense_width(self, folder: str) -> int:
-        """Check a dense layer and return its number of outputs."""
+        """Check the files of the dense layer in `folder`, and return its number of outputs."""
         settings = {"activation_function": "torch.nn.Tanh"}
         settings |= self._read(f"{folder}/config.json") or {}
         library, _, activation = settings["activation_function"].rpartition(".")
@@ -266,7 +271,10 @@ class _Files:
         return linear[0]
 
     def modules(self) -> list[tuple[str, str]]:
-        """Check and list the kind and folder of each module; empty without ``modules.json``."""
+        """Check ``modules.json``, and return the kind and folder of each module in it.
+
+        A kind is "Transformer", "Pooling" and so on. The list is empty without the file.
+        """
         name = self.identity.name
         text = hub.read_text(self.identity, _MODULES, cache_dir=self.cache_dir)
         if text is None:
@@ -311,7 +319,7 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the settings of the pooling module; empty if there are no modules."""
+        """Read the pooling module's settings, from its folder in `modules`; {} without modules."""
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -324,7 +332,7 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read and check the settings for tokenizing."""
+        """Read and check the Transformer module's settings, which are about tokenizing."""
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -345,7 +353,7 @@ class _Files:
         return settings
 
     def _are_lower_cased(self, present: Collection[str]) -> bool:
-        """Tell whether the tokenizer converts texts to lower case.
+        """Tell whether the model's tokenizer converts texts to lower case.
 
         If there is a ``tokenizer.json``, its normalizer decides. ``do_lower_case`` in
         ``tokenizer_config.json`` affects WordPiece vocabularies only.
@@ -356,7 +364,7 @@ class _Files:
         return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
-        """Read the prompts by name, the default prompt's name, and `truncate_dim`."""
+        """Read the prompts (names and texts), the default prompt's name, and `truncate_dim`."""
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
         if kind != self.model_type:
@@ -377,7 +385,10 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return a size in the settings; raise CheckpointError unless it is null or at least 1."""
+        """Return the size called `key` in settings, an int of at least 1, or None.
+
+        Raises CheckpointError for another value.
+        """
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
             raise CheckpointError(
@@ -409,7 +420,7 @@ def _pooling(pooling_config: Mapping[str, Any], config: Mapping[str, Any], name:
 
 
 def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
-    """Tell whether a normalizer of ``tokenizer.json`` converts texts to lower case."""
+    """Tell whether the normalizer in a ``tokenizer.json`` converts texts to lower case."""
     normalizer = normalizer or {}
     kind = normalizer.get("type")
     if kind == "Sequence":
@@ -418,7 +429,7 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether a setting of the Transformer module has no effect on outputs."""
+    """Tell whether a setting of the files' Transformer module does not change outputs here."""
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

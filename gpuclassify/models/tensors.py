@@ -42,7 +42,7 @@ _UNUSED = re.compile(
     r"|generator_\w+|discriminator_predictions|vocab_\w+|final_logits_bias|decoder\.(bias|weight))\b"
 )
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int, ...]]  # shapes of tensors by name
 
 _DEBERTA, _BERT, _GTE = "deberta-v2", "bert", "gte"
 # Prefix of the encoder's tensors in a classifier.
@@ -69,10 +69,10 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Select the tensors that affect the outputs.
+    """Select the tensor names that a checkpoint's weights must have, because they affect outputs.
 
-    An embedding needs no pooler and no legacy buffer; a base model needs no tensor that its adapter
-    replaces.
+    An embedding model needs no pooler and no legacy buffer; a base model needs no tensor that its
+    LoRA adapter replaces.
     """
     if checkpoint.base is not None:
         parts = json.loads(checkpoint.adapter_json).get("modules_to_save") or ()
@@ -83,9 +83,10 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
-    """Select unknown tensors of a checkpoint that might have affected its outputs.
+    """Select the unknown tensors of a checkpoint that might affect its outputs if they were read.
 
-    For a network without a head, only tensors in its `parts` count.
+    Used to refuse weights of another architecture. For a network without a head, only tensors in
+    its submodules `parts` count.
     """
     names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
     return {name for name in names if not _UNUSED.search(name)}
@@ -97,11 +98,11 @@ def check_headers(
     cache_dir: str | None = None,
     ties: Iterable[Collection[str]] = (),
 ) -> None:
-    """Compare the safetensors headers of a checkpoint with the `expected` tensors.
+    """Compare the tensors in a checkpoint's safetensors headers with the network's `expected` ones.
 
-    Raises CheckpointError, which names tensors that are missing, unknown or misshaped. If
-    `expected` is None, headers are read and not compared. Each entry of `ties` lists names of one
-    shared tensor, which a file may store under any of them.
+    Weights are not downloaded for it. Raises CheckpointError, which names tensors that are missing,
+    unknown or misshaped. If `expected` is None, headers are read and not compared. Each element of
+    `ties` lists names of one shared tensor, which a file may store under any of them.
     """
     home = checkpoint.base or checkpoint.identity
     shapes = hub.read_tensor_shapes(home, cache_dir=cache_dir)
@@ -121,10 +122,10 @@ def check_headers(
 
 
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
-    """Compare the SHA-256 of the weights in `directory` with the saved one, if there is one.
+    """Compare the SHA-256 of the weights in `directory` with the digest saved in ``config.json``.
 
-    Raises CheckpointError if they differ, or ModelChangedError if the model was saved again since
-    it was described.
+    Nothing happens without a saved digest. Raises CheckpointError if the digests differ, or
+    ModelChangedError if the model was saved again since it was described.
     """
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
@@ -141,7 +142,10 @@ def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless the model `owner` has the expected names and shapes."""
+    """Raise CheckpointError unless the tensors of the model `owner` have the expected shapes.
+
+    Missing and unknown names are refused, too.
+    """
     refuse_wrong_tensors(
         owner,
         expected.keys() - shapes.keys(),
@@ -151,7 +155,7 @@ def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
 
 
 def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
-    """Describe the tensors whose shapes differ from the expected ones."""
+    """Describe each tensor whose shape is not the expected one, for a message."""
     return [
         f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
         for name in sorted(shapes.keys() & expected.keys())
@@ -162,7 +166,7 @@ def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
 def refuse_wrong_tensors(
     owner: str, missing: Collection[str], misshaped: Collection[str], unknown: Collection[str]
 ) -> None:
-    """Raise CheckpointError if any tensor is missing, misshaped or unknown."""
+    """Raise CheckpointError, which lists these tensors of the model `owner`, if there are any."""
     problems = [
         f"{len(names)} tensors {problem}: {some_of(sorted(names))}"
         for names, problem in (
@@ -183,9 +187,9 @@ def refuse_wrong_tensors(
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Return names and shapes of the tensors a checkpoint must have, or None if unknown.
+    """Return the tensor shapes that a checkpoint must have, without building the network.
 
-    They are known for BERT, DeBERTa-v3 and published GTE models with usual settings.
+    Returns None unless it is a BERT, DeBERTa-v3 or published GTE model with usual settings.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
@@ -202,7 +206,7 @@ def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
 
 
 def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
-    """Return the prefix of the backbone's names, and the shapes of the head's tensors."""
+    """Return the prefix of the backbone's tensor names, and the shapes of the head's tensors."""
     width, kind = checkpoint.sizes["hidden_size"], checkpoint.sizes["model_type"]
     prefix, layers = _PREFIXES[kind], {"classifier": checkpoint.output_count}
     if checkpoint.layout == LINEAR_HEAD:
@@ -222,7 +226,10 @@ def _head_shapes(checkpoint: Checkpoint) -> tuple[str, dict[str, _Shape]]:
 
 
 def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of an encoder's tensors; nothing for an unknown architecture."""
+    """Yield names and shapes of an encoder's tensors; nothing if the architecture is unknown.
+
+    `sizes` is the configuration of the network.
+    """
     kind = str(sizes.get("model_type"))
     is_v3 = kind == _DEBERTA and all(sizes.get(k) == v for k, v in _DEBERTA_V3.items())
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
@@ -256,7 +263,7 @@ def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
 
 
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of a published GTE encoder's tensors, given `gte_sizes`."""
+    """Yield names and shapes of a published GTE encoder's tensors, for sizes by `gte_sizes`."""
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
     if kinds := sizes["type_vocab_size"]:

@@ -13,14 +13,16 @@ from gpuclassify.workers.retire import PanicError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+NO_LIMIT = 2**31 - 1  # maximum tokens of a text without a limit
 # Maximum special tokens around a text. Millions would exhaust memory and end the process.
 _MOST_SPECIAL_TOKENS = 10_000
 
 
 def load_backend(source: Path | str, name: object) -> Tokenizer:
-    """Load a tokenizer from a file or its text, and turn off its truncation and padding.
+    """Load a tokenizer from ``tokenizer.json`` or its text, without truncation and padding.
 
-    Raises CheckpointError with `name` if the tokenizer is damaged or would end the process.
+    Raises CheckpointError, which calls it `name`, if the tokenizer is damaged or would end the
+    process.
     """
     from tokenizers import Tokenizer
 
@@ -44,7 +46,7 @@ def load_backend(source: Path | str, name: object) -> Tokenizer:
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Convert a panic of the tokenizers library to PanicError.
+    """Convert a panic of the tokenizers library (Rust) in the block to PanicError.
 
     A panic is a BaseException, which error handlers do not catch.
     """

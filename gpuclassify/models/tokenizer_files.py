@@ -1,4 +1,4 @@
-"""Loading of a model's tokenizer, which gives the ids of ``tokenizer.json``.
+"""Loading of a model's tokenizer, which gives the token ids of its ``tokenizer.json``.
 
 transformers 5 builds a tokenizer from the vocabulary, with the steps of the class that the
 configuration names. Models were trained with the steps in their files, so only the declarations of
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuclassify import hub
 from gpuclassify.models.checkpoint import STATIC, Checkpoint, CheckpointError, check_ids
-from gpuclassify.models.loading import NO_LIMIT, building_lock, quiet_transformers
-from gpuclassify.models.tokenizer_backend import load_backend, panics_as_errors
+from gpuclassify.models.tokenizer_backend import NO_LIMIT, load_backend, panics_as_errors
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.checks import install
 from gpuclassify.settings.paths import exists
 
@@ -34,9 +34,9 @@ _MASK_TAKES_SPACE = {
 
 
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
-    """Load a new tokenizer of the checkpoint from its directory."""
+    """Load the tokenizer of a checkpoint from a directory; each call returns a new object."""
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
-    settings = {} if most is None else {"model_max_length": most}
+    settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
     if checkpoint.layout == STATIC and checkpoint.sentence is not None:
         return _load_static(checkpoint, directory / checkpoint.sentence.folder / FILE)
     tokenizer = read_tokenizer(checkpoint.identity.name, directory, **settings)
@@ -46,7 +46,10 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
 
 def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load a static model's tokenizer, without special tokens and with the model's length."""
+    """Load the tokenizer of a static embedding model, which adds no special tokens.
+
+    Its length limit is the model's, if there is one.
+    """
     from transformers import PreTrainedTokenizerFast
 
     check_ids(checkpoint, load_backend(file, file))
@@ -57,10 +60,14 @@ def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
     return tokenizer
 
 
-def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
-    """Read the tokenizer of the model `owner` in a directory.
+def read_tokenizer(
+    owner: str, directory: Path, *, is_for_counts: bool = False, **settings: object
+) -> Any:
+    """Load the tokenizer in a directory; errors call its model `owner`.
 
-    It gives the ids of ``tokenizer.json``, or without that file the ids of transformers 4.
+    It gives the token ids of ``tokenizer.json``, or without that file those that transformers 4
+    gives. With `is_for_counts`, declarations of the model's class may be missing, such as segment
+    ids, because the class imports torch.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -75,7 +82,7 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
     try:
         with building_lock, quiet_transformers(), panics_as_errors():
             if FILE in present:
-                tokenizer = _load_file(directory, settings)
+                tokenizer = _load_file(directory, is_for_counts, settings)
             else:
                 tokenizer = _load_vocabulary(directory, models, settings)
             if not tokenizer.model_max_length >= 0:  # raises TypeError if it is not a number
@@ -89,13 +96,21 @@ def read_tokenizer(owner: str, directory: Path, **settings: object) -> Any:
         ) from err
 
 
-def _load_file(directory: Path, settings: dict[str, Any]) -> Any:
-    """Load the steps of ``tokenizer.json``, and declarations from the configuration's class."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
+    """Load a tokenizer with the steps of ``tokenizer.json``.
+
+    Special tokens, lengths and sides are declared by the class that its configuration names.
+    """
+    from transformers import PreTrainedTokenizerFast
 
     backend = load_backend(directory / FILE, FILE)
     settings = settings | {"local_files_only": True}
     plain = PreTrainedTokenizerFast.from_pretrained(directory, **settings)
+    _add_declared_tokens(backend, plain)
+    if is_for_counts:
+        return _replace_backend(plain, backend)
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **settings)
     except Exception:  # the class is unknown, or does not fit the file
@@ -108,14 +123,13 @@ def _load_file(directory: Path, settings: dict[str, Any]) -> Any:
     is_version_5 = "backend" in config or config.get("tokenizer_class") == "TokenizersBackend"
     if is_version_5 and config.get("tokenizer_class") == type(tokenizer).__name__:
         tokenizer.init_kwargs.setdefault("model_input_names", tokenizer.model_input_names)
-    _add_declared_tokens(backend, plain)
     return _replace_backend(tokenizer, backend)
 
 
 def _add_declared_tokens(backend: Tokenizer, plain: PreTrainedTokenizerBase) -> None:
-    """Add the tokens that `plain` read from files other than ``tokenizer.json`` to `backend`.
+    """Add tokens that other files than ``tokenizer.json`` declare to the tokenizer `backend`.
 
-    Raises CheckpointError if they get other ids than declared.
+    `plain` has read these files. Raises CheckpointError if a token gets another id than declared.
     """
     roles = {str(token) for token in plain.special_tokens_map.values()}
     added = [token for _, token in sorted(plain.added_tokens_decoder.items())]
@@ -140,7 +154,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Replace the tokenizer's ``tokenizers.Tokenizer``, without truncation and padding.
+    """Make a transformers tokenizer use `backend`, without truncation and padding; return it.
 
     Declarations of special tokens that `backend` lacks are removed.
     """
@@ -155,7 +169,10 @@ def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> 
 
 
 def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
-    """Load a tokenizer from vocabulary files, with the steps of transformers 4."""
+    """Load a tokenizer from vocabulary files, with the token ids that transformers 4 gives.
+
+    `models` are the names of SentencePiece files.
+    """
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
@@ -180,10 +197,10 @@ def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any
 def _convert(
     tokenizer: PreTrainedTokenizerBase, kind: str, config: dict[str, Any], file: Path
 ) -> None:
-    """Give a tokenizer the steps and normalization of a SentencePiece file.
+    """Give a tokenizer the steps and normalization of a SentencePiece file, as transformers 4 did.
 
-    Uses converters of transformers 4, which version 5 still has. They read attributes of the
-    tokenizer.
+    `kind` is the name of the tokenizer's class without "Tokenizer". transformers 5 still has the
+    converters of version 4, which read attributes of the tokenizer.
     """
     from transformers.convert_slow_tokenizer import (
         SLOW_TO_FAST_CONVERTERS,

@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ TEXT = f"{CELL}-wrap; font-family: monospace"
 
 
 def page_template(package: str, folder: str, name: str, **filters: Callable[..., Any]) -> Template:
-    """Load a template from a folder of a package, with `filters` in addition to our own.
+    """Load the Jinja template of an HTML page from a folder of a package.
 
-    The template escapes all values, and may import from ``parts.html.j2``.
+    The template escapes all values, and may import from ``parts.html.j2``. It gets filters for
+    numbers and times, and `filters`.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -36,6 +37,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
     )
     environment.filters |= {
         "edge": bin_edge,
+        "kinds": counted_kinds,
         "percent": "{:.1%}".format,
         "short": short_number,
         "thousands": "{:,.0f}".format,
@@ -46,7 +48,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Escape control characters and invisible characters, except for those in `kept`."""
+    """Escape control and invisible characters but `kept`, so that no terminal obeys them."""
     if text.isprintable():
         return text
     printable = {
@@ -56,7 +58,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def visible_json(text: str) -> str:
-    """Escape the same characters in lines of JSON, without changing values."""
+    """Escape control and invisible characters in JSON lines as JSON does, so that values stay."""
 
     def escape(char: str) -> str:
         return json.dumps(char)[1:-1] if char != "\x7f" else r"\u007f"
@@ -82,6 +84,16 @@ def short_number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun, such as ``1 file`` or ``2 files``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def counted_kinds(counts: Mapping[str, int]) -> str:
+    """Join the numbers of several kinds of items, such as ``3 lines, 1 file``."""
+    return ", ".join(counted(number, kind) for kind, number in counts.items())
+
+
 def bin_edge(value: float) -> str:
     """Format a bin's edge, short enough for the axis of a histogram."""
     if value >= 10_000:
@@ -99,7 +111,7 @@ def readable_time(seconds: float) -> str:
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a name and a text as lines, and wrap long lines."""
+    """Format pairs of a name and a text as lines with aligned texts; long lines are wrapped."""
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
         LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -116,7 +128,7 @@ def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Format rows of a name and a text as HTML, in the colours of the notebook, light or dark."""
+    """Format pairs of a name and a text as an HTML table, in the notebook's colours."""
     cells = "".join(
         f'<tr><th scope="row" style="{CELL}">{escape(name)}</th>'
         f'<td style="{TEXT}">{escape(text)}</td></tr>'

@@ -1,4 +1,4 @@
-"""Data classes for the sections of pages, and for the parts that add sections to a job's report."""
+"""Data classes for sections of HTML pages, and for parts that add sections to a job's report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_ROWS = 30  # rows of a table of labels or sources
 
 
 class Tile(NamedTuple):
-    """Number at the top of a page, and its name."""
+    """Number at the top of an HTML page, with its name."""
 
     value: str
     name: str
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of cells, each a text, a `Cell`, or None if it is empty."""
+    """Table of an HTML page; each cell is a text, a `Cell`, or None if it is empty."""
 
     header: Sequence[str]  # empty for a table without one
     rows: Sequence[Sequence[str | Cell | None]]
@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Horizontal bars, each with a name before it and a value after it."""
+    """Bar chart with horizontal bars, each with a name before it and a value after it."""
 
     header: tuple[str, str]  # titles of the names and of the values
     rows: Sequence[tuple[str, tuple[float, ...], str]]  # name, shares of the width, and value
@@ -52,17 +52,17 @@ class Bars(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Vertical bars, with a title for each axis."""
+    """Histogram with vertical bars, and a title for each axis."""
 
     bins: Sequence[tuple[float, float, int]]  # lower edge, upper edge and count
     title: str
     side: str
-    most_names: int  # approximate number of edges with a label
+    most_names: int  # approximate number of bin edges with a label
     kind: str = "histogram"
 
 
 class Fold(NamedTuple):
-    """Blocks that open with a click on their summary."""
+    """Blocks of a section that are hidden until a click on their summary."""
 
     summary: str
     blocks: Sequence[Any]
@@ -73,7 +73,7 @@ Block = Text | Table | Bars | Histogram | Fold
 
 
 class Section(NamedTuple):
-    """Titled blocks of a page."""
+    """Section of an HTML page: a title, and blocks such as texts, tables and bar charts."""
 
     title: str
     blocks: Sequence[Block]
@@ -90,7 +90,7 @@ def sections_page(title: str, under: Iterable[str], sections: Iterable[Section])
 
 
 class PagePart(NamedTuple):
-    """Additions to the page of a report."""
+    """Additions of a `ReportPart` to the HTML page of a job's report."""
 
     title: str = ""  # first word of the page's title
     tiles: Sequence[Tile] = ()
@@ -98,6 +98,11 @@ class PagePart(NamedTuple):
     columns: Collection[str] = ()  # columns of labels that the sections show
     stages: Collection[str] = ()  # stages whose examples the sections show
     has_speed: bool = True  # False if rows read, speed and times leave out a part of the job
+
+
+def annotates(report: Mapping[str, Any]) -> bool:
+    """Return whether a report's job writes annotations (new columns), and so drops no row."""
+    return bool(report["settings"]["output"].get("annotations"))
 
 
 @dataclass(frozen=True)
@@ -121,5 +126,5 @@ class ReportPart:
         return {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return the additions to the page of a report, which has the `entries`."""
+        """Return the additions to the HTML page; `report` is ``report.json`` with the `entries`."""
         return PagePart()

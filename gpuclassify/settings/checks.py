@@ -1,4 +1,4 @@
-"""Check arguments; every message names the value passed and the values allowed."""
+"""Checks of users' arguments, with messages that name the value passed and the values allowed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]):
 
 
 class HubName(str):
-    """Name of a Hub repository, even if a local directory has the same name."""
+    """Model name that means a Hub repository, even if a local directory has the same name."""
 
     known: ClassVar[set[str]] = set()
 
@@ -47,13 +47,13 @@ class HubName(str):
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra, from the same source as gpuclassify."""
+    """Return the command that installs an optional extra of gpuclassify, for error messages."""
     return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
 
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
-    """Warn at the user's line of code, once per process for a message."""
+    """Warn with `message` at the user's line of code, but only once per process."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
@@ -61,7 +61,7 @@ def warn_once(message: str) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a setting of numpy, or a column of a frame, to plain Python values.
+    """Convert a setting that is a value of numpy, or a column of a frame, to plain Python values.
 
     Equal settings then have equal keys in Dask, and equal text in reports. Frames are unchanged.
     """
@@ -77,7 +77,7 @@ def plain_value(value: Any) -> Any:
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to convert keyword arguments of numpy, and to refuse sets."""
+    """Decorate a function to convert numpy values of keyword arguments, and to refuse sets."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -90,7 +90,11 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Return labels as a tuple without repeats, sorted unless `keep_order`."""
+    """Convert the setting `name`, a label or several, to a tuple of labels, or None.
+
+    Labels are sorted, without repeats, unless `keep_order`. Raises TypeError or ValueError for
+    other values.
+    """
     if labels is None:
         return None
     if isinstance(labels, str):
@@ -111,7 +115,11 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """Convert a number to float, and numbers by label (a mapping or pairs) to sorted pairs."""
+    """Convert the setting `name`, a number or a number for each label, to a form with a hash.
+
+    A number becomes a float, and a mapping from labels to numbers becomes sorted pairs. Raises
+    TypeError or ValueError for other values.
+    """
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
     if isinstance(value, Mapping):
@@ -128,7 +136,7 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that suggests the known name nearest to `name`, or ""."""
+    """Return " Did you mean 'X'?", where X is the nearest of `names`; "" if none is near."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -136,9 +144,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def check_names(
     owner: str, what: str, names: Iterable[Any], known: Collection[str], cure: str = ""
 ) -> None:
-    """Raise TypeError for an unknown name; suggest the nearest name and `cure`, or list all.
+    """Raise TypeError if any of `names` is not in `known`, and suggest the nearest known name.
 
-    `owner` and `what` begin the message, such as "a job has" and "setting".
+    `owner` and `what` begin the message, such as "a job has" and "setting"; `cure` ends it, by
+    default with all known names.
     """
     for name in names:
         if name not in known:
@@ -147,26 +156,32 @@ def check_names(
 
 
 def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
-    """Raise ValueError unless `value` is one of `choices`."""
+    """Raise ValueError unless the `value` of the setting `name` is one of `choices`."""
     if value not in choices:
         hint = nearest(value, [c for c in choices if c]) if isinstance(value, str) else ""
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
 
 
 def check_ordered(name: str, value: object) -> None:
-    """Raise TypeError for a set, because its order differs between processes."""
+    """Raise TypeError if a setting is a set, because its order differs between processes."""
     if isinstance(value, Set) and not isinstance(value, Reversible):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
 
 def check_text(name: str, value: object, what: str, least: int = 1) -> None:
-    """Raise TypeError unless `value` is a string of at least `least` characters."""
+    """Raise TypeError unless a setting's value is a string of at least `least` characters.
+
+    `what` says in the message what it should be, such as "a column name".
+    """
     if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
 def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
-    """Raise unless `value` is an integer of at least `least`, or None if `may_be_none`."""
+    """Raise TypeError or ValueError unless a setting's value is an integer of at least `least`.
+
+    None is accepted if `may_be_none`.
+    """
     if value is None and may_be_none:
         return
     cure = ", or leave it out" if may_be_none else ""
@@ -177,38 +192,46 @@ def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool =
 
 
 def check_number(name: str, value: object, what: str = "a number") -> None:
-    """Raise TypeError unless `value` is an int or a float."""
+    """Raise TypeError unless a setting's value is an int or a float, but no bool."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raise unless `value` is a number from 0 to 1, such as a probability."""
+    """Raise TypeError or ValueError unless a setting's value is a number from 0 to 1."""
     check_number(name, value, "a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is not from 0 to 1")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless `value` is a bool."""
+    """Raise TypeError unless a setting's value is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
 
 
 def check_settings(options: object) -> None:
-    """Raise TypeError or ValueError unless a dataclass's settings match their types."""
+    """Raise TypeError or ValueError unless the fields of a dataclass object have valid values.
+
+    Type hints and metadata of the fields decide; see `check_values`.
+    """
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
 
 
 def check_values(owner: object, values: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError unless values match the type hints of a dataclass or function.
+    """Raise TypeError or ValueError unless arguments match the type hints of a class or function.
 
-    A ``Literal`` lists the choices, an int is a count, and a str is not empty. A field's metadata
-    may state ``least``, the minimum number or length instead of 1; ``is_share`` for the range 0 to
-    1; ``is_tuple`` for a tuple of texts; and ``what``, the description of any other type, and of
-    such a tuple, and of a text that also states ``least``. The class itself checks a field of
-    another type without ``what``.
+    `values` are the arguments by name, and `owner` is the dataclass or function. A ``Literal``
+    lists the choices, an int is a count, and a str is not empty. Metadata of a dataclass field
+    refine the check:
+
+    - ``least``: minimum number or length, instead of 1
+    - ``is_share``: the number must be in 0 to 1
+    - ``is_tuple``: the value is a text, or a tuple of texts
+    - ``what``: words of the error message for what is allowed, such as "a column name"
+
+    A field of another type, such as a dict, is checked only if it has ``what``.
     """
     hints = _type_hints(owner)
     metadata = (
@@ -247,7 +270,7 @@ def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, 
 
 
 def kinds_of(hint: object) -> tuple[Any, ...]:
-    """Return the types of a union except None, or the only type of a hint."""
+    """Return the types in a type hint: those of a union except None, or the only one."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not NoneType)
 
@@ -256,12 +279,12 @@ _type_hints = functools.lru_cache(maxsize=64)(get_type_hints)
 
 
 def setting_names(options: Any) -> list[str]:
-    """Return the names of the settings of a class of options, or of an object of it."""
+    """Return the names of the fields of a dataclass, or its object, that its constructor takes."""
     return [setting.name for setting in fields(options) if setting.init]
 
 
 def is_kind(value: Any, hint: Any) -> bool:
-    """Return whether plain data has the type of a hint such as ``dict[str, list[int]]``."""
+    """Tell whether plain data matches a type hint such as ``dict[str, list[int]]``."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(is_kind(value, kind) for kind in inner)

@@ -26,12 +26,14 @@ from typing import Any
 
 from gpuclassify.settings.signatures import as_json
 
-_PACKAGE = __name__.partition(".")[0]
+PACKAGE = __name__.partition(".")[0]
 _LIBRARY = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
-# Packages whose arrays and frames Dask digests by value, and fast.
-_ARRAYS = ("numpy", "pandas", "pyarrow", "cudf", "cupy", "scipy")
+# Packages of arrays and frames, whose classes are digested by name.
+_ARRAYS = {"numpy", "pandas", "pyarrow", "scipy", "torch", "cudf", "cupy"}
+# Those on GPUs, and the methods that copy to the host.
+_TO_HOST = {"cudf": "to_pandas", "cupy": "get"}
 # Attributes of modules and classes that state the location of their source.
 _SOURCE_NAMES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
 _LINES = {"__firstlineno__", "__static_attributes__"}
@@ -49,7 +51,7 @@ _CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakS
 
 
 def json_setting(value: Any) -> Any:
-    """Convert a setting to a JSON value, and a function to the digest of its code."""
+    """Convert a setting to a JSON value to describe it; a function becomes a digest of its code."""
     return value_digest(value) if callable(value) else as_json(value)
 
 
@@ -65,14 +67,18 @@ def value_digest(value: Any) -> str:
       numbers, comments and docstrings are ignored.
     - Any other object is digested by its class and its pickled state, or only by its class if it
       cannot be pickled, such as a lock.
+
+    Dask's `tokenize` is unsuitable for digests that are stored: it hashes buffers, such as arrays
+    and pickled classes, by xxhash or mmh3 if one of these is installed, and else by SHA-1.
     """
     return _Digest(tuple(_names_in_full(value))).of(value)
 
 
 class _Digest:
-    """Hash of a value, computed recursively from its parts.
+    """Digest of a value, computed recursively from simpler values that make it up.
 
-    `in_full` are names, each followed by a dot, of installed code to digest by its content.
+    Installed functions and classes are digested by name, except for those in `in_full`: dotted
+    names, each followed by a dot, of code to digest by its content.
     """
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
@@ -83,7 +89,7 @@ class _Digest:
         self._count = 0
 
     def of(self, value: Any) -> str:
-        """Return the digest of a value."""
+        """Return the digest of a value, 64 hex digits."""
         self._hash = hashlib.sha256()
         self._add(value)
         return self._hash.hexdigest()
@@ -110,7 +116,7 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _item_digest(self, item: Any) -> str:
-        """Digest an item of a set independently of the set's order in this process."""
+        """Return an item of a set in a form to sort by, so that the set's order has no effect."""
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -118,7 +124,7 @@ class _Digest:
         return other.of(item)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return simpler values that identify a value among values of its type."""
+        """Break a value into simpler values to digest, such as a class into its members."""
         kind = type(value)
         if isinstance(value, type):
             members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
@@ -139,10 +145,10 @@ class _Digest:
             return value.__func__, value.__self__
         if kind is property:
             return value.fget, value.fset, value.fdel
-        return kind, *_object_parts(value)
+        return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Return whether a function or class is installed, so that all processes can import it."""
+        """Tell whether a function or class can be digested by name, because it is installed."""
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -151,7 +157,10 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield the dotted names of functions and classes in a value."""
+    """Yield the dotted names, each with a dot at the end, of code to digest by its content.
+
+    It is the code of `value` itself: a function, or the class of an object or method.
+    """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
     elif isinstance(value, FunctionType):
@@ -160,12 +169,15 @@ def _names_in_full(value: Any) -> Iterator[str]:
         bound = value.__self__ if isinstance(value, MethodType) else value
         owner = bound if isinstance(bound, type) else type(bound)
         for base in owner.__mro__:
-            if _top(base.__module__) == _top(owner.__module__) != _PACKAGE:
+            if _top(base.__module__) == _top(owner.__module__) not in {PACKAGE, *_ARRAYS}:
                 yield f"{base.__module__}.{base.__qualname__}."
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module is in this package, the standard library or an installed package."""
+    """Tell whether a module is in this package, the standard library or an installed package.
+
+    Other modules, of notebooks and scripts, are the user's, and their code may change.
+    """
     file = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
         with contextlib.suppress(ImportError, ValueError):
@@ -173,7 +185,7 @@ def _is_installed(name: str) -> bool:
     if file is None:
         return name in sys.builtin_module_names
     is_library = file.startswith(_LIBRARY) or not _PACKAGES.isdisjoint(Path(file).parts)
-    return is_library or file in ("built-in", "frozen") or _top(name) == _PACKAGE
+    return is_library or file in ("built-in", "frozen") or _top(name) == PACKAGE
 
 
 def _function_parts(function: FunctionType) -> tuple[Any, ...]:
@@ -193,7 +205,10 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return the members with these names of the user's modules in `values`."""
+    """Return members of the user's modules that code reads as attributes, by dotted name.
+
+    `values` are what the code can reach, modules among them, and `names` the attribute names in it.
+    """
     members: dict[str, Any] = {}
     for module in values:  # `values` grows in the loop
         if isinstance(module, ModuleType) and not _is_installed(module.__name__):
@@ -207,7 +222,10 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Return a module that code imports at run time, if it is the user's."""
+    """Import a module that a function imports when it runs; return None unless it is the user's.
+
+    `scope` are the function's globals, to resolve a relative name.
+    """
     with contextlib.suppress(Exception, SystemExit):  # only workers may have it
         name = importlib.util.resolve_name(name, scope.get("__package__"))
         if not _is_installed(name):
@@ -216,9 +234,10 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 
 
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield names in code and nested code, with the kind of their use.
+    """Yield each name in a code object and its nested ones, with its use.
 
-    Outer variables that code assigns are state, not a part of its definition.
+    A use is "named" (any attribute or global), "read", "written" or "imported". Outer variables
+    that code assigns are state, not a part of its definition.
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -248,7 +267,7 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the instructions, except stores of a class body's line numbers."""
+    """Return the instructions of a code object, without stores of a class body's line numbers."""
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
@@ -256,42 +275,64 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Return values that identify an object among objects of its class."""
-    from dask.tokenize import normalize_object, normalize_token, tokenize
-
-    kind = type(value)
-    is_array = _top(kind.__module__) in _ARRAYS
+    """Break an object into values to digest: its class, and such as its pickled state."""
+    kind, home = type(value), _top(type(value).__module__)
     if isinstance(value, _CACHES):
-        return ()
-    if (is_array and normalize_token.dispatch(kind) is not normalize_object) or (
-        hasattr(kind, "__dask_tokenize__")
-    ):
-        return (tokenize(value),)
+        return (kind,)
+    if hasattr(kind, "__dask_tokenize__"):
+        return kind, value.__dask_tokenize__()
     if hasattr(value, "__wrapped__"):  # a classmethod, or a cached function
-        return (value.__wrapped__,)
-    if _top(kind.__module__) == "torch" and hasattr(value, "untyped_storage"):
+        return kind, value.__wrapped__
+    if hasattr(value, method := _TO_HOST.get(home, "")):
+        return kind, getattr(value, method)()
+    if home == "torch" and hasattr(value, "untyped_storage"):
         import torch
 
         flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-        return str(value.dtype), tuple(value.shape), flat.numpy()
+        return kind, str(value.dtype), tuple(value.shape), flat.numpy()
+    if home == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
+        return kind, value.dtype.descr, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+    if home == "pyarrow" and hasattr(value, "nbytes") and hasattr(value, "validate"):
+        return kind, _arrow_digest(value)
     reduce = copyreg.dispatch_table.get(kind)
     try:
         reduced = reduce(value) if reduce else value.__reduce_ex__(4)
     except Exception:  # a lock, or any error of a user's class
-        return ()
-    if isinstance(reduced, str):
-        return value.__module__, reduced
+        return (kind,)
+    if isinstance(reduced, str):  # a name, such as of a function that C or Cython defines
+        return getattr(value, "__module__", kind.__module__), reduced
     create, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-    states = [_lasting(kind, part) for part in (state if isinstance(state, tuple) else (state,))]
-    return create, arguments, states, list(items or ()), list(pairs or ())
+    states = [lasting(kind, part) for part in (state if isinstance(state, tuple) else (state,))]
+    return kind, create, arguments, states, list(items or ()), list(pairs or ())
 
 
-def _lasting(kind: type, state: Any) -> Any:
-    """Return an object's state without cached properties and source locations."""
+def _arrow_digest(value: Any) -> str:
+    """Return a digest of the content of an Arrow array, batch or table.
+
+    A pickle would differ after null counts were computed.
+    """
+    import pyarrow as pa
+
+    if isinstance(value, pa.RecordBatch):
+        value = pa.Table.from_batches([value])
+    table = value if isinstance(value, pa.Table) else pa.table({"": value})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return hashlib.sha256(sink.getvalue()).hexdigest()
+
+
+def lasting(kind: type, state: Any) -> Any:
+    """Return an object's pickled state without cached properties and source locations.
+
+    These may differ between equal objects. `kind` is the object's class.
+    """
     if not isinstance(state, dict):
         return state
     cached = functools.cached_property
     kept = [name for name in state if not isinstance(getattr(kind, str(name), None), cached)]
+    if _top(kind.__module__) == "pandas":
+        kept = [name for name in kept if name != "_cache"]
     # An object whose state is cached properties only has no state before the first is cached.
     return {name: state[name] for name in kept if name not in _IGNORED} or None
 

@@ -36,7 +36,7 @@ def setting(
     group: str | None = None,
     **option: Any,
 ) -> Any:
-    """Declare a setting: a field of a `Declared` class.
+    """Declare a setting, a field of a `Declared` class, with its check and its option.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def declared(owner: type[Kind]) -> type[Kind]:
 
 @declared
 class Declared:
-    """Base class with settings as fields of a frozen dataclass.
+    """Base class of frozen dataclasses whose fields are a user's settings, checked at creation.
 
     Subclasses are decorated by `declared`. Values of numpy become plain values, and paths become
     texts, so that equal settings are equal in every process. Each value is checked by its field's
@@ -106,12 +106,15 @@ class Declared:
 
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Normalize values as the constructor does, without checking them."""
+        """Convert values of settings, by name, as the constructor does, without checking them."""
         known = {f.name: f for f in fields(cls)}
         return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other; normalize them."""
+        """Raise TypeError or ValueError if settings contradict each other; for subclasses.
+
+        An implementation may also normalize settings.
+        """
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -125,12 +128,15 @@ class Declared:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name."""
+        """Return the settings that change results, by name; used to tell jobs apart."""
         names = {f.name for f in fields(self) if not f.metadata.get("changes_results", True)}
         return {name: value for name, value in self.settings().items() if name not in names}
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings that change results as JSON values, with functions as digests."""
+        """Return the settings that change results as JSON values, to store with a job's output.
+
+        Functions become digests of their code.
+        """
         return {
             name: value.describe() if isinstance(value, Declared) else json_setting(value)
             for name, value in self.identity().items()
@@ -141,7 +147,7 @@ class Declared:
         return type(self).__qualname__, value_digest((type(self), values))
 
     def changed(self) -> dict[str, Any]:
-        """Return the settings other than defaults, by name, without secrets."""
+        """Return the settings that differ from their defaults, by name, without secrets."""
         known = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         made = {f.name: f.default_factory for f in fields(self)}
         known |= {name: make() for name, make in made.items() if make is not MISSING}
@@ -149,7 +155,7 @@ class Declared:
         return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call; `show` formats the values."""
+        """Return the call that makes an equal object, as source text; `show` formats values."""
         changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
         changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
@@ -160,7 +166,7 @@ class Declared:
 
 
 def _normal(own: Field[Any], value: Any) -> Any:
-    """Normalize a passed value for its field."""
+    """Convert a value that the user passed to the stored form of its field."""
     metadata = own.metadata
     value = value if "is_object" in metadata else plain_value(value)
     if isinstance(value, os.PathLike):

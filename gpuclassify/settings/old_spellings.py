@@ -12,7 +12,7 @@ from gpuclassify.settings.checks import warn_once
 
 @dataclass(frozen=True)
 class Renamed:
-    """Older spelling of the argument `name`; `convert` converts its value."""
+    """Older spelling of today's argument `name`; `convert` converts an old value to today's."""
 
     name: str
     convert: Callable[[Any], Any] | None = None
@@ -21,7 +21,10 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Removed argument; `harmless` values are ignored, and others are refused or warned of."""
+    """Argument that no longer exists; `harmless` values are ignored.
+
+    Other values are refused or, if not `is_refused`, cause a warning with the reason.
+    """
 
     harmless: tuple[Any, ...]
     reason: str
@@ -101,7 +104,7 @@ _WARNED = (
 
 
 def _bytes_of(size: int | str) -> int:
-    """Return the bytes of a size such as "256MB"."""
+    """Return the number of bytes in a size such as "256MB"."""
     from dask.utils import parse_bytes
 
     return parse_bytes(size)
@@ -122,7 +125,10 @@ _OTHER_NAMES = {
 
 
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the storage options among pandas's arguments; raise TypeError for unsupported ones."""
+    """Return the value of `storage_options` among arguments for pandas's readers and writers.
+
+    Raises TypeError for other arguments, unless they have no effect here.
+    """
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
     wrong = sorted(name for name, value in others.items() if value not in _REDUNDANT.get(name, ()))
     if wrong:
@@ -157,10 +163,10 @@ for _is_refused, _rows in ((True, _REFUSED), (False, _WARNED)):
 
 
 def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `arguments` with the older spellings of `OLD_SPELLINGS` replaced by today's names.
+    """Return `arguments` with older spellings replaced by today's names and values.
 
-    Raises TypeError if one is passed in two spellings, or no longer exists; the message shows no
-    token.
+    `family` is the family of classes in `OLD_SPELLINGS` that `owner` belongs to. Raises TypeError
+    if an argument is passed in two spellings, or no longer exists; the message shows no token.
     """
     renamed: dict[str, Any] = {}
     implied: dict[str, Any] = {}

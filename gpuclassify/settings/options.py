@@ -1,7 +1,8 @@
 """Dataclasses of mappers' settings, made from the arguments of constructors.
 
-They are frozen and normalized (sequences become tuples, paths strings), so that equal settings are
-equal in every process and have equal Dask keys.
+A mapper, such as a classifier, runs a model over the rows of a frame. The dataclasses are frozen
+and normalized (sequences become tuples, paths strings), so that equal settings are equal in every
+process and have equal Dask keys.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _device_name(value: Any) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Return a limit; -1 means no limit, as in NeMo Curator's first generation."""
+    """Convert -1 to None (no limit), because NeMo Curator's first generation used -1 for it."""
     return None if value == -1 else value
 
 
@@ -130,7 +131,7 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError unless it is a column, or two columns for pairs."""
+        """Raise TypeError or ValueError unless `text_field` is a column, or the two of a pair."""
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -146,43 +147,43 @@ class TextOptions(Declared):
 
     @property
     def main_field(self) -> str:
-        """Column whose nulls make rows null; for pairs the second one."""
+        """Text column whose nulls make the output null; for pairs the second column."""
         return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns of a row's text, or pair of texts."""
+        """Columns that make up a row's text, or its pair of texts."""
         if self.text_template:
             return template_fields(self.text_template)
         return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting with this text column."""
+        """Return the name of the setting that names this text column, for error messages."""
         return "text_template" if self.text_template else "text_field"
 
     @property
     def filters(self) -> bool:
-        """Whether any filter is set."""
+        """Whether any setting that drops rows is set."""
         return any(getattr(self, name) is not None for name in self.filter_names)
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns on the part of a text that was read, by kind of value."""
+        """Names of the output columns on the share of a text that was read, by kind; None: none."""
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
     @property
     def shows_read_share(self) -> bool:
-        """Whether there is a column on the part of a text that was read."""
+        """Whether there is an output column on the share of a text that was read."""
         return any(name is not None for name in self.read_share_names.values())
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return False
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether a client can plan without reaching the model."""
+        """Whether the client can plan a run without reading the model's files."""
         return False
 
 
@@ -254,38 +255,41 @@ class ModelOptions(TextOptions):
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in several windows."""
+        """Whether long texts are read in windows, token spans as long as the model reads."""
         return self.long_text in ("windows", "ends")
 
     @property
     def runs_lines(self) -> bool:
-        """Whether each line is run as a text."""
+        """Whether the model runs on each line of a text, as if it were a text."""
         return self.long_text == "lines"
 
     @property
     def chars_of_ends(self) -> int | None:
-        """Characters to read at each end of a long text; None if long texts are read otherwise."""
+        """Number of characters to read at each end of a long text; None if not read at the ends."""
         return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Return the overlap of windows of this length, in tokens; None without windows."""
+        """Return the number of tokens that neighbouring windows of this length share.
+
+        Returns None if long texts are not read in overlapping windows.
+        """
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Columns on the part of a text that was read, by kind of value."""
+        """Names of the output columns on the share of a text that was read, by kind; None: none."""
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether the probabilities of all labels of a token are needed, not only the best one."""
+        """Whether a token's probabilities of all labels are needed, not only the best label's."""
         return False
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Settings that replace values in the checkpoint's files."""
+        """Settings that override values in the model's ``config.json``."""
         return {}
 
     def _check_windows(self) -> None:
@@ -346,7 +350,7 @@ class PairOptions(ModelOptions):
 
     @property
     def pairing(self) -> tuple[str | None, str] | None:
-        """Query and truncation of pairs, or None; see `TextOptions.pairing`."""
+        """Query and truncation of pairs of texts; None if the mapper reads single texts."""
         if self.query is None and isinstance(self.text_field, str):
             return None
         usual = "longest_first" if self.query is None else "only_second"
@@ -457,12 +461,12 @@ class ScoreOptions(LabelOptions, PairOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Problem type, for checkpoints without one in their configuration."""
+        """Problem type, which overrides the one in the model's ``config.json``."""
         return {"problem_type": self.problem_type}
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client can plan without the model."""
+        """Whether labels are passed, so that the client can plan without the model's files."""
         return self.labels is not None
 
 
@@ -520,7 +524,7 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if there is a column for the filters' decision, but no filter."""
+    """Raise ValueError if `keep_field`, the column of the filters' decision, has no filters."""
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "
@@ -534,7 +538,11 @@ def parse_options(
     defaults: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Options:
-    """Return the settings of `owner`: its defaults, overridden by the caller's arguments."""
+    """Make the settings of a class from its defaults and the arguments of its constructor.
+
+    `owner` is the class's name, for messages. Raises TypeError for unknown or missing arguments,
+    and the errors of `options_type`.
+    """
     if "dataset" in arguments:
         refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
     names = setting_names(options_type)
@@ -558,7 +566,7 @@ def parse_options(
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
-    """Raise TypeError for a positional argument, with the correct call."""
+    """Raise TypeError for a positional argument `value` of a class, with the correct call."""
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
             f"{owner} got a dataset in place of its settings: make the classifier first, as in "
@@ -571,7 +579,7 @@ def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """Return the distinct columns in a template.
+    """Return the distinct column names in a template such as "{url} {text}", in order.
 
     Raises ValueError for an unpaired brace, or braces with other content than a column's name.
     """
@@ -581,9 +589,10 @@ def template_fields(template: str) -> tuple[str, ...]:
 def fill_template(
     template: str, columns: Mapping[str, Sequence[str | None]], text_field: str
 ) -> list[str | None]:
-    """Fill a template for all rows; null if `text_field` is null, and other nulls are empty.
+    """Fill a template such as "{url} {text}" for each row, to get the rows' texts.
 
-    `columns` has the values of `template_fields`.
+    `columns` are the rows' texts by column, for all `template_fields`. A text is None where
+    `text_field` is None; None in other columns becomes an empty text.
     """
     pieces = template_pieces(template)
     layout = "".join(text.replace("%", "%%") + "%s" * (name is not None) for text, name in pieces)
@@ -596,7 +605,10 @@ def fill_template(
 
 
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
-    """Split a template into pairs of literal text and following column, None at the end."""
+    """Split a template into pairs of a literal text and the column name that follows it.
+
+    The name is None after the last text. `setting` is the template's setting, for messages.
+    """
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as err:

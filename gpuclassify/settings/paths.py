@@ -1,4 +1,4 @@
-"""Check paths; a missing permission or a failing disk raises OSError.
+"""Checks of paths that raise OSError if a permission is missing or a disk fails.
 
 ``Path.exists`` and the like return False in both cases from Python 3.14 on.
 """
@@ -16,22 +16,22 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def exists(path: Location) -> bool:
-    """Return whether anything is at `path`; OSError if that cannot be determined."""
+    """Tell whether anything is at `path`; raise OSError if that cannot be determined."""
     return _mode(path) is not None
 
 
 def is_file(path: Location) -> bool:
-    """Return whether `path` is a regular file; may raise OSError, like `exists`."""
+    """Tell whether `path` is a regular file; may raise OSError, like `exists`."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Return whether `path` is a directory; may raise OSError, like `exists`."""
+    """Tell whether `path` is a directory; may raise OSError, like `exists`."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 
 def is_only_mine(path: Location) -> bool:
-    """Return whether a file or folder exists, is no link, and only this user can write it."""
+    """Tell whether a file or folder exists, is no link, and can only be written by this user."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -55,6 +55,12 @@ def private_folder(parent: Location | None = None) -> Path:
             f"{folder} is open to other users: remove it, or set TMPDIR to a folder of your own"
         )
     return folder
+
+
+def user_cache(name: str) -> Path:
+    """Return a folder in this user's cache, which need not exist yet."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "gpuclassify", name)
 
 
 def _mode(path: Location) -> int | None:

@@ -1,4 +1,7 @@
-"""Signatures, docstrings and calls of classes with dataclass settings, as text for users."""
+"""Signatures, docstrings and reprs that show users the settings of a class.
+
+Settings are the fields of a dataclass of options that the class makes from its arguments.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
 def takes(
     options: Callable[P, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor the signature of `options` for static type checkers."""
+    """Decorate a constructor so that type checkers see the parameters of the class `options`."""
     return lambda create: create
 
 
 def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> None:
-    """Add settings to a class's signature, and their explanations to its docstring.
+    """Add the fields of `options` to the signature and the docstring of the class `owner`.
 
-    Explanations in the class's docstring have precedence over those of `options`, and so have the
-    class's `defaults`.
+    Explanations of fields are taken from docstrings; those in the class's own come first. The
+    class's `defaults` replace those of `options`.
     """
     parameters = inspect.signature(options).parameters
     derived_first = [name for kind in options.__mro__ for name in inspect.get_annotations(kind)]
@@ -62,7 +65,10 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
 
 
 def explanations(*owners: object) -> dict[str, str]:
-    """Return choices and explanations of arguments, from the first docstring with each."""
+    """Return each parameter's choices and explanation, from the "Parameters" of docstrings.
+
+    If several `owners` explain a parameter, the first one counts.
+    """
     explained: dict[str, str] = {}
     for owner in reversed(owners):
         for section in SECTION.findall(inspect.cleandoc(owner.__doc__ or "")):
@@ -76,7 +82,10 @@ def explanations(*owners: object) -> dict[str, str]:
 def changed_settings(
     options: Any, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Return settings by name, without the class's defaults, except for names in `always`."""
+    """Return the settings that differ from the class's defaults, for its repr, by name.
+
+    Names in `always` are included even if they do not differ.
+    """
     known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
     values = {
         setting.name: getattr(options, setting.name) for setting in fields(options) if setting.init
@@ -90,9 +99,10 @@ def call_text(
     show: Callable[[Any], str],
     positional: Collection[str] = (),
 ) -> str:
-    """Return the text of a call; `positional` settings are passed without name.
+    """Return the source text of a call with these settings, for a repr, such as ``Name(a=1)``.
 
-    Functions are formatted as their names.
+    Settings in `positional` are written without their name. Functions are shown by name, and other
+    values by `show`.
     """
     shown = {n: getattr(v, "__qualname__", None) or show(v) for n, v in settings.items()}
     arguments = [value if n in positional else f"{n}={value}" for n, value in shown.items()]
@@ -100,7 +110,7 @@ def call_text(
 
 
 def short(value: object) -> str:
-    """Return the repr of a value, shortened if it is long."""
+    """Return the repr of a value; a long one is cut, and its length shown."""
     shown = repr(value)
     if len(shown) <= LONGEST_SHOWN:
         return shown
@@ -108,7 +118,7 @@ def short(value: object) -> str:
 
 
 def as_json(value: object) -> Any:
-    """Convert a setting to a JSON value; a long one becomes a digest."""
+    """Convert a setting to a JSON value to describe it; a long one becomes a digest."""
     shown = repr(value)
     if len(shown) > LONGEST_DESCRIBED:
         return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"
@@ -125,9 +135,9 @@ class _PublicNames(ABCMeta):
 
 
 class Public(metaclass=_PublicNames):
-    """Base class that shows only its public API in dir(), help() and tab completion.
+    """Base class that shows only public names in dir(), help() and tab completion.
 
-    The API consists of `public_names`, members of subclasses outside this package, and attributes
+    These are `public_names`, members of subclasses outside this package, and attributes
     of an object.
     """
 

@@ -57,7 +57,8 @@ _LOCAL_NORMALIZERS = {
 _WHITE_SPACE_RUNS = {r"\s{2,}|[\n\r\t]", " {2,}"}
 _LOCAL_SPLITTERS = {"Digits", "Punctuation"}
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}  # they drop white space
-# Split pattern of Llama 3 and Qwen: matches start with a space, or are runs of white space.
+# Regular expression by which Llama 3 and Qwen split words: matches start with a space, or are runs
+# of white space.
 _LETTERS_OR_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,7 +80,11 @@ _ASCII = range(0x21, 0x7F)
 
 
 def prefix_end(text: str, chars: int) -> int:
-    """Return the offset of the first gap after `chars` characters, or the end of `text`."""
+    """Return the offset of the first space after `chars` characters where a text can be cut.
+
+    The space is single and between printable ASCII characters. Without one, it is the text's
+    length. Used to tokenize only a prefix of a long text.
+    """
     gap = _GAP.search(text, chars)
     return len(text) if gap is None else gap.end()
 
@@ -87,8 +92,9 @@ def prefix_end(text: str, chars: int) -> int:
 def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
     """Tell whether a ``tokenizers.Tokenizer`` provably tokenizes both sides of a gap independently.
 
-    Gaps here are single spaces between printable ASCII characters. A text's tokens then begin with
-    the tokens of any prefix that ends at a gap.
+    Gaps here are single spaces between printable ASCII characters. If so, a text's tokens begin
+    with the tokens of any prefix that ends at a gap. `description` is the parsed
+    ``tokenizer.json``.
     """
     _, splitters = _split_steps(description)
     return (
@@ -101,14 +107,17 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split the pre-tokenizer's steps before the first one that may end words."""
+    """Split a pre-tokenizer's steps before the first step that may end words."""
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
 
 
 def steps_of(step: dict[str, Any] | None, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer, pre-tokenizer or post-processor, flattening sequences."""
+    """Yield the steps of a normalizer, pre-tokenizer or post-processor in ``tokenizer.json``.
+
+    Sequences, whose steps are stored under the key `name`, are flattened.
+    """
     if step is not None and step["type"] == "Sequence":
         for part in step[name]:
             yield from steps_of(part, name)
@@ -127,7 +136,7 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Tell whether a normalizer changes nothing but letter case in printable ASCII."""
+    """Tell whether a normalizer leaves printable ASCII as it is, except for letter case."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -143,7 +152,10 @@ def _ends_words(splitter: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Rules for a tokenizer's gaps; tables are bool by code point, (0x10000,)."""
+    """Rules for the offsets (gaps) where a tokenizer's texts can be cut without changing tokens.
+
+    Tables are bool arrays by code point, (0x10000,).
+    """
 
     spaces: bytes  # white space that separates words
     before: np.ndarray  # characters that may precede a gap
@@ -158,7 +170,10 @@ class Gaps:
     tokens: tuple[bytes, ...] | None
 
     def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the offsets of words in concatenated texts, and the end, int64, ascending."""
+        """Find the words in concatenated UTF-8 texts, as the bytes from one gap to the next.
+
+        `offsets` are those of the texts. Returns the words' ascending offsets and the end, int64.
+        """
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
         is_space = functools.reduce(np.logical_or, (data == space for space in self.spaces))
@@ -198,7 +213,7 @@ class Gaps:
 
 
 def _is_alphanumeric(data: np.ndarray) -> np.ndarray:
-    """Return a mask of bytes that are ASCII letters and digits."""
+    """Return a mask of the bytes that are ASCII letters or digits."""
     return ((data | 0x20) - ord("a") < 26) | (data - ord("0") < 10)  # uint8 wraps around below 0
 
 
@@ -213,7 +228,7 @@ def _previous_starts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Decode the UTF-8 characters at these offsets; characters of 4 bytes give 0."""
+    """Decode the UTF-8 characters at these offsets to code points; 0 for characters of 4 bytes."""
     codes = data[starts].astype(np.int64)
     wide = np.flatnonzero(codes >= 0x80)
     lead, start = codes[wide], starts[wide]
@@ -225,7 +240,10 @@ def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
-    """Return the rules for a tokenizer's gaps, or None if its steps are not known well enough."""
+    """Derive the rules for cutting a tokenizer's texts from its parsed ``tokenizer.json``.
+
+    Returns None if the tokenizer has steps that are not proven to work word by word.
+    """
     if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
         return None
     rules = _Rules(backend, description)
@@ -244,7 +262,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
 
 
 class _Rules:
-    """Properties of a tokenizer's steps that decide about its gaps."""
+    """Properties of a tokenizer's steps and added tokens that decide where its gaps are."""
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
         normalizer = backend.normalizer
@@ -267,13 +285,13 @@ class _Rules:
         return {token["content"], self.normalize(token["content"])}
 
     def _absorbs_space(self, token: dict[str, Any]) -> bool:
-        """Tell whether an added token extends into adjacent white space."""
+        """Tell whether an added token includes the white space next to it, which is then no gap."""
         has_edge = any(form != form.strip() for form in self._forms_of(token))
         extends = token["lstrip"] or token["rstrip"] or (token["single_word"] and has_edge)
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether words provably have the same tokens alone and in their text."""
+        """Tell whether the tokenizer provably gives a word the same tokens alone and in a text."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -285,7 +303,10 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space that is normalized alike before a word alone and in its text."""
+        """Return the white space characters of gaps, which may separate words, or "".
+
+        They are normalized alike before a word alone and in its text.
+        """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
 
@@ -305,7 +326,7 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Tell whether the splitter's pattern provably splits runs of white space."""
+        """Tell whether the pre-tokenizer provably splits a run of white space before its end."""
         tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
         rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.later]
         is_other = self.drops or self.is_metaspace or self.has_prefix or self.local
@@ -313,7 +334,7 @@ class _Rules:
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Tell whether each ASCII punctuation mark is a word of its own."""
+        """Tell whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
             and not (self.local or self.later)
@@ -322,7 +343,7 @@ class _Rules:
         )
 
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the tables of `Gaps` in the order of its fields, bool (0x10000,) each."""
+        """Return the five tables of `Gaps` in the order of its fields, bool (0x10000,) each."""
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -345,10 +366,10 @@ class _Rules:
 
 
 class Words:
-    """Tokens of many texts, stored once per distinct word, without special tokens.
+    """Token ids of many texts, without special tokens, stored once per distinct word.
 
-    `rows` are the int32 tokens of distinct words as bytes, `indices` the distinct word of each
-    word, and `bounds` the range of words of each text.
+    `rows` are the int32 token ids of each distinct word, as bytes; `indices` has each word's index
+    into them; `bounds` are the offsets of the texts in `indices`, (texts + 1,).
     """
 
     def __init__(self, rows: Sequence[bytes], indices: np.ndarray, bounds: np.ndarray) -> None:
@@ -360,11 +381,11 @@ class Words:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, int64 (texts,)."""
+        """Number of tokens of each text, int64 (texts,)."""
         return self._ends[self._last] - self._ends[self._first]
 
     def replace(self, texts: Sequence[int], words: Words) -> None:
-        """Replace the texts with these indices by the texts of `words`."""
+        """Replace the tokens of the texts with these indices by the tokens of other texts."""
         starts, ends = words._starts + len(self._flat), words._ends[1:] + self._ends[-1]
         self._first, self._last = self._first.copy(), self._last.copy()
         self._first[texts] = words._first + len(self._starts)
@@ -374,7 +395,7 @@ class Words:
         self._ends = np.concatenate([self._ends, ends])
 
     def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Return the concatenated tokens of each text from start to stop, int32."""
+        """Concatenate the token ids of all texts, each from its start to its stop, int32."""
         words = self._last - self._first
         index, begins = _ranges(self._first, words), self._ends[self._first]
         low = np.maximum(self._ends[index], np.repeat(begins + starts, words))
@@ -391,9 +412,10 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class WordCache:
-    """Cache of a tokenizer's words and their tokens, for all threads of the process.
+    """Tokenizer that caches the token ids of words, for all threads of the process.
 
-    It needs no lock, because concurrent threads compute equal entries. It has two halves: a word
+    Texts are cut into words where that cannot change tokens, and if it is faster. The cache needs
+    no lock, because concurrent threads compute equal entries. It has two halves: a word
     found in the older half moves to the younger one, and when that is full, the older half is
     dropped. So recurring words stay.
     """
@@ -412,7 +434,7 @@ class WordCache:
         self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Tokenize texts, with the same result as the library."""
+        """Tokenize texts without special tokens, to the token ids that the library would give."""
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
@@ -426,7 +448,10 @@ class WordCache:
         return Words(rows, indices, np.searchsorted(bounds, offsets))
 
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether few enough of the first words are new, without tokenizing them."""
+        """Tell whether cutting texts into words would be faster than tokenizing whole texts.
+
+        It is, if few of the first words are new to the cache. `bounds` are the words' offsets.
+        """
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
         is_new = [not (w in self._younger or w in self._older) for w in distinct.to_pylist()]
@@ -436,7 +461,7 @@ class WordCache:
         return pays
 
     def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the offsets of words; a text with too few gaps is a single word."""
+        """Return the offsets of words in concatenated texts; a text with few gaps is one word."""
         bounds = gaps.cut(data, offsets)
         first = np.searchsorted(bounds, offsets)
         lengths = np.diff(bounds)
@@ -454,7 +479,11 @@ class WordCache:
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return the tokens of distinct words between bounds, and each word's index into them."""
+        """Return the token ids of each distinct word, and each word's index into these.
+
+        `bounds` are the words' offsets in the UTF-8 bytes `data`. New words are tokenized and
+        cached.
+        """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
         rows: list[Any] = list(map(self._younger.get, distinct))
@@ -477,7 +506,7 @@ class WordCache:
         return rows, coded.indices.to_numpy()
 
     def _tokenize(self, words: list[str], short: int) -> Sequence[bytes]:
-        """Tokenize words; the first `short` words are short, and are joined."""
+        """Tokenize new words; the first `short` words are joined to texts, which is faster."""
         if not words:
             return []
         if self._joiner is None:
@@ -503,10 +532,10 @@ class WordCache:
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
     def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether new words are few enough for cutting to pay.
+        """Tell whether new words are few enough that cutting texts into words is faster.
 
-        `is_new` and `lengths` describe distinct words. Long words are ignored, because they cost
-        the same alone and within their texts.
+        `is_new` and `lengths` describe distinct words; `bounds` are the offsets of all words. Long
+        words are ignored, because they cost the same alone and within their texts.
         """
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
         sizes = lengths[is_new], np.diff(bounds)
@@ -524,9 +553,10 @@ class WordCache:
 
 
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
-    """Return a tokenizer that shares the model, and has an added token to separate joined words.
+    """Make a tokenizer for many words at once, joined by the added token `_BETWEEN`.
 
-    Returns None if joined words would not have the tokens of single words.
+    It has the model and steps of `backend`. Returns None if joined words would not have the same
+    tokens as single words.
     """
     from tokenizers import AddedToken, Tokenizer
 
@@ -551,14 +581,14 @@ def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
 
 
 def _encode_words(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
-    """Dictionary-encode the words between bounds of UTF-8 bytes."""
+    """Dictionary-encode the words in UTF-8 bytes, to find distinct words; `bounds` are offsets."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
     words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
     return words.dictionary_encode()
 
 
 def _byte_lengths(words: Any) -> np.ndarray:
-    """Return the size of each string of an unsliced large string array, int64 (words,)."""
+    """Return the number of bytes of each string of an unsliced large_string array, int64."""
     return np.diff(np.frombuffer(words.buffers()[1], np.int64, len(words) + 1))
 
 
@@ -568,7 +598,7 @@ _caching = threading.Lock()
 
 @panics_as_errors()
 def word_cache(backend: Any) -> WordCache:
-    """Return the process's cache for a ``tokenizers.Tokenizer``, shared by equal tokenizers.
+    """Return this process's `WordCache` for a ``tokenizers.Tokenizer``; equal ones share it.
 
     It is freed with its last reference. The tokenizer must not truncate or pad.
     """

@@ -27,19 +27,20 @@ from gpuclassify.tokenizing.text_tokenizer import (
 )
 from gpuclassify.workers.run_context import RunStats, set_variable
 
-# The first block is about one batch of a GPU, so that the model starts soon. The largest block
-# bounds memory, because all encodings of a block exist at once, at over 100 bytes per token.
+# Texts are tokenized in blocks. The first block is about one batch of a GPU, so that the model
+# starts soon. The largest block bounds memory, because all encodings of a block exist at once, at
+# over 100 bytes per token.
 FIRST_BLOCK_CHARS = 250_000
 MOST_BLOCK_CHARS = 4_000_000
 BLOCKS_AHEAD = 2
-_OFF = {"off", "false", "f", "no", "n", "0"}
+_OFF = {"off", "false", "f", "no", "n", "0"}  # values of TOKENIZERS_PARALLELISM
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
 class TokenStore:
-    """Cache of texts' tokens by tokenizer.
+    """Cache of texts' tokens, so that mappers (models) over one partition tokenize a text once.
 
     Another mapper's tokens are used if they must be equal: the tokenizers have equal fingerprints,
     and both cut in the same way or neither cuts this text. The key is the text itself, so mappers
@@ -52,7 +53,7 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Return the tokens of each text, and the number of cached texts."""
+        """Return the tokens of each text, and the number of texts found in the cache."""
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         encoded = {text: cut[text] for text in texts if text in cut}
@@ -71,15 +72,18 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Share one `TokenStore` among the mappers that this thread runs in the block."""
+    """Let the mappers (models) that this thread runs in the block tokenize a text only once.
+
+    They share one `TokenStore`.
+    """
     return set_variable(current_store, TokenStore())
 
 
 class TokenSource:
-    """Texts in run order, with the tokenizer for them.
+    """Texts to run, with their tokenizer, which tokenizes ranges of them on demand.
 
-    Returns all windows of each text, or its first window. The mappers of one pass share tokens
-    through the store.
+    With `has_all_windows`, long texts have several windows (token spans as long as the model
+    reads); otherwise, each text has its first one. `store` caches tokens for other mappers.
     """
 
     def __init__(
@@ -97,11 +101,14 @@ class TokenSource:
 
     @property
     def char_counts(self) -> np.ndarray:
-        """Characters of each text that are tokenized, int64 (texts,)."""
+        """Number of characters of each text that are tokenized, int64 (texts,)."""
         return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Return the windows of the texts from `start` to `stop`."""
+        """Tokenize the texts from `start` to `stop`, and return their windows.
+
+        The number of texts whose tokens come from the store is added to `stats`.
+        """
         texts = self._texts[start:stop]
         if self._is_flat:
             return only_windows(self._tokenizer(texts))
@@ -113,12 +120,14 @@ class TokenSource:
 
 
 class TokenStream:
-    """Tokens of texts, yielded block by block; then the lengths and read shares of all texts.
+    """Distinct windows of texts (token spans as long as the model reads), in blocks of texts.
 
-    Equal windows are yielded once; texts that differ only behind the cut, or that the tokenizer
-    normalizes to the same tokens, have equal windows. Windows whose digests are `known` are not
-    yielded, and are numbered first. Times of tokenizing and waiting are added to `stats`.
-    `block_chars` is the number of characters of the first block and of the largest one.
+    Iteration yields the blocks, which are tokenized on another thread. Afterwards, properties map
+    the windows back to the texts. Equal windows are yielded once; texts that differ only behind the
+    cut, or that the tokenizer normalizes to the same tokens, have equal windows. Windows whose
+    digests are `known` have outputs already: they are not yielded, and are numbered first. Times of
+    tokenizing and waiting are added to `stats`. `block_chars` is the number of characters of the
+    first block and of the largest one.
     """
 
     def __init__(
@@ -138,7 +147,7 @@ class TokenStream:
         self.blocks: list[Windows] = []
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        """Yield blocks of distinct windows; tokenizing goes on while the caller uses them."""
+        """Yield blocks of distinct new windows; tokenizing goes on while the caller runs them."""
         bounds = text_blocks(self._source.char_counts, *self._block_chars)
         blocks = ahead(self._tokenize, bounds)
         while True:
@@ -151,41 +160,41 @@ class TokenStream:
 
     @property
     def new_keys(self) -> list[Hashable]:
-        """Keys of the distinct windows that were not known, in order."""
+        """Digests of the windows that were yielded, in order; to pass as `known` later."""
         return list(self._first)[self._known :]
 
     @property
     def positions(self) -> np.ndarray:
-        """Position of each window among the distinct ones, int64 (windows,)."""
+        """Index of each window among the distinct windows, int64 (windows,); known ones first."""
         return np.asarray(self._positions, dtype=np.int64)
 
     @property
     def window_counts(self) -> np.ndarray:
-        """Windows of each text, int64 (texts,), also when only the first one is run."""
+        """Number of windows of each text, int64 (texts,), even if only the first one is run."""
         return np.concatenate([block.whole_counts for block in self.blocks])
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that are run, float32 (texts,); see `TokenBatch`."""
+        """Share of each text's tokens that the model runs, float32 (texts,); see `TokenBatch`."""
         return np.concatenate([block.seen_share for block in self.blocks])
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of windows of each text that are run, int64 (texts,)."""
+        """Number of each text's windows that the model runs, int64 (texts,)."""
         return np.concatenate([block.counts for block in self.blocks])
 
     @property
     def text_of(self) -> np.ndarray:
-        """Index of the text of each run window, int64 (windows,)."""
+        """Index of the text of each window that the model runs, int64 (windows,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each run window, int64 (windows,)."""
+        """Number of tokens of each window that the model runs, int64 (windows,)."""
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
-        """Return one window alone."""
+        """Return the window with this index, among all windows that are run, as a batch."""
         for block in self.blocks:
             if window < len(block.tokens):
                 break
@@ -193,7 +202,7 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Return the new windows of a block; runs on the tokenizing thread."""
+        """Tokenize the texts in `bounds`, and return their new windows; runs on another thread."""
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -206,7 +215,7 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Assign numbers to distinct windows, and return the rows of new ones."""
+        """Assign numbers to the distinct windows of a block; return the indices of new windows."""
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:
@@ -217,13 +226,13 @@ class TokenStream:
 
 
 class Share:
-    """Seconds of a thread, set when its block ends."""
+    """A thread's share of a `SharedTime`, in seconds, set when its ``with`` block ends."""
 
     seconds = 0.0
 
 
 class SharedTime:
-    """Wall time of an activity, divided evenly among the threads that are doing it.
+    """Wall time of an activity, such as tokenizing, divided among the threads that do it.
 
     The shares of all threads add up to the time in which at least one of them was active.
     """
@@ -236,7 +245,7 @@ class SharedTime:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """Measure the thread's share of the time in the block."""
+        """Measure this thread's share of the block's time; its seconds are set at the end."""
         share = Share()
         began = self._change(1)
         try:
@@ -257,7 +266,7 @@ _tokenizing = SharedTime()
 
 
 def tokenizer_threads() -> int:
-    """Return the number of tokenizer threads, from the library's environment variables."""
+    """Return the number of threads that the tokenizers library uses, by environment variables."""
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in _OFF:
         return 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
@@ -267,7 +276,11 @@ def tokenizer_threads() -> int:
 def text_blocks(
     char_counts: Sequence[int] | np.ndarray, first_chars: int, largest_chars: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of texts, each up to twice as large as the previous block."""
+    """Divide texts with these numbers of characters into blocks; yield each block's (start, stop).
+
+    The limit on a block's characters begins at `first_chars` and doubles up to `largest_chars`. A
+    single text that exceeds it is a block of its own.
+    """
     most_chars, chars, start = first_chars, 0, 0
     for stop, count in enumerate(np.asarray(char_counts).tolist()):
         if stop > start and chars + count > most_chars:

@@ -1,4 +1,7 @@
-"""Tokenizing on the host: texts are cut to a length or into windows, and never padded."""
+"""Tokenizing of texts on the host: they are cut to a length or into windows, and never padded.
+
+A window is a span of a text's tokens that is as long as the model reads at once.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ import numpy as np
 
 from gpuclassify.tokenizing.gaps import Words, prefix_end, steps_of, word_cache
 
-# First guess of a long text's prefix. English has 4 to 5 characters per token, but too short a
-# prefix costs more than one too long, because the text is tokenized again.
+# Characters per token for the first prefix of a long text that is tokenized. English has 4 to 5 per
+# token, but too short a prefix costs more than one too long, because the text is tokenized again.
 MOST_CHARS_PER_TOKEN = 6
 
 
 class TextTokenizer:
-    """Hugging Face tokenizer that cuts at a fixed length, special tokens included, and never pads.
+    """Hugging Face tokenizer that cuts texts at `max_tokens`, special tokens included; never pads.
 
     The `tokenizer` is configured here and must not be shared: its truncation is state, and changing
     it while another thread tokenizes is an error in the tokenizers library.
 
     With an `overlap`, long texts are cut into windows that share that many tokens, instead of being
-    truncated. If `counts_rest` is false, `TextTokens.whole_length` of a cut text may be inexact,
-    and only a prefix of a long text is tokenized, one proven to begin with the same tokens.
+    truncated. If `counts_rest` is false, the tokens behind a cut are not counted:
+    `TextTokens.whole_length` of a cut text may be inexact, and only a prefix of a long text is
+    tokenized, one proven to begin with the same tokens.
 
     With `end_chars`, a text longer than twice that has two windows: tokens of its first `end_chars`
     characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
@@ -89,27 +93,27 @@ class TextTokenizer:
 
     @property
     def cuts_left(self) -> bool:
-        """Whether the end of a long text is kept, and not its beginning."""
+        """Whether truncation keeps the end of a long text, and not its beginning."""
         return self._tokenizer.truncation_side == "left"
 
     @property
     def cuts_once(self) -> bool:
-        """Whether every text has one window, at the same end of every text."""
+        """Whether long texts are truncated, so that every text has a single window."""
         return self.overlap is None and self.end_chars is None
 
     @property
     def cut(self) -> Hashable:
-        """Key that is equal for tokenizers that cut equal tokens alike."""
+        """Key of the cut, to share tokens: equal for tokenizers that cut equal tokens alike."""
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @property
     def special_before(self) -> int:
-        """Number of special tokens before a text's own; needs a `backend`."""
+        """Number of special tokens before a text's own tokens; needs a `backend`."""
         return self._template[2][0]
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Key that is equal for tokenizers that give every text equal tokens before any cut.
+        """Key, to share tokens: equal for tokenizers that give equal tokens before any cut.
 
         A tokenizer written in Python has no complete description, so it equals only itself.
         """
@@ -123,7 +127,7 @@ class TextTokenizer:
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts`, special tokens included, to the first window of each text."""
+        """Tokenize texts, and keep each text's first window, special tokens included."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
         sides = self._tokenize_sides(self._split_sides(texts))
@@ -139,7 +143,11 @@ class TextTokenizer:
     def _add_special(
         self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray
     ) -> TokenBatch:
-        """Add special tokens to the ids of each side; `kept` counts them, int64 (sides, texts)."""
+        """Make a batch by adding special tokens to the cut token ids of each side of the pairs.
+
+        `flats` are each side's concatenated ids, `kept` their numbers, int64 (sides, texts), and
+        `whole` the numbers of tokens before the cut. Single texts have one side.
+        """
         template, types, slots = self._template
         counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
         counts[slots] = kept
@@ -160,9 +168,9 @@ class TextTokenizer:
         return TokenBatch(ids, offsets, type_ids, whole)
 
     def char_counts(self, texts: Sequence[Any]) -> np.ndarray:
-        """Count the characters of each text's first tokenized prefix, int64 (texts,).
+        """Count the characters of each text that are tokenized, int64 (texts,), to form blocks.
 
-        A longer prefix is tokenized if that one is too short.
+        It is an estimate: a longer prefix of a text is tokenized if the first one is too short.
         """
         if self.pairing is not None and self.pairing[0] is None:
             return np.array([len(first) + len(second) for first, second in texts], dtype=np.int64)
@@ -177,7 +185,7 @@ class TextTokenizer:
         return np.fromiter(map(len, self._all_ids(texts)), np.int64, len(texts))
 
     def _split_sides(self, texts: Sequence[Any]) -> list[Sequence[str]]:
-        """Return [texts], or [first texts, second texts] of pairs."""
+        """Return the sides to tokenize: [texts], or for pairs, [first texts, second texts]."""
         if self.pairing is None:
             return [texts]
         query, _ = self.pairing
@@ -186,7 +194,10 @@ class TextTokenizer:
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
     def _truncated_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the lengths after truncation as in transformers, int64 (sides, texts)."""
+        """Return the numbers of tokens after truncation as in transformers, int64 (sides, texts).
+
+        `lengths` are the numbers before truncation, without special tokens.
+        """
         if self.pairing is None:
             return np.minimum(lengths, self._room)
         room, (_, truncation) = self._room, self.pairing
@@ -208,7 +219,7 @@ class TextTokenizer:
         return np.where(is_cut, [lengths[0], room - lengths[0]], lengths)
 
     def _cut_pair(self, *sides: list[int]) -> TextTokens:
-        """Truncate the ids of a pair, for tokenizers written in Python."""
+        """Truncate the token ids of both texts of a pair, for tokenizers written in Python."""
         lengths = np.array([[len(ids)] for ids in sides])
         kept = self._truncated_lengths(lengths)
         starts = (lengths - kept) * self.cuts_left
@@ -216,7 +227,7 @@ class TextTokenizer:
         return self._windows([cut], int(lengths.sum()) + self.special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize `texts` to all their windows.
+        """Tokenize texts, and return all windows of each text.
 
         Without special tokens, an empty text becomes a single begin-of-text, end-of-text or padding
         token, because a model needs at least one.
@@ -236,7 +247,10 @@ class TextTokenizer:
         return tokens
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
-        """Return windows at both ends of a text, or one window of a shorter text."""
+        """Tokenize a text's first and last `chars` characters, for ``long_text="ends"``.
+
+        They are two windows; a short text has one window.
+        """
         parts = [text[:chars], text[-chars:]] if len(text) > 2 * chars else [text[:chars]]
         ends = self._all_ids(parts)
         count = sum(map(len, ends))
@@ -246,7 +260,7 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return the ids of each text, or of a long enough prefix, without special tokens."""
+        """Return the token ids of each text or a long enough prefix, without special tokens."""
         if self.backend is not None:
             (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
@@ -257,9 +271,10 @@ class TextTokenizer:
         return [ids[text] for text in texts]
 
     def _tokenize_sides(self, sides: Sequence[Sequence[str]]) -> list[Words]:
-        """Tokenize each side's texts, or prefixes proven to be truncated like the whole texts.
+        """Tokenize the texts on each side of pairs, or on the only side, without special tokens.
 
-        Prefixes are doubled until this is proven.
+        Prefixes of long texts are tokenized instead, and doubled until they are proven to be
+        truncated to the same tokens as the whole texts.
         """
         chars = self._first_chars
         stops = [[prefix_end(text, chars) for text in side] for side in sides]
@@ -277,7 +292,10 @@ class TextTokenizer:
         return words
 
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
-        """Return a mask of texts that need a longer prefix, bool (sides, texts)."""
+        """Return a mask of texts whose prefix is too short to tell their tokens after truncation.
+
+        The mask is bool (sides, texts); `words` are the tokens of the prefixes.
+        """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
         if len(words) == 2 and self._room % 2:
@@ -288,7 +306,7 @@ class TextTokenizer:
         return is_short & ~is_whole
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
-        """Cut the ids of a text into windows, or to a single window without overlap."""
+        """Cut a text's token ids into windows; without an `overlap`, truncate to one window."""
         overlap, room = self.overlap or 0, self._room
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
@@ -298,7 +316,7 @@ class TextTokenizer:
         return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
-        """Make windows of ids, or pairs of ids, by adding special tokens to each."""
+        """Make a text's windows by adding special tokens to token ids, or to pairs of them."""
         inputs = [self._make_input(ids) for ids in parts]
         windows = [
             np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in inputs
@@ -309,7 +327,7 @@ class TextTokenizer:
         return TextTokens(windows, types, max(whole_length, 1))
 
     def _make_input(self, ids: Any) -> tuple[Any, list[int]]:
-        """Return ids with special tokens around them, and all segment ids."""
+        """Return token ids with special tokens around them, and the segment ids of all tokens."""
         if self.backend is None:
             texts = [ids] if self.pairing is None else ids
             types = self._tokenizer.create_token_type_ids_from_sequences(*texts)
@@ -327,9 +345,10 @@ def _cut_at(texts: Sequence[str], stops: Sequence[int]) -> list[str]:
 
 
 def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int], list[int]]:
-    """Return ids and segment ids for texts of one token each, and the indices of these tokens.
+    """Return a tokenizer's template of special tokens around a text, or around a pair of texts.
 
-    All other ids are special tokens. `backend` is a ``tokenizers.Tokenizer``.
+    The template is the token ids and segment ids for texts of one token each, and the indices of
+    these tokens; all other ids are special tokens. `backend` is a ``tokenizers.Tokenizer``.
     """
     from tokenizers import Tokenizer, models
 
@@ -347,9 +366,10 @@ def frame_of(backend: Any, is_pair: bool = False) -> tuple[list[int], list[int],
 
 
 class StaticTokenizer(TextTokenizer):
-    """Tokenizer of a static model, without special tokens; texts may have no tokens.
+    """Tokenizer of a static embedding model (a mean of token vectors), without special tokens.
 
-    If `token_chars` is set, only the first ``max_tokens * token_chars`` characters are read.
+    Empty texts have no tokens. If `token_chars` is set, only the first ``max_tokens * token_chars``
+    characters of a text are read.
     """
 
     def __init__(
@@ -360,7 +380,7 @@ class StaticTokenizer(TextTokenizer):
         self._filler = []
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize `texts` to the first window of each text."""
+        """Tokenize texts, and keep each text's first window."""
         if not self.cuts_once:
             return super().__call__(texts)
         tokens = super().__call__([text[: self._chars] for text in texts])
@@ -377,14 +397,14 @@ class StaticTokenizer(TextTokenizer):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Concatenated token ids of many texts."""
+    """Concatenated token ids of many texts, special tokens included."""
 
-    ids: np.ndarray  # int32 (tokens,)
+    ids: np.ndarray  # token ids, int32 (tokens,)
     offsets: np.ndarray  # int64 (texts + 1,); text i has `ids[offsets[i]:offsets[i + 1]]`
     # Segment ids, int32 (tokens,); None if they are always 0.
     type_ids: np.ndarray | None = None
-    # Tokens of each text before it was cut, int64 (texts,). If a cut text's tokens were not
-    # counted, any number above its length. None: nothing was cut.
+    # Number of tokens of each text before it was cut, int64 (texts,). If a cut text's tokens were
+    # not counted, any number above its length. None: nothing was cut.
     whole_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -396,7 +416,7 @@ class TokenBatch:
         return np.diff(self.offsets)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
-        """Return the texts with these indices."""
+        """Return a batch of the texts with these indices."""
         bounds = [slice(self.offsets[row], self.offsets[row + 1]) for row in rows]
         types = () if self.type_ids is None else [self.type_ids[part] for part in bounds]
         whole = None if self.whole_lengths is None else self.whole_lengths[list(rows)]
@@ -404,7 +424,7 @@ class TokenBatch:
         return flat_batch(ids, types, whole)
 
     def digests(self) -> Iterator[bytes]:
-        """Yield a digest of each text's tokens, 16 bytes."""
+        """Yield a digest of each text's tokens, 16 bytes, used to find texts with equal tokens."""
         ids, *others = (part.data for part in (self.ids, self.type_ids) if part is not None)
         for start, stop in itertools.pairwise(self.offsets.tolist()):
             digest = hashlib.blake2b(ids[start:stop], digest_size=16)
@@ -414,7 +434,7 @@ class TokenBatch:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each whole text's tokens that were kept, float32 (texts,).
+        """Share of each text's tokens that were kept when it was cut, float32 (texts,).
 
         It is below 1 if the text was cut, but exact only if the removed tokens were counted.
         """
@@ -429,14 +449,14 @@ def flat_batch(
     type_ids: Sequence[np.ndarray] = (),
     whole_lengths: np.ndarray | None = None,
 ) -> TokenBatch:
-    """Concatenate rows of ids to a batch."""
+    """Concatenate the token ids of texts, and their segment ids if there are any, to a batch."""
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
     return TokenBatch(_flat(rows), offsets_of(lengths), types, whole_lengths)
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return the offsets of concatenated rows of these lengths, int64 (rows + 1,)."""
+    """Return the offsets of concatenated texts with these lengths, int64 (texts + 1,)."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -446,10 +466,11 @@ def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """Windows of one text, special tokens included.
+    """Token ids of one text, cut into windows, special tokens included.
 
-    `type_ids` are the segment ids of each window. `whole_length` is the number of tokens before the
-    text was cut. It is only a number above the windows' length if the rest was not tokenized.
+    A window is a token span as long as the model reads. `type_ids` are the segment ids of each
+    window. `whole_length` is the number of tokens before the text was cut; if the rest was not
+    tokenized, it is just some number above the windows' length.
     """
 
     windows: list[np.ndarray]
@@ -459,16 +480,19 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows to run of many texts, in the texts' order; arrays have one element per text."""
+    """Windows (token spans as long as the model reads) of many texts, for a model to run.
+
+    Windows are in the texts' order. Arrays have one element per text.
+    """
 
     tokens: TokenBatch  # every window as a text of its own
-    counts: np.ndarray  # number of the text's windows here, int64; at least 1
+    counts: np.ndarray  # number of the text's windows to run, int64; at least 1
     whole_counts: np.ndarray  # number of all its windows; larger if only the first one is run
-    seen_share: np.ndarray  # share of the text's tokens that are here, float32
+    seen_share: np.ndarray  # share of the text's tokens in windows to run, float32
 
 
 def all_windows(texts: Sequence[TextTokens]) -> Windows:
-    """Return every window of every text."""
+    """Convert tokenized texts to the windows that a model runs: all windows of each text."""
     counts = _window_counts(texts)
     types = [ids for text in texts if text.type_ids is not None for ids in text.type_ids]
     tokens = flat_batch([ids for text in texts for ids in text.windows], types)
@@ -477,7 +501,7 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def first_windows(texts: Sequence[TextTokens]) -> Windows:
-    """Return the first window of each text."""
+    """Convert tokenized texts to the windows that a model runs: the first one of each text."""
     whole = np.fromiter((text.whole_length for text in texts), dtype=np.int64, count=len(texts))
     types = [text.type_ids[0] for text in texts if text.type_ids is not None]
     tokens = flat_batch([text.windows[0] for text in texts], types, whole)
@@ -486,7 +510,7 @@ def first_windows(texts: Sequence[TextTokens]) -> Windows:
 
 
 def only_windows(tokens: TokenBatch) -> Windows:
-    """Return the windows of texts that have a single window, cut or not."""
+    """Convert a batch of truncated texts to the windows that a model runs, one per text."""
     ones = np.ones(len(tokens), dtype=np.int64)
     return Windows(tokens, ones, ones, tokens.seen_share)
 
@@ -496,11 +520,12 @@ def _window_counts(texts: Sequence[TextTokens]) -> np.ndarray:
 
 
 def aggregate(values: np.ndarray, counts: np.ndarray, lengths: np.ndarray, how: str) -> np.ndarray:
-    """Aggregate outputs of windows to outputs of texts, float32 (texts, outputs).
+    """Aggregate a model's outputs for windows to outputs for texts, float32 (texts, outputs).
 
-    `how` is "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the text's
-    tokens in each window, or the plain mean if all are 0. A text with a single window keeps its
-    values to the bit.
+    `values` are (windows, outputs), and `counts` the number of windows of each text. `how` is
+    "mean" or "max" of each output, or "tokens": the mean weighted by `lengths`, the number of the
+    text's tokens in each window, or the plain mean if all are 0. A text with a single window keeps
+    its outputs to the bit.
     """
     if not len(counts):
         return np.zeros((0, values.shape[1]), dtype=values.dtype)

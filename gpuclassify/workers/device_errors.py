@@ -1,4 +1,4 @@
-"""Out-of-memory errors and retries after them, free host memory, and broken GPUs."""
+"""Recognition of out-of-memory errors and broken GPUs, retries, and free host memory."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ _MEMORY_TEXTS = (
 
 
 class BrokenDeviceError(RuntimeError):
-    """Error of a GPU context broken in this process: only a new process can use the GPU again."""
+    """Error raised when this process has lost its GPU: only a new process can use it again."""
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Return whether `error`, or its cause, means that this process has lost its GPU for good.
+    """Tell whether `error`, or its cause, means that this process has lost its GPU for good.
 
     torch raises ``torch.AcceleratorError``, and cuDF and cuPy kinds of RuntimeError, with CUDA's
     message. RMM throws ``std::bad_alloc`` with that message when an allocation fails for any
@@ -92,7 +92,7 @@ def _names_broken_device(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` is any allocator's out-of-memory error.
+    """Tell whether `error` is the out-of-memory error of any allocator, on host or device.
 
     torch's allocator raises ``torch.OutOfMemoryError``; with RMM as its allocator, the C++
     exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds of
@@ -111,7 +111,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_memory_released(action: Callable[[], Result]) -> Result:
-    """Return the result of `action`; if memory runs out, release cached memory and run it again.
+    """Return ``action()``; if memory runs out, release cached memory and try once more.
 
     A CUDA library that cannot allocate memory at its start reports only that it is not initialized.
     That is retried as well; a second failure means a broken device (`is_broken_device`).
@@ -126,7 +126,7 @@ def with_memory_released(action: Callable[[], Result]) -> Result:
 
 
 def release_memory() -> None:
-    """Return torch's cached device memory to the driver."""
+    """Collect garbage, and return torch's cached device memory to the driver."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is None:
@@ -136,7 +136,10 @@ def release_memory() -> None:
 
 
 def free_host_bytes() -> int:
-    """Return the bytes that this process may still allocate, within its Dask worker's limit."""
+    """Return the number of bytes that this process may still allocate on the host.
+
+    In a Dask worker, its memory limit counts, too.
+    """
     import psutil
 
     free = free_memory()

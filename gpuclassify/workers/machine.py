@@ -1,14 +1,18 @@
-"""Cores and memory of this machine that this process may use.
+"""Numbers of cores and of bytes of memory that this process may use, and the load of the cores.
 
 Slurm's ``--mem`` and systemd's slices limit a control group somewhere above the process. Dask reads
 the topmost group alone, which has the whole machine; here the tightest limit of all levels counts.
 """
 
+import contextlib
 import ctypes
 import logging
 import math
+import os
 import platform
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 logger = logging.getLogger(__name__)
@@ -26,21 +30,30 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
 def usable_cores() -> int:
-    """Return the CPUs this process may use, by the machine, its affinity and cgroup quotas."""
+    """Return the number of CPU cores that this process may use.
+
+    It is the smallest of the machine's cores, the process's affinity and its cgroups' quotas.
+    """
     from dask.system import cpu_count
 
     return min([cpu_count(), *(max(1, math.ceil(quota)) for quota in _quotas())])
 
 
 def usable_memory() -> int:
-    """Return the bytes this process may use, by the machine's, cgroups' and its own limits."""
+    """Return the number of bytes of memory that this process may use in all.
+
+    It is the smallest of the machine's memory, cgroup limits and the process's own limit.
+    """
     from distributed.system import MEMORY_LIMIT
 
     return min([int(MEMORY_LIMIT), *(limit for _, limit in _memory_limits())])
 
 
 def free_memory() -> int:
-    """Return the bytes that this process may still allocate, by the machine and its cgroups."""
+    """Return the number of bytes that this process may still allocate.
+
+    It is the smaller of the machine's available memory and the rest of its cgroups' limits.
+    """
     import psutil
 
     free = [int(psutil.virtual_memory().available)]
@@ -50,11 +63,85 @@ def free_memory() -> int:
     return min(free)
 
 
+def other_core_seconds() -> float:
+    """Return the core seconds of other processes, or of other machines on the same host."""
+    import psutil
+
+    times = psutil.cpu_times()
+    # Later fields are parts of earlier ones.
+    busy = sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)
+    return busy - own_core_seconds()
+
+
+def own_core_seconds() -> float:
+    """Return the core seconds of this process and all that it started, such as compilers."""
+    import psutil
+
+    spent = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            spent += sum(process.cpu_times()[:4])
+    return spent + time.process_time() + sum(os.times()[2:4])
+
+
+@dataclass(frozen=True)
+class CpuLoad:
+    """Load of this machine's cores during a measurement.
+
+    Attributes
+    ----------
+    cores, usable_cores : int
+        Cores of the machine, and those that this process may use.
+    other_cores : float
+        Cores that other processes used on average during the measurement.
+    load_average : float
+        Processes that ran or waited for a core before the measurement, on average over one or five
+        minutes, whichever is more.
+    """
+
+    cores: int
+    usable_cores: int
+    other_cores: float
+    load_average: float
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether other processes used next to nothing."""
+        return self.other_cores <= max(0.1, 0.05 * self.usable_cores)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the measured time that the work takes without other processes, at least 0.1."""
+        return min(1.0, max(0.1, (self.cores - self.other_cores) / self.usable_cores))
+
+    @property
+    def slowdown(self) -> float:
+        """Time of work under the load average, relative to an idle machine.
+
+        Cores are shared evenly by all that runs or waits, and this process has a thread per core.
+        """
+        return max(1.0, (self.load_average + self.usable_cores) / self.cores)
+
+
+class LoadMeter:
+    """Measurement of the load from its construction until `read`."""
+
+    def __init__(self) -> None:
+        self._load_average = max(os.getloadavg()[:2])
+        self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
+
+    def read(self) -> CpuLoad:
+        """Return the load since the construction."""
+        cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
+        other = (other_core_seconds() - self._other_seconds) / seconds
+        return CpuLoad(cores, usable_cores(), min(max(0.0, other), cores), self._load_average)
+
+
 def keep_freed_memory() -> None:
     """Raise glibc's mmap and trim thresholds, so that freed memory is reused without page faults.
 
-    Dask's nanny sets a low trim threshold, with which every large activation is a new mapping. The
-    price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
+    Dask's nanny sets a low trim threshold, so that every large activation would be a new mapping.
+    The price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
     thread's arena, are mapped anew regardless; token budgets for CPUs stay below that.
     """
     if platform.libc_ver()[0] != "glibc":
@@ -82,7 +169,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the CPU quota of each control group that has one."""
+    """Yield the CPU quota, in cores, of each control group of this process that has one."""
     for group in _groups("cpu"):
         try:
             quota, period = (group / "cpu.max").read_text().split()
@@ -94,7 +181,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the positive number in a file, or None, also for "max" and -1, which mean no limit."""
+    """Return the number in a control group's file; None if missing, or "max" or -1 (no limit)."""
     try:
         number = int(path.read_text())
     except (OSError, ValueError):
@@ -103,7 +190,10 @@ def _read_number(path: Path) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control groups, innermost first."""
+    """Yield the folders of this process's control groups (cgroups), innermost first.
+
+    `controller` is the limited resource: "cpu" or "memory".
+    """
     try:
         lines = (PROCESS / "cgroup").read_text().splitlines()
         mounts = (PROCESS / "mountinfo").read_text().splitlines()

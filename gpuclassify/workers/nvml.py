@@ -1,4 +1,4 @@
-"""Survey of this machine's GPUs through NVML, which creates no CUDA context."""
+"""Survey of this machine's GPUs through NVML, NVIDIA's library, which creates no CUDA context."""
 
 import contextlib
 import functools
@@ -13,11 +13,11 @@ DEVICE_FILES = Path("/dev")
 
 
 class DriverError(RuntimeError):
-    """Error raised when the driver is missing or does not answer."""
+    """Error raised when the NVIDIA driver or its library NVML is missing, or does not answer."""
 
 
 def open_nvml() -> Any:
-    """Return the initialized module pynvml, or raise DriverError.
+    """Return the module pynvml with NVML initialized; raise DriverError if that is impossible.
 
     The library is opened once per process and stays open, because opening takes longer than calls.
     """
@@ -34,15 +34,15 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Open NVML once per process id, because a handle opened before a fork is invalid after it."""
+    """Initialize NVML, once per process id, because after a fork its handles are invalid."""
     nvml.nvmlInit()
 
 
 def find_device(nvml: ModuleType, uuid: str) -> Any:
-    """Return NVML's handle of a GPU or MIG slice, by CUDA's UUID, which has no prefix.
+    """Return NVML's handle of the GPU or MIG slice that CUDA knows by this UUID (without prefix).
 
-    Raises DriverError if there is none, or if the UUID names a GPU in MIG mode: its figures are not
-    those of the slice in use.
+    Raises DriverError if there is none, or if the UUID names a GPU in MIG mode, whose memory and
+    utilization are not those of the slice in use.
     """
     for name in (f"MIG-{uuid}", f"GPU-{uuid}"):
         try:
@@ -55,7 +55,7 @@ def find_device(nvml: ModuleType, uuid: str) -> Any:
 
 
 def is_mig(nvml: ModuleType, handle: object) -> bool:
-    """Return whether a device is a GPU in MIG mode. CUDA uses only slices of such a GPU."""
+    """Tell whether NVML's `handle` is a GPU in MIG mode. CUDA uses only slices of such a GPU."""
     with contextlib.suppress(nvml.NVMLError):
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return False
@@ -83,7 +83,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """NVML's report on this machine."""
+    """GPUs that this process may use, and the driver's versions, as NVML reports them."""
 
     gpus: tuple[Gpu, ...] = ()  # the visible devices, in the order of CUDA_VISIBLE_DEVICES
     has_gpu: bool = False  # a GPU is present and not hidden, even if it cannot be listed
@@ -93,9 +93,10 @@ class GpuSurvey:
 
 
 def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
-    """List the GPUs that `visible_devices`, by default ``CUDA_VISIBLE_DEVICES``, allows.
+    """List this machine's GPUs, as far as ``CUDA_VISIBLE_DEVICES`` shows them to CUDA.
 
-    A missing driver, library or device raises no error: `absent_because` gives the reason.
+    `visible_devices` replaces that variable's value. A missing driver, library or device raises no
+    error: `absent_because` gives the reason.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -133,7 +134,10 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs; device files show whether there are unlisted GPUs."""
+    """Return a survey without GPUs, for when NVML does not answer because of `reason`.
+
+    Files in /dev show whether there is a GPU nevertheless.
+    """
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
     is_hidden = visible_devices is not None and visible_devices.strip() in ("", "-1")
@@ -159,7 +163,10 @@ def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
 
 
 def _list_devices(nvml: ModuleType, index: int) -> Iterator[Gpu]:
-    """Yield the physical GPU, or only its slices, which may be none, if it is in MIG mode."""
+    """Yield the devices that CUDA can use of the physical GPU number `index`.
+
+    They are the GPU itself or, if it is in MIG mode, its slices, if it has any.
+    """
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]
     if is_mig(nvml, parent):  # CUDA can use only its slices

@@ -1,4 +1,4 @@
-"""Decorators for tasks: errors show their message first, and a worker with a broken GPU retires."""
+"""Decorators for Dask tasks: errors show their message first, and workers with broken GPUs end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PanicError(RuntimeError):
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
-    """Convert a BaseException in the block to an Exception, except KeyboardInterrupt.
+    """Convert a BaseException in the block, except KeyboardInterrupt, to an Exception.
 
     A panic of a tokenizer is not an Exception: handlers do not catch it, and Dask cannot send it to
     the client. SystemExit would end the worker, and Dask would run the task again elsewhere.
@@ -56,10 +56,10 @@ def as_errors() -> Iterator[None]:
 
 
 def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a task so that its errors show their message first, and the worker's frames last.
+    """Decorate a Dask task so that its errors show their message first, and the traceback last.
 
-    Dask shows the worker's frames, and the frames of every cause, above the message. Here they
-    follow as a note, with the task and its worker. Outside of a Dask worker nothing changes.
+    Dask shows the stack frames on the worker, and those of every cause, above the message. Here
+    they follow as a note, with the task and its worker. Outside of a Dask worker nothing changes.
     """
 
     @functools.wraps(function)
@@ -81,7 +81,7 @@ def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def retire_on_broken_device(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a task so that its worker retires if the device breaks while it runs.
+    """Decorate a Dask task so that its worker is replaced if the task breaks the GPU.
 
     A worker with a broken CUDA context fails every task, and attracts more tasks because it fails
     fast. So it moves its results to other workers and ends, its nanny starts a new process with a
@@ -133,7 +133,10 @@ def _retire_or_fail(error: Exception) -> NoReturn:
 
 
 def _count_attempt(worker: Worker) -> int:
-    """Increment and return the devices this task has broken; the scheduler keeps the count."""
+    """Increment and return the number of devices that the current task has broken.
+
+    The scheduler keeps the number, because the task moves from worker to worker.
+    """
     keys = [EVENT_TOPIC, str(worker.get_current_task())]
 
     async def count() -> int:
@@ -155,7 +158,10 @@ def _start_retiring(worker: Worker, reason: str) -> None:
 
 
 async def _retire(worker: Worker, reason: str) -> None:
-    """Close the worker but not its nanny; results not moved to other workers are recomputed."""
+    """Move a worker's results to other workers, and close it, so that its nanny restarts it.
+
+    Results that cannot be moved are recomputed.
+    """
     from distributed.core import Status
 
     if worker.status == Status.closing_gracefully:  # another thread's task has begun this

@@ -1,6 +1,7 @@
-"""Counters of a run: statistics, rows per mapper, and progress of a part.
+"""Counters of running mappers: statistics, rows kept and dropped, and progress of a part.
 
-A task collects them with `run_context`; workers send some to the client as Dask events.
+A part is a piece of a job's input that one Dask task reads, runs and writes. A task collects its
+counters with `run_context`; workers send some to the client as Dask events.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-# Name of a part, its number of rows, and the share of its work that is done.
+# Name of a job's part, its number of rows, and the share of its work that is done.
 PartEvent = tuple[str, int, float]
 
 
 @dataclass
 class RunStats:
-    """Statistics of a run, in counts and seconds.
+    """Statistics of one mapper's run over one partition: counts, seconds and peaks.
+
+    A window is a token span as long as the model reads; long texts may have several.
 
     Attributes
     ----------
@@ -111,24 +114,24 @@ class RunStats:
     peak_bfloat16_times: float | None = None
 
     def raise_peak(self, name: str, value: float | None) -> None:
-        """Set the peak `name` to the larger of itself and `value`; None is ignored."""
+        """Set the statistic `name` (a peak) to `value` if that is larger; None is ignored."""
         if value is not None:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the known statistics by name."""
+        """Return the statistics by name, without unknown ones (None)."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add the numbers of one run to `sums`, in place; peaks are combined by maximum."""
+    """Add one run's statistics (`RunStats`, by name) to `sums`, in place; keep larger peaks."""
     for name, number in numbers.items():
         known = sums.get(name, type(number)())
         sums[name] = max(known, number) if name.startswith("peak_") else known + number
 
 
 def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
-    """Add the counts of one part, which may be nested, to `sums`, in place."""
+    """Add one part's counts by name to `sums`, in place; a count may be a mapping of counts."""
     for name, count in counts.items():
         if isinstance(count, Mapping):
             add_counts(sums.setdefault(name, {}), count)
@@ -137,7 +140,7 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """Return advice if GPUs waited for the host's tokens; None otherwise, and on CPUs.
+    """Return advice to use more cores if GPUs waited for tokenizing; None otherwise, and on CPUs.
 
     `totals` are sums of `RunStats`. Waiting must exceed a tenth of the models' time. As that may
     also come from the first block of short parts, or from time in which the device worked on
@@ -165,7 +168,10 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
 
 
 def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to run in bfloat16 if the CPU is faster in it; `totals` sum `RunStats`."""
+    """Return advice to run in bfloat16 if it was measured to be faster on this CPU, else None.
+
+    `totals` are sums of `RunStats`.
+    """
     if (times := totals.get("peak_bfloat16_times")) is None:
         return None
     return (
@@ -180,18 +186,27 @@ _advised: set[Callable[..., Any]] = set()
 
 
 def advice(totals: Mapping[str, Any]) -> list[str]:
-    """Suggest settings that would make similar runs faster, from summed `RunStats`."""
+    """Suggest settings that would make similar runs faster, one sentence each.
+
+    `totals` are sums of `RunStats`.
+    """
     return [sentence for ask in ADVICE if (sentence := ask(totals))]
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Describe the leading layers that models shared, from summed `RunStats`; None if none."""
+    """Describe the leading layers that were run once for several models, for a report, or None.
+
+    `totals` are sums of `RunStats`.
+    """
     models, shared, layers = totals.get("peak_sharing") or (0, 0, 0)
     return f"{shared} of {layers} layers run once for {models} models" if models else None
 
 
 class PartProgress:
-    """Progress of a part's rows through its mappers, reported once a second."""
+    """Progress of one part of a job through the mappers that run on it, reported once a second.
+
+    `rows` is the part's number of rows, and `runs` is the number of mappers.
+    """
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
         self._name, self._rows, self._work = name, rows, max(1, rows * runs)
@@ -199,7 +214,7 @@ class PartProgress:
         self._reported = 0.0
 
     def advance(self, rows: int) -> None:
-        """Count rows that a mapper has run; rows repeated after an error never exceed the total."""
+        """Add rows that a mapper has run; rows repeated after an error never exceed the total."""
         self._done = min(self._done + rows, self._work)
         if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
             return
@@ -214,9 +229,9 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Counters of this thread's work; an attribute is None if it is not collected."""
+    """Counters of the Dask task that this thread runs; an attribute is None if not collected."""
 
-    stats: list[RunStats] | None = None  # one entry per mapper and partition
+    stats: list[RunStats] | None = None  # one item per mapper and partition
     stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: rows kept and dropped
     part: PartProgress | None = None  # part that the current rows belong to
     on_progress: Callable[[PartEvent], None] | None = None  # called outside of Dask's workers
@@ -224,7 +239,7 @@ class RunContext:
 
 @contextlib.contextmanager
 def set_variable(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Set a context variable for the block."""
+    """Set a context variable during the block, and restore its value afterwards."""
     before = variable.set(value)
     try:
         yield
@@ -239,7 +254,7 @@ current_run = _context.get
 
 @contextlib.contextmanager
 def run_context(**counters: Any) -> Iterator[RunContext]:
-    """Set some attributes of this thread's `RunContext` for the block."""
+    """Set these attributes of this thread's `RunContext` during the block; the others stay."""
     context = replace(current_run(), **counters)
     with set_variable(_context, context):
         yield context
@@ -247,14 +262,14 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Collect the statistics of this thread's runs in the block."""
+    """Yield a list that collects the statistics of mappers that this thread runs in the block."""
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
 
 
 def report_stats(stats: RunStats) -> None:
-    """Append the statistics to the list of `collected_stats`, and log them as a Dask event.
+    """Append a run's statistics to the list of `collected_stats`; send them as a Dask event.
 
     Without such a list, each kind of advice is logged once per process.
     """
@@ -270,13 +285,16 @@ def report_stats(stats: RunStats) -> None:
 
 
 def advance(rows: int) -> None:
-    """Report that outputs of some rows are computed to the current part's progress, if any."""
+    """Report that a mapper has run this number of rows, to this thread's `PartProgress`, if any."""
     if (part := current_run().part) is not None:
         part.advance(rows)
 
 
 def current_worker() -> Worker | None:
-    """Return the worker whose task this thread runs, or None, without importing distributed."""
+    """Return the Dask worker whose task this thread runs; None outside of a task.
+
+    Does not import distributed.
+    """
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -287,10 +305,11 @@ def current_worker() -> Worker | None:
 
 
 class RunningParts:
-    """Progress of running parts, as workers report it; safe to use from several threads.
+    """Progress of a job's running parts, as workers report it to the client. Thread-safe.
 
-    A part that is run again keeps its earlier progress until it exceeds it. Events of unknown
-    parts, such as another job's, are ignored. Create it when the first part is submitted.
+    `names` are the names of the job's parts. A part that is run again keeps its earlier progress
+    until it exceeds it. Events of other parts, such as another job's, are ignored. Create the
+    object when the first part is submitted.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -306,7 +325,7 @@ class RunningParts:
         return time.monotonic() - self._began
 
     def update(self, event: PartEvent) -> None:
-        """Record a part's progress, unless an earlier event reported more."""
+        """Record a worker's event about a part, unless an earlier event reported more progress."""
         name, rows, share = event
         with self._lock:
             if name in self._left:
@@ -315,13 +334,13 @@ class RunningParts:
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
-        """Remove a finished part."""
+        """Remove the finished part `name`."""
         with self._lock:
             self._left.discard(name)
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return the work done on running parts, in parts (fractional) and in rows."""
+        """Return the work done on running parts: a (fractional) number of parts, and of rows."""
         with self._lock:
             parts = list(self._latest.values())
         return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))
@@ -331,9 +350,10 @@ class RunningParts:
 def progress_events(
     on_progress: Callable[[PartEvent], None], client: Client | None
 ) -> Iterator[None]:
-    """Call `on_progress` as parts advance in the block, here or on the workers of a client.
+    """Call `on_progress` with each event about a part that runs during the block.
 
-    With a client, calls come from the client's thread.
+    Parts run in this process, or on the workers of `client`. With a client, calls come from its
+    thread.
     """
     if client is None:
         with run_context(on_progress=on_progress):

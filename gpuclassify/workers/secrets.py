@@ -22,7 +22,7 @@ _sharing = threading.Lock()
 
 
 def remember(name: str, value: object) -> None:
-    """Keep a secret in this process's memory only, under a name that is not secret.
+    """Keep a secret in the memory of this process only, under a name that is not secret.
 
     A secret is a token, or storage options for fsspec, which may hold keys of an object store.
     """
@@ -30,9 +30,10 @@ def remember(name: str, value: object) -> None:
 
 
 def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
-    """Return a name for storage options that is not secret and differs between users' options.
+    """Return a name for storage options of fsspec, to `remember` and share them as a secret.
 
-    Several clients may share a cluster, whose workers keep the secrets of all of them by name.
+    The name is not secret, and contains a digest of the options, because several clients may share
+    a cluster, whose workers keep the secrets of all of them by name. `owner` begins the name.
     """
     return f"{owner} {_digest(repr(options))}" if options else owner
 
@@ -44,12 +45,12 @@ def _digest(secret: str) -> str:
 
 
 def recall(name: str, default: object = None) -> Any:
-    """Return a remembered secret, or the default."""
+    """Return the secret remembered under a name, or the default."""
     return _secrets.get(name, default)
 
 
 def share_with_workers(names: Iterable[str]) -> None:
-    """Send remembered secrets to all present and future workers of the current client.
+    """Send the secrets with these names to all present and future workers of the current client.
 
     Does nothing without a distributed client, for names without a secret, and for secrets that the
     client's scheduler already has. A scheduler that was restarted at the same address has lost
@@ -81,7 +82,7 @@ def share_with_workers(names: Iterable[str]) -> None:
 
 
 def remember_token(name: str, token: str) -> None:
-    """Keep a Hub token for one repository in this process's memory only.
+    """Keep a token for one Hub repository in the memory of this process only.
 
     `name` is a model's name, or a dataset's after ``datasets/``. White space around the token is
     dropped. Raises ValueError, which does not show the token, if it is empty or malformed.
@@ -98,19 +99,22 @@ def remember_token(name: str, token: str) -> None:
 
 
 class TokenName(str):
-    """Name of one user's token for a repository, used in storage options instead of the token."""
+    """Name of a token for a Hub repository, used in storage options instead of the token."""
 
     __slots__ = ()
 
 
 def token_name(name: str) -> TokenName:
-    """Return the name of this process's token for a repository, to be passed to `token_for`."""
+    """Return a name for this process's token for a Hub repository, to be sent in its place.
+
+    `token_for` returns the token by this name, here and on workers.
+    """
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token of a repository; None means HF_TOKEN or the user's login.
+    """Return the remembered token for a Hub repository; None means HF_TOKEN or the user's login.
 
     `name` is the repository's name, or the result of `token_name`.
     """
@@ -118,19 +122,19 @@ def token_for(name: str) -> str | None:
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """Share the tokens of repositories with workers; see `share_with_workers`."""
+    """Send the tokens of these Hub repositories to workers; see `share_with_workers`."""
     names = [*names]
     share_with_workers(f"token of {name}" for name in {*names, *map(token_name, names)})
 
 
 @functools.cache
 def _plugin_class() -> type:
-    """Define the plugin class on first use, because its base class is slow to import."""
+    """Define `SecretPlugin` on first use, because its base class is slow to import."""
     import cloudpickle  # type: ignore[import-untyped]
     from distributed import Worker, WorkerPlugin
 
     class SecretPlugin(WorkerPlugin):
-        """Plugin that keeps one secret in a worker process.
+        """Dask plugin that hands one secret to every worker process, which remembers it.
 
         The secret is sent XORed with random bytes that are sent along. That keeps it out of Dask's
         log, which shows whole messages at level DEBUG. Only TLS hides it from a reader of the

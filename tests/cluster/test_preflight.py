@@ -131,7 +131,7 @@ def test_other_versions_of_what_decides_are_refused_before_the_first_part(
     assert "1 workers have pyarrow 99.0" in told(caplog)
     assert "0 of 1 parts are written" in error.value.__notes__[-1]
     with dask.config.set({"gpuclassify.preflight": False}):
-        assert job.run(other_client).rows_out == 1
+        assert job.run(other_client).rows_written == 1
     job.run(other_client)  # is done: nobody is asked
 
 

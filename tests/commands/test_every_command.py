@@ -89,7 +89,7 @@ def report(folder):
     run(*CLASSIFY)
     (folder / "out/_report/report.html").unlink()
     found = json.loads(run("report", "out", "--json"))
-    assert (found["parts_done"], found["rows_in"], found["rows_out"]) == (2, 8, 8)
+    assert (found["parts_done"], found["rows_read"], found["rows_written"]) == (2, 8, 8)
     run("report", "out")
     assert (folder / "out/_report/report.html").exists()
 

@@ -18,8 +18,7 @@ from gpuclassify.classifiers.questions.published_guards import QWEN3GUARD_HARMS
 from gpuclassify.classifiers.questions.taxonomy import TAXONOMY
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.preview import first_texts
-from gpuclassify.jobs.input.readers import first_rows
-from gpuclassify.jobs.stores.store import UnreadableInputError
+from gpuclassify.jobs.input.readers import FileReader, first_rows
 from tests.replicas import sample_texts, write_celadon
 from tests.replicas.chat_models import write_chat_model
 
@@ -154,7 +153,7 @@ def test_standard_input_is_json_or_plain_lines(run, given):
     ("words", "given", "cure"),
     [
         (["-", "in.jsonl"], "", "'-' is standard input and must be the only input"),
-        (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2: "),
+        (["-"], '{"text": "a"}\n{"text":\n', "standard input, line 2 cannot be read: "),
         (["-"], b"caf\xe9\n", "standard input is not UTF-8"),
         (["-"], '{"body": "a"}', "no text column 'text'; columns are ['body']"),
         (["nothing.jsonl"], "", "no such input: nothing.jsonl"),
@@ -262,16 +261,16 @@ def test_columns_are_shown_as_their_types_say(run, tmp_path, monkeypatch, corpus
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.parquet"])
 @pytest.mark.parametrize("most", [1, 7, 1_000])
 def test_the_first_rows_are_those_of_the_whole(files, name, most):
-    found = first_rows([str(files / name)], most)
+    found = first_rows(FileReader([str(files / name)]), most)
     assert found["id"].tolist() == list(range(len(TEXTS)))[:most]
     assert found["text"].isna().sum() == TEXTS[::-1][:most].count(None)
 
 
 def test_several_files_follow_each_other(files):
     paths = [str(files / name) for name in ("in.jsonl", "in.jsonl.gz")]
-    assert first_rows(paths, 40)["id"].tolist() == [*range(34), *range(6)]
-    with pytest.raises(UnreadableInputError, match="of several formats"):
-        first_rows([str(files)], 40)
+    assert first_rows(FileReader(paths), 40)["id"].tolist() == [*range(34), *range(6)]
+    paths[0] = str(files / "in.parquet")
+    assert first_rows(FileReader(paths), 40)["id"].tolist() == [*range(34), *range(6)]
 
 
 def test_no_more_of_a_file_is_read_than_is_shown(files, monkeypatch):
@@ -282,7 +281,7 @@ def test_no_more_of_a_file_is_read_than_is_shown(files, monkeypatch):
         "iter_batches",
         lambda *args, **options: (taken.append(len(b)) or b for b in batches(*args, **options)),
     )
-    first_rows([str(files / "in.parquet")], 3)
+    first_rows(FileReader([str(files / "in.parquet")]), 3)
     assert sum(taken) == 3
     stream = io.BytesIO(b"one\ntwo\nthree\n")
     assert first_texts(stream, 2, ["text"])["text"].tolist() == ["one", "two"]

@@ -145,7 +145,7 @@ def test_a_writer_begins_anew_where_it_is_told_to(run_script, tmp_path):
 def test_a_writer_refuses_a_directory_that_exists_where_it_is_told_to(run_script, writer):
     run_script('"folder/*.jsonl"')
     stages = [curator.JsonlReader(file_paths="folder"), writer("new", mode="error")]
-    assert curator.Pipeline("p", stages=stages).run().rows_out > 0
+    assert curator.Pipeline("p", stages=stages).run().rows_written > 0
     for path in ("new", Path("new").absolute().as_uri(), "folder"):
         with pytest.raises(FileExistsError, match='mode="error" refuses it'):
             writer(path, mode="error")

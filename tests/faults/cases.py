@@ -58,9 +58,14 @@ def scored(folder):
 
 def classified(folder, **options):
     """Documents, and a model."""
+    documents(folder, **options)
+    write_model(folder)
+
+
+def write_model(folder):
+    """A small model in the layout of FineWeb-Edu's."""
     from tests.replicas import write_checkpoint
 
-    documents(folder, **options)
     write_checkpoint(folder / "model", "fineweb-edu")
 
 
@@ -83,10 +88,15 @@ def with_rank(frame):
     return frame.assign(rank=frame["id"] % 10)
 
 
-def annotated(folder):
+def write_backbone(folder):
+    """A small model to train a head on."""
     from tests.replicas import write_sequence_classifier
 
     write_sequence_classifier(folder / "model", "bert")
+
+
+def annotated(folder):
+    write_backbone(folder)
     random = np.random.default_rng(5)
     lines = []
     for row in range(60):

@@ -22,6 +22,7 @@ from gpuclassify.inference.device import (
 from gpuclassify.settings.options import ModelOptions
 from gpuclassify.workers import run_context
 from gpuclassify.workers.device_errors import is_broken_device
+from gpuclassify.workers.machine import CpuLoad
 from gpuclassify.workers.nvml import DriverError, find_device, is_mig
 from gpuclassify.workers.run_context import RunStats, add_up, advice, collected_stats, report_stats
 
@@ -350,8 +351,27 @@ def test_bfloat16_is_hinted_at_once_where_it_is_faster_and_nobody_chose(
         assert "--with dtype=bfloat16" in sentence
 
 
+@pytest.mark.parametrize(
+    ("float32_seconds", "bfloat16_seconds", "other_cores", "expected"),
+    [
+        ([6.0] * 5, [2.0] * 5, 0.0, 3.0),
+        ([6.0, 6.6, 6.3, 6.0, 6.3], [2.0] * 5, 0.05, 3.15),
+        ([6.0] * 5, [2.0] * 5, 1.4, None),  # others used the cores
+        ([6.0, 6.0, 28.0, 6.0, 6.0], [2.0] * 5, 0.0, None),  # rounds differ
+        ([6.0] * 5, [2.0, 2.0, 2.0, 2.0, 0.5], 0.0, None),
+    ],
+)
+def test_a_speed_up_is_told_of_an_idle_cpu_whose_rounds_agree(
+    monkeypatch, float32_seconds, bfloat16_seconds, other_cores, expected
+):
+    rounds = {torch.float32: iter(float32_seconds), torch.bfloat16: iter(bfloat16_seconds)}
+    monkeypatch.setattr(device, "_product_seconds", lambda dtype: next(rounds[dtype]))
+    load = CpuLoad(cores=2, usable_cores=2, other_cores=other_cores, load_average=9.0)
+    monkeypatch.setattr(device.LoadMeter, "read", lambda meter: load)
+    assert device.bfloat16_speed_up.__wrapped__() == (expected and pytest.approx(expected))
+
+
 def test_products_are_measured_in_a_moment():
-    device.bfloat16_speed_up.cache_clear()
     began = time.perf_counter()
-    assert 0.01 < device.bfloat16_speed_up() < 100
+    assert all(device._product_seconds(dtype) > 0 for dtype in (torch.float32, torch.bfloat16))
     assert time.perf_counter() - began < 5

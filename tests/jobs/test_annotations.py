@@ -15,7 +15,7 @@ from gpuclassify import DomainClassifier, QualityClassifier, Select
 from gpuclassify.corpus.scores.sampling import draw_rows
 from gpuclassify.jobs.input.annotation_reader import AnnotationError
 from gpuclassify.jobs.input.parts import read_part
-from gpuclassify.jobs.input.readers import FileReader, ParquetReader, read_files
+from gpuclassify.jobs.input.readers import FileReader, ParquetReader, frame_of, read_files
 from gpuclassify.jobs.ledger.manifest import DamagedMetadataError, JobChangedError, manifest_of
 from gpuclassify.jobs.output.writers import AnnotationWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
@@ -526,7 +526,7 @@ def test_a_second_run_does_new_files_alone(crawl, tmp_path, caplog):
     write_file(root / "lang=en/e.parquet", [{"id": 99, "text": "new"}])
     write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
     summary = annotate(root, notes, with_length)
-    assert summary.rows_in == 2 and "4 of the files: 2 are new" in caplog.text
+    assert summary.rows_read == 2 and "4 of the files: 2 are new" in caplog.text
     assert {path: path.read_bytes() for path in notes.glob("part-*")} == before
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
@@ -557,7 +557,7 @@ def test_changed_files_are_refused_and_redone_alone(crawl, tmp_path):
     with pytest.raises(AnnotationError, match=r"d\.parquet changed since.*redo_changed=True"):
         annotate(root, notes, with_length)
     summary = annotate(root, notes, with_length, redo_changed=True)
-    assert summary.rows_in == 1
+    assert summary.rows_read == 1
     frame = read_files(str(root), annotations=str(notes)).compute()
     assert frame["length"].dropna().tolist() == frame["text"].dropna().str.len().tolist()
     annotate(root, notes, with_length, redo_changed=True)
@@ -650,7 +650,7 @@ def test_an_unfinished_generation_is_finished_before_new_files(crawl, tmp_path):
     for path in [*notes.glob("part-*"), *notes.glob("_gpuclassify/records/part-*")]:
         path.unlink()
     write_file(root / "lang=en/f.parquet", [{"id": 100, "text": "newer"}])
-    assert annotate(root, notes, with_length).rows_in == 1
+    assert annotate(root, notes, with_length).rows_read == 1
     assert len(read_files(str(root), annotations=str(notes)).compute()) == 73
 
 
@@ -685,3 +685,26 @@ def test_no_damage_of_a_file_changes_what_is_read(crawl, tmp_path, damage):
         path.write_bytes(content)
     # A bit of a page that is not read does not matter.
     assert {"job.json", "manifest.jsonl"} | ({"part"} if damage != "flip" else set()) <= outcomes
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_each_of_many_files_in_a_part_gets_its_own_annotations(tmp_path, kind):
+    """More files than Arrow keeps in order when it groups rows."""
+    root = tmp_path / "crawl"
+    root.mkdir()
+    for number in range(200):
+        frame = pd.DataFrame({"text": [f"{number} {row}" for row in range(3)]})
+        if kind == "parquet" and number:
+            frame.to_parquet(root / f"part-{number:03}.parquet")
+        else:
+            frame.to_json(root / f"part-{number:03}.jsonl", orient="records", lines=True)
+    with (root / "part-000.jsonl").open("a") as file:
+        file.write("a broken line\n")
+    notes = str(tmp_path / "notes")
+    stages = [lambda frame: frame.assign(same=frame["text"]), AnnotationWriter(notes)]
+    reader = FileReader(str(root), part_bytes=10**9)
+    Pipeline([reader, *stages], on_error="quarantine").run()
+    found = frame_of(FileReader(str(root), annotations=notes)).compute()
+    assert len(found) == 600
+    assert found["same"].tolist() == found["text"].tolist()

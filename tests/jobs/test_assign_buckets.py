@@ -239,7 +239,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_of(tmp_path):
         for run in range(2):
             summary = made.run(restart=not run)
             assert summary.left_out == {"line": 1}
-            assert summary.rows_out == 99
+            assert summary.rows_written == 99
             (problems,) = (tmp_path / "out/_quarantine").iterdir()
             assert "{broken" in problems.read_text()
 
@@ -249,7 +249,7 @@ def test_the_command_and_a_client(folder):
     with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as own:
         summary = job(folder).run(own)
     assert_buckets(folder, expected(inputs(folder)))
-    assert summary.rows_out == ROWS
+    assert summary.rows_written == ROWS
     words = ["buckets", f"{folder}/in", f"{folder}/plain", "--score", "a", "--n", "4"]
     options = ["--weight", "none", "--field", "id", "--cluster", "cpu", "--workers", "1"]
     with pytest.raises(SystemExit) as ended:

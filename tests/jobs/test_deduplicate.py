@@ -79,8 +79,8 @@ def test_the_best_of_equal_texts_stay_and_a_finished_job_is_left_as_it_is(folder
     summary = job(folder).run()
     kept = pd.read_parquet(folder / "out")
     assert kept["id"].tolist() == best_ids(documents)
-    assert summary.duplicates.removed == 150 - len(kept)
-    assert (summary.removal.rows_in, summary.removal.rows_out) == (150, len(kept))
+    assert summary.duplicates.duplicates == 150 - len(kept)
+    assert (summary.removal.rows_read, summary.removal.rows_written) == (150, len(kept))
     assert summary.duplicates.sources["web"][0] == 100
     assert list(summary.steps)[:3] == ["ids", "signatures", "components"]
     assert {path.name for path in (folder / "out/_dedup").iterdir()} == {
@@ -170,7 +170,7 @@ def test_parquet_and_json_lines_and_columns_that_are_read(folder, documents):
     documents.to_parquet(folder / "in.parquet", row_group_size=30)
     reader = ParquetReader(f"{folder}/in.parquet", part_bytes=1)
     planned = Deduplicate(reader, EXACT, JsonlWriter(f"{folder}/out")).prepare()
-    corpus = planned.recipe.corpus(planned, planned.recipe.duplicates)
+    corpus = planned.recipe.corpus(planned, planned.recipe.duplicates, planned.documents())
     read = corpus.dataset[["score"]].simplify().to_delayed(optimize_graph=False)
     assert [list(part.compute(scheduler="sync").columns) for part in read] == [["score"]] * 5
     planned.run()
@@ -361,9 +361,10 @@ def test_storage_options_are_written_nowhere(folder):
         EXACT,
         ParquetWriter("memory://dedup-out", storage_options=options),
     )
-    corpus = made.corpus(made.prepare(), made.duplicates)
+    planned = made.prepare()
+    corpus = made.corpus(planned, made.duplicates, planned.documents())
     assert b"hunter2" not in pickle.dumps(corpus.dataset.expr)
-    assert made.run().duplicates.removed > 20
+    assert made.run().duplicates.duplicates > 20
     contents = [store.cat_file(path) for path in store.find("/dedup-out")]
     assert contents
     assert not any(b"hunter2" in content for content in contents)

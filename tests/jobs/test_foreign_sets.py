@@ -347,3 +347,20 @@ def test_what_a_set_says_is_used_or_refused_by_name(crawl, notes):
 @pytest.mark.parametrize("crawl", ["parquet", "jsonl"], indirect=True)
 def test_nothing_that_a_set_says_ends_without_its_name(crawl, notes):
     check_damages(crawl, notes, per_place=len(VALUES))
+
+
+def test_rows_of_another_file_are_refused(tmp_path):
+    """A record that swaps two files of equal size would give each the labels of the other."""
+    root, notes = tmp_path / "crawl", tmp_path / "notes"
+    root.mkdir()
+    for name in ("a", "b"):
+        pd.DataFrame({"text": [name, name * 2]}).to_parquet(root / f"{name}.parquet")
+    reader = FileReader(str(root), part_bytes=10**6)
+    Pipeline([reader, with_length, AnnotationWriter(str(notes))]).run(report=lambda *_: None)
+
+    def swap(values):
+        [*files] = values["source"]["annotated"].items()
+        values["source"]["annotated"] = dict(reversed(files))
+
+    rewrite(notes / "_gpuclassify/manifest.jsonl", swap)
+    assert "are not of" in outcome(root, notes)

@@ -95,7 +95,7 @@ def test_a_job_gives_what_the_classifiers_give(
     )
     for one, other in zip(found["s"], expected["s"], strict=True):
         assert one == pytest.approx(list(other), abs=1e-5)
-    assert (summary.rows_in, summary.rows_out) == (42, len(expected))
+    assert (summary.rows_read, summary.rows_written) == (42, len(expected))
     assert summary.columns["quality_pred"] == {"High": len(expected)}
     assert summary.totals["rows"] == 84  # of both classifiers
     assert sum(summary.lengths["text"].values()) == 41
@@ -430,7 +430,7 @@ def test_a_finished_job_is_left_as_it_is(finished, folder_of_two_parts):
     seen = []
     summary = finished().run(report=lambda done, total, _: seen.append((done, total)))
     assert seen == [(2, 2)]
-    assert (summary.resumed_parts, summary.resumed_rows, summary.rows_in) == (2, 2, 2)
+    assert (summary.resumed_parts, summary.resumed_rows, summary.rows_read) == (2, 2, 2)
     after = {name: (out / name).stat().st_mtime_ns for name in files(out)}
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= {"_gpuclassify/manifest.jsonl", CARD, *REPORTS}

@@ -20,7 +20,10 @@ from gpuclassify.jobs.input.readers import FileReader, JsonlReader, ParquetReade
 from gpuclassify.jobs.input.sample import MOST_PARTITIONS, sample_files
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
+from gpuclassify.jobs.plan import time_range
 from gpuclassify.jobs.stores.store import UnreadableInputError
+from gpuclassify.pages import readable_time
+from gpuclassify.workers.machine import CpuLoad, LoadMeter
 from gpuclassify.workers.run_context import collected_stats
 from tests.hub_server import HubServer
 from tests.oracle import plain_tokenizer
@@ -218,6 +221,47 @@ def test_the_stages_are_run_and_time_is_scaled_by_tokens(corpus, checkpoint):
     for words in ("in one process here", "tokens to read", "a worker"):
         assert words in shown
     assert json.loads(json.dumps(found.as_dict()))["rows"] == ROWS
+
+
+LOAD = {"cores": 2, "usable_cores": 2, "other_cores": 1.5, "load_average": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("runs", "load", "expected"),
+    [
+        ([(10, 1.0)] * 4, None, (10, 10, 10)),
+        ([(10, 1.0), (10, 2.0), (20, 1.0)], None, (10, 5, 20)),
+        ([(10, 1.0), (0, 3.0), (30, 4.0)], None, (20, 10, 20)),  # rows without text
+        ([(0, 1.0)], None, (0, 0, 0)),
+        # Idle and alone, as measured.
+        ([(10, 1.0)], {"other_cores": 0.0, "load_average": 0.0}, (10, 10, 10)),
+        # Three quarters of the cores were others': a quarter of the time without them, and five
+        # times that with eight more at two cores.
+        ([(10, 1.0)], {}, (10, 2.5, 12.5)),
+        # Measured in a quiet moment of a busy hour.
+        ([(10, 1.0)], {"other_cores": 0.0}, (10, 10, 50)),
+        # One of eight cores may be used, and two are free.
+        ([(10, 1.0)], {"cores": 8, "usable_cores": 1, "other_cores": 6.0}, (10, 10, 11.25)),
+        # Others use all: no more than ten times as fast without them.
+        ([(10, 1.0)], {"other_cores": 2.0, "load_average": 0.0}, (10, 1, 10)),
+    ],
+)
+def test_the_time_is_a_range_from_an_idle_machine_to_a_busy_one(runs, load, expected):
+    load = None if load is None else CpuLoad(**{**LOAD, **load})
+    assert time_range(100, runs, load) == pytest.approx(expected)
+
+
+def test_a_plan_tells_the_load_that_it_saw(corpus, checkpoint, monkeypatch):
+    monkeypatch.setattr(LoadMeter, "read", lambda meter: CpuLoad(**LOAD))
+    classifier = DomainClassifier(model=checkpoint("domain"), autocast=False)
+    found = Pipeline([ParquetReader(f"{corpus}/parquet"), classifier]).plan(trial_seconds=0.1)
+    shown, timed = " ".join(str(found).split()), found.time
+    assert "used 1.5 of 2 cores meanwhile; the load average before was 8.0" in shown
+    assert timed.fastest_seconds <= timed.seconds / 4 and timed.slowest_seconds > timed.seconds
+    least, most = map(readable_time, (timed.fastest_seconds, timed.slowest_seconds))
+    assert f"between {least} and {most}, of the models' work" in shown
+    assert f"between {least} and {most})" in repr(found)
+    assert json.loads(json.dumps(found.as_dict()))["time"]["load"] == LOAD
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])

@@ -119,7 +119,7 @@ def test_a_bad_line_stops_a_job_or_is_left_out_with_its_place(write, tmp_path, k
         shown = BAD[kind].decode("utf-8", "backslashreplace")
         assert shown.startswith(problem["content"][:10_000])
     assert summary.left_out == {"line": 3}
-    assert (summary.rows_in, summary.rows_out) == (180, 180)
+    assert (summary.rows_read, summary.rows_written) == (180, 180)
     written = read_files(sorted(map(str, (tmp_path / "out/_quarantine").iterdir()))).compute()
     assert written.columns.tolist() == ["kind", "source", "reason", "offset", "content"]
     assert len(written) == 3
@@ -152,7 +152,7 @@ def test_a_compressed_file_that_is_large_within_is_told(write, tmp_path, monkeyp
     monkeypatch.setattr(parts, "LARGE_BYTES", 1_000)
     write("small.jsonl.gz", gzip.compress(GOOD[0]))
     write("large.jsonl.gz", gzip.compress(b"\n".join(GOOD)))
-    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).rows_out == 61
+    assert run(tmp_path, JsonlReader(f"{tmp_path}/in")).rows_written == 61
     assert "large.jsonl.gz holds more than" in caplog.text
     assert "small.jsonl.gz" not in caplog.text
 
@@ -218,7 +218,7 @@ def test_a_bit_that_flips_in_a_page_with_a_checksum_is_noticed(tmp_path, compres
     with pytest.raises(UnreadableInputError, match=message):
         Pipeline([reader, same, ParquetWriter(f"{tmp_path}/no")]).run()
     with pytest.raises(UnreadableInputError, match=r"a\.parquet.*checksum"):
-        first_rows([f"{tmp_path}/in"], 400)
+        first_rows(FileReader([f"{tmp_path}/in"]), 400)
     assert run(tmp_path, reader).left_out == {"file": 1}
     assert rows(tmp_path)["text"].tolist() == texts[:300] + texts[600:]
 
@@ -260,7 +260,7 @@ def test_what_is_no_file_is_named_and_hangs_nothing(odd_files, tmp_path, kind, s
     with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
         reader.find_parts()
     with pytest.raises(UnreadableInputError, match=rf"fifo\.{kind} cannot be read: it is a FIFO"):
-        first_rows([f"{scheme}{tmp_path}/in"], 100)
+        first_rows(FileReader([f"{scheme}{tmp_path}/in"]), 100)
     with pytest.raises(UnreadableInputError, match=r"gone.*a link to nowhere.*leads to no file"):
         FileReader(f"{tmp_path}/in/gone.{kind}").find_parts()
     assert run(tmp_path, reader).left_out == {"file": len(odd_files)}
@@ -315,7 +315,7 @@ def test_a_row_that_cannot_be_scored_is_left_out_with_its_reason(write, tmp_path
     assert (problem["kind"], problem["row"]) == ("row", 7)
     assert "NaN for row" in problem["reason"]
     assert json.loads(problem["content"]) == {"id": 7, "text": "text 7"}
-    assert (summary.rows_in, summary.rows_out, summary.left_out) == (60, 59, {"row": 1})
+    assert (summary.rows_read, summary.rows_written, summary.left_out) == (60, 59, {"row": 1})
 
 
 def test_a_job_that_stopped_goes_on_with_quarantine(write, tmp_path):
@@ -403,7 +403,7 @@ def test_a_panic_of_a_tokenizer_leaves_out_its_row_or_ends_the_job(panicking, tm
         done = Pipeline([*stages, writer], on_error="quarantine").run(client)
         with pytest.raises(RuntimeError, match="retry-limit-in-match over"):
             Pipeline([*stages, ParquetWriter(tmp_path / "other")]).run(client)
-    assert (done.rows_out, done.left_out) == (30, {"row": 1})
+    assert (done.rows_written, done.left_out) == (30, {"row": 1})
     (problem,) = problems(tmp_path)
     assert "PanicException" in problem["reason"]
     assert PANICS in problem["content"]

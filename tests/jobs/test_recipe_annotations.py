@@ -94,7 +94,7 @@ def test_marks_are_what_a_removal_removes(crawl, tmp_path, method, on_error, id_
     expected = read_files(clean).compute().sort_values("id", ignore_index=True)
     found = read_files(chosen, fields=["id", "text"]).compute()
     pd.testing.assert_frame_equal(found.sort_values("id", ignore_index=True), expected)
-    assert summary.duplicates.removed == (expected.shape[0] < 94) * (94 - len(expected))
+    assert summary.duplicates.duplicates == (expected.shape[0] < 94) * (94 - len(expected))
     every = str(tmp_path / "every")
     run(Pipeline([marked, ParquetWriter(every)], **options))
     frame = read_files(every).compute()
@@ -155,7 +155,7 @@ def test_edges_of_before_annotate_new_files_alone(crawl, tmp_path):
     (crawl / f"more{last.suffix}").write_bytes(last.read_bytes())
     run(Pipeline([reader(crawl), with_score, AnnotationWriter(scores)]))
     summary = run(Pipeline([reader(crawl, annotations=scores), *stages]))
-    assert summary.rows_in == 31
+    assert summary.rows_read == 31
 
 
 def test_classifiers_come_before_buckets(crawl, tmp_path):

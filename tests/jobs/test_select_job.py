@@ -81,7 +81,7 @@ def test_rows_are_those_of_pandas(corpus, tmp_path, where, on_error):
     summary = run(
         [reader(corpus), Select(where), ParquetWriter(str(tmp_path / "out"))], on_error=on_error
     )
-    assert (summary.rows_in, summary.rows_out) == (ROWS, len(expected))
+    assert (summary.rows_read, summary.rows_written) == (ROWS, len(expected))
     if len(expected):
         found = read_files(str(tmp_path / "out")).compute().sort_values("id")
         pd.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True))
@@ -149,7 +149,7 @@ def test_sets_that_disagree_are_shown(corpus, tmp_path):
     sets = [str(corpus / "notes"), str(tmp_path / "more")]
     out = ParquetWriter(str(tmp_path / "out"))
     summary = run([reader(corpus, annotations=sets), Select("rank < 300"), out])
-    assert summary.rows_out == 300
+    assert summary.rows_written == 300
     assert summary.numbers["score"]
 
 
@@ -171,13 +171,13 @@ def test_classifying_after_a_selection_reads_only_its_texts(corpus, tmp_path):
         return frame.assign(upper=frame["text"].str.upper())
 
     summary = run([reader(corpus), Select("rank < 30"), upper, ParquetWriter(str(tmp_path / "o"))])
-    assert (summary.rows_in, summary.rows_out) == (ROWS, 30)
+    assert (summary.rows_read, summary.rows_written) == (ROWS, 30)
 
 
 def test_rows_read_are_counted_by_source_all_the_same(corpus, tmp_path):
     stages = [reader(corpus), Select("rank < 30"), ParquetWriter(str(tmp_path / "out"))]
     summary = run(stages, source_field="label")
-    assert summary.sources["label"]["a"] == {"read": 1_000, "kept": 10}
+    assert summary.sources["label"]["a"] == {"read": 1_000, "written": 10}
 
 
 def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_read):
@@ -196,7 +196,7 @@ def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_r
     found = read_files(str(tmp_path / "out")).compute()
     assert found["id"].tolist() == [row for row in range(2_990, ROWS) if row % 3 == 0]
     assert [*summary.stages] == ["Select score >= its threshold", "Select label == 'a'"]
-    assert (summary.rows_in, summary.rows_out) == (ROWS, len(found))
+    assert (summary.rows_read, summary.rows_written) == (ROWS, len(found))
 
 
 SCORES = [1.0, 3.0, 5.0, float("nan"), None]

@@ -56,8 +56,13 @@ def write(tmp_path):
 
 
 def ids_of(directory, texts=TEXTS, **settings):
-    """By this package, special tokens included."""
-    tokenizer = TextTokenizer(read_tokenizer("acme/model", directory, **settings), 512)
+    """By this package, special tokens included; a tokenizer for counts gives as many."""
+    tokenizer, counter = (
+        TextTokenizer(read_tokenizer("acme/model", directory, is_for_counts=flag, **settings), 512)
+        for flag in (False, True)
+    )
+    assert counter.special_tokens == tokenizer.special_tokens
+    assert counter.count(texts).tolist() == tokenizer.count(texts).tolist()
     return [tokens.windows[0].tolist() for tokens in tokenizer.encode(texts)]
 
 

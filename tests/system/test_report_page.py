@@ -24,9 +24,9 @@ WIDTH, HEIGHT = 1200, 1600  # in pixels
 LONG_NAMES = ("a_label_without_any_blank_" * 8, "漢字の長い名前" * 20, "Ω" * 200, "W" * 60)
 # What a report counts in rows or texts.
 COUNTED = (
-    "rows_in", "rows_out", "texts", "truncated_texts", "labels", "stages", "funnel", "agreements",
-    "sources", "scores", "text_lengths", "throughput", "busy_seconds", "rows_per_second", "tokens",
-    "tokens_per_second", "worker_seconds", "tokenize_seconds",
+    "rows_read", "rows_written", "texts", "truncated_texts", "labels", "labelled", "stages",
+    "funnel", "agreements", "sources", "scores", "text_lengths", "throughput", "busy_seconds",
+    "rows_per_second", "tokens", "tokens_per_second", "worker_seconds", "tokenize_seconds",
 )  # fmt: skip
 # Every text of a picture that is not within it, and every box that is wider than its place.
 OUTSIDE = """
@@ -75,6 +75,7 @@ def test_no_text_leaves_its_picture(output, tmp_path, factor, width):
     report = json.loads((output / "_report/report.json").read_text())
     large = {name: scaled(report[name], factor) for name in COUNTED}
     large["labels"]["long"] = {name: 10**9 // n for n, name in enumerate(LONG_NAMES, 1)}
+    large["labelled"]["long"] = 3 * 10**9
     large["agreements"]["long"] = dict.fromkeys(LONG_NAMES, large["labels"]["long"])
     large["text_lengths"]["long"] = [[2**n, 2 ** (n + 1), 10**9 // (n + 1)] for n in range(31)]
     large["command"] = f"gpuclassify classify {' '.join(LONG_NAMES)} --classifier domain" * 2

@@ -150,7 +150,7 @@ def test_a_killed_job_is_replaced_and_the_classification_is_whole(slurm, folder,
         after = wait_until(lambda: len(slurm.jobs()) == 2 and slurm.jobs(), "another job")
         assert before[1] in after
         assert before[0] not in after
-    assert summary.rows_out == len(texts)
+    assert summary.rows_written == len(texts)
     assert_right(domain, texts)
 
 

@@ -78,3 +78,21 @@ def test_groups_without_limits_leave_the_machine(made, no_limit):
 def test_another_system_has_no_groups(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "PROCESS", tmp_path)
     assert machine.usable_memory() == psutil.virtual_memory().total
+
+
+def test_the_load_is_the_time_of_other_processes_since_the_meter_began(monkeypatch):
+    """Of a machine of four cores: ten seconds, of which others worked 15 core seconds."""
+    times, user = type(psutil.cpu_times()), [100.0, 125.0]
+    now, own, empty = [0.0, 10.0], [50.0, 60.0], dict.fromkeys(times._fields, 0.0)
+    readings = iter(user)
+    monkeypatch.setattr(
+        psutil, "cpu_times", lambda: times(**{**empty, "user": next(readings), "idle": 7.0})
+    )
+    monkeypatch.setattr(machine, "own_core_seconds", iter(own).__next__)
+    monkeypatch.setattr(machine.time, "perf_counter", iter(now).__next__)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (3.0, 5.0, 9.0))
+    load = machine.LoadMeter().read()
+    assert load == machine.CpuLoad(4, 2, other_cores=1.5, load_average=5.0)
+    assert (load.is_idle, load.idle_share, load.slowdown) == (False, 1.0, 1.75)

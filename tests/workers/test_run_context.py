@@ -108,7 +108,7 @@ def test_rows_inside_of_a_part_are_reported(job, often, monkeypatch, is_distribu
         summary = job.run()
         assert [rows for _, rows in totals] == list(range(10, ROWS + 1, 10))
     assert len(totals) == 9
-    assert summary.rows_in == ROWS
+    assert summary.rows_read == ROWS
     assert summary.running.totals() == (0, 0)
     assert "running" not in summary.as_dict()
 
@@ -158,7 +158,7 @@ def test_speeds_are_shown_once_they_mean_something(monkeypatch, total, done, beg
     clock[0] += 10.0
     if done:
         summary.running.finish("a")
-        summary.rows_in, summary.parts, summary.elapsed_seconds = 100 * done, done, 40.0
+        summary.rows_read, summary.parts, summary.elapsed_seconds = 100 * done, done, 40.0
     if begun:
         summary.running.update(("b" if done else "a", 100, begun))
     bar.parts(done, total, summary)

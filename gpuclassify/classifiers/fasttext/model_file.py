@@ -1,4 +1,4 @@
-"""Read a fastText file without its matrices, and check that it is complete.
+"""Read the labels of a fastText file without its matrices, and check that it is complete.
 
 The library does not check files: a truncated one crashes the process that loads it. The format is
 that of ``FastText::saveModel`` in fastText 0.9 (``src/fasttext.cc``, ``args.cc``,
@@ -30,7 +30,7 @@ TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's reposito
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """Description of a pinned fastText classifier; equal for equal files."""
+    """Description of the pinned file of a fastText classifier; equal for equal files."""
 
     identity: Identity
     filename: str
@@ -40,7 +40,7 @@ class FastTextFile:
 
 
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
-    """Read header, dictionary and sizes of matrices, and compare the file's length with them.
+    """Read header and labels of a fastText file, and check its length against the header.
 
     Raises CheckpointError if it is not a fastText classifier, has another version, or is truncated.
     """
@@ -48,7 +48,7 @@ def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
 
 
 class _Reader:
-    """Sequential reader of a file's blocks."""
+    """Sequential reader of the blocks of a fastText file: settings, dictionary and matrices."""
 
     def __init__(self, file: BinaryIO, model: ModelFile) -> None:
         self.file, self.model = file, model
@@ -90,7 +90,7 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Read the labels, which follow the words, each with a count and a type."""
+        """Read the labels, which follow the words in the file, each with a count and a type."""
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -130,7 +130,7 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip codes and their product quantizer; return the number of codes per row."""
+        """Skip a matrix's quantized codes and the quantizer; return the number of codes per row."""
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
@@ -168,27 +168,27 @@ class _Reader:
 
 
 class FastTextModel(PinnedModel):
-    """fastText file: a path, or a file in a directory or in a repository of the Hub."""
+    """Pinned fastText file: a path, or a file in a directory or in a Hub repository."""
 
     checkpoint: FastTextFile  # type: ignore[assignment]
 
     @property
     def repositories(self) -> list[str]:
-        """Name of the model."""
+        """Path or Hub name of the model, in a list."""
         return [self.options.model]
 
     @property
     def identity(self) -> Identity:
-        """Commit of the file on the Hub, or its directory and digest."""
+        """Hub repository with the commit of the file, or directory with a digest."""
         return self.checkpoint.identity
 
     @property
     def file(self) -> ModelFile:
-        """Description of the file by its name in a repository or directory."""
+        """Pinned repository or directory, and the name of the file in it."""
         return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
 
     def read(self) -> FastTextFile:  # type: ignore[override]
-        """Read the file's header and labels, without matrices."""
+        """Read header and labels of the file, without its matrices."""
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
             options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
@@ -216,29 +216,32 @@ class FastTextModel(PinnedModel):
         """Accept any checkpoint, because the head checks labels."""
 
     def check_directories(self) -> None:
-        """Raise if a local file has changed since it was described."""
+        """Raise if a local model file has changed since it was described."""
         if self.checkpoint.identity.is_directory:
             self.fetch()
 
     def fetch(self) -> None:
-        """Download the file, and the tokenizer if there is one, once per machine."""
+        """Download the file, and the tokenizer if there is one, to this machine's cache."""
         hub.fetch_file(self.file, cache_dir=self.options.cache_dir)
         self.fetch_tokenizer()
 
     def fetch_tokenizer(self) -> Path | None:
-        """Download the tokenizer's file; None if texts are not tokenized."""
+        """Download the tokenizer's file, and return its path; None if texts are not tokenized."""
         home = self.checkpoint.tokenizer
         if home is None:
             return None
         return hub.fetch_file(ModelFile(home, TOKENIZER), cache_dir=self.options.cache_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Describe the model by its commit or digest, and the tokenizer's, as JSON values."""
+        """Return the pinned commits or digests of model and tokenizer, for reports."""
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return the bytes of the file, once per node; empty if it cannot be reached."""
+        """Return the number of bytes of the file by name; empty if the file cannot be reached.
+
+        The host process has it in memory once per node.
+        """
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file
             return {f"{identity}/{filename}": self.checkpoint.size_bytes}

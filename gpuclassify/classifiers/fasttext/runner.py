@@ -1,4 +1,4 @@
-"""Runner and heads of fastText models, which run in a host process per node."""
+"""Runner and heads of fastText models, which one host process per node keeps in memory."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 # Maximum texts, and characters, per request, to limit the memory of copies.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
+# Blocks per thread, and minimum characters of each, which take longer than a request.
+BLOCKS_PER_THREAD, SMALLEST_BLOCK_CHARS = 4, 100_000
 _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 PREFIX = "__label__"
 # The word that ends a line for the library, between the library's separators.
@@ -51,7 +53,7 @@ _THREE_LETTERS = {pair[:2]: pair[3:].split(",") for pair in _TWO_AND_THREE_LETTE
 
 
 class FastTextRunner(Runner):
-    """Runner that calls the library in the host process of the node.
+    """Runner that sends texts to the host process of the node, which calls the fastText library.
 
     Outputs are a record per text: ``label``, int32 (k,), has the ids of the most probable labels,
     -1 if the library returns fewer, and ``probability``, float32 (k,), the library's
@@ -60,18 +62,25 @@ class FastTextRunner(Runner):
 
     model: FastTextModel
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Packages that have the module fasttext, and tokenizers if texts are tokenized before."""
+        tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
+        return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
+
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Return the most probable labels of distinct texts; see `Runner.run`."""
+        """Find the most probable labels of distinct texts; see `Runner.run`."""
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
         kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
         values = np.empty(len(texts), dtype=kinds)
         lines = texts
         started = time.perf_counter()
-        blocks = [slice(*bounds) for bounds in _blocks(list(map(len, lines)))]
+        threads = compute_threads()
+        blocks = [slice(*bounds) for bounds in _blocks(texts.char_counts, threads)]
         with (
             self.lease(*self.device_and_dtype()) as (host, words),
-            ThreadPoolExecutor(compute_threads()) as pool,
+            ThreadPoolExecutor(threads) as pool,
         ):
             answers = pool.map(
                 lambda part: host.predict(self._lines(lines[part], words), k), blocks
@@ -92,7 +101,7 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count words between white space. All of them are read; see `Runner.token_lengths`."""
+        """Count words, which white space separates. All are read; see `Runner.token_lengths`."""
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
@@ -101,7 +110,10 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Lease the client of the host, and the tokenizer if any; see `Runner.lease`."""
+        """Keep a connection to the host process within a ``with`` block; see `Runner.lease`.
+
+        Yields the tokenizer, too, if texts are tokenized.
+        """
         from gpuclassify.inference.residency import MODELS
 
         def load() -> tuple[HostClient, TokenWords | None]:
@@ -126,7 +138,7 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """Convert each text to one line, because the library reads only one."""
+        """Prepare texts as in training, each as one line, because the library reads only one."""
         if words is not None:
             texts = words(texts)
         elif self.options.preprocess == "dclm":
@@ -142,7 +154,7 @@ class FastTextRunner(Runner):
 
 
 class TokenWords:
-    """Converter of texts to a tokenizer's tokens, separated by spaces.
+    """Converter of texts to lines of tokens, separated by spaces, for models trained on such lines.
 
     Equals `fasttext_preprocess_func` of Ultra-FineWeb's classifiers: lower case, no marks, and line
     breaks as a backslash and a letter.
@@ -159,7 +171,7 @@ class TokenWords:
 
     @panics_as_errors()
     def __call__(self, texts: list[str]) -> list[str]:
-        """Return a line of tokens for each text."""
+        """Return the line of tokens for each text."""
         plain = [self._plain(text) for text in texts]
         lines = []
         for start in range(0, len(plain), _TEXTS_AT_A_TIME):
@@ -181,27 +193,33 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the cores for one partition: torch's number of threads."""
+    """Return the number of threads to use for a partition: torch's, or that in OMP_NUM_THREADS."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
     return int(threads or usable_cores())
 
 
-def _blocks(char_counts: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield bounds of blocks within `BLOCK_TEXTS` and, unless a single text, `BLOCK_CHARS`."""
+def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of blocks of texts that fit into a request to the host process.
+
+    A block has at most `BLOCK_TEXTS` texts and `BLOCK_CHARS` characters; a longer text is alone.
+    Few texts are divided among `threads`, in several blocks each, so that they end together.
+    """
     ends = np.cumsum(char_counts)
+    share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
+    most_chars = min(max(share, SMALLEST_BLOCK_CHARS), BLOCK_CHARS)
     start = 0
     while start < len(ends):
         before = ends[start - 1] if start else 0
-        fitting = int(np.searchsorted(ends, before + BLOCK_CHARS, side="right"))
+        fitting = int(np.searchsorted(ends, before + most_chars, side="right"))
         stop = min(max(start + 1, fitting), start + BLOCK_TEXTS)
         yield start, stop
         start = stop
 
 
 class FastTextHead(LabelHead):
-    """Head for the most probable label, the probability of `score_label`, and the top k labels.
+    """Head that writes the most probable label, the probability of `score_label`, and the top k.
 
     Reads the records of `FastTextRunner`. A text of unknown words gets no label from the library:
     its label and numbers are null, and it passes no filter.
@@ -211,20 +229,20 @@ class FastTextHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels in the library's order, from the settings or the file."""
+        """Labels in the order of the model's file, from the settings or the file."""
         return list(self.options.labels or self.labels_of(self.model.checkpoint))
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
-        """Return the labels of a file as they are written to rows."""
+        """Return the labels in a model's file, as they are written to rows."""
         return file.labels
 
     @property
     def list_size(self) -> int:
-        """Number of probabilities in a list."""
+        """Number of probabilities in each list: `top_k`, or 0 without lists."""
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, confidence, score and top k that have names."""
+        """Return the fields of label, confidence, score and top k, if the settings name them."""
         options = self.options
         fields = named_fields(
             (self.label_field, pa.string()),
@@ -237,7 +255,7 @@ class FastTextHead(LabelHead):
         return fields
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for records, (texts,)."""
+        """Return the columns that the settings name, from records of `FastTextRunner`, (texts,)."""
         options, ids = self.options, values["label"]
         columns = named_columns(
             (self.label_field, label_array(ids[:, 0], self.labels)),
@@ -255,13 +273,13 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of label, confidence and score; see `Head.passes`."""
+        """Return the masks of texts that pass the filters of label, confidence and score."""
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
         return passed | self.passes_score(self._scores(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label."""
+        """Return the probability of each text's label; 0 for a text without one."""
         return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -279,13 +297,16 @@ class FastTextHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError if settings have unknown labels."""
+        """Raise ValueError if the settings name a label that the model does not have."""
         super().check_settings()
         if self.options.score_label is not None:
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of `score_label`, or 0 if the library omits it."""
+        """Return the probability of `score_label` for each text, 0 if the library leaves it out.
+
+        It is NaN for a text without any label, and the array is empty without `score_label`.
+        """
         if self.options.score_label is None:
             return np.zeros(0, dtype=np.float32)
         is_meant = values["label"] == self.labels.index(self.options.score_label)
@@ -294,17 +315,17 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """`FastTextHead` with languages as labels, without prefix.
+    """`FastTextHead` whose labels are language codes, without the prefix ``__label__``.
 
     Languages are codes of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
     """
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
-        """Return the languages, in the library's order."""
+        """Return the language codes, in the order of the model's file."""
         return tuple(label.removeprefix(PREFIX) for label in file.labels)
 
     def check_labels(self, *names: str) -> None:
-        """Raise ValueError for an unknown language, or another code for a known one."""
+        """Raise ValueError for an unknown language, or for a code that the model does not use."""
         for name in names:
             meant = same_language(name, self.labels)
             if meant and name not in self.labels:
@@ -316,7 +337,7 @@ class LanguageHead(FastTextHead):
 
 
 def same_language(name: str, labels: Iterable[str]) -> list[str]:
-    """Return the labels of the language with this name: ``deu_Latn`` for ``de``, and vice versa."""
+    """Return the labels of the same language as `name`, such as ``deu_Latn`` for ``de``."""
 
     def codes(label: str) -> set[str]:
         code = label.partition("_")[0]

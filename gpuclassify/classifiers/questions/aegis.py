@@ -1,4 +1,4 @@
-"""Classify the safety of content by answers of the Aegis guard model."""
+"""Classify the safety of content by the text that the Aegis guard model answers."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class AegisOptions(LoraOptions):
 
 
 class AegisModel(LoraModel):
-    """Aegis adapter, with the prompt from its model card."""
+    """Pinned LoRA adapter of Aegis on its decoder, with the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of adapter and decoder, and the prompt."""
+        """Read the configurations of adapter and decoder, and the prompt, without weights."""
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"
@@ -87,10 +87,10 @@ class AegisModel(LoraModel):
 
 
 class AegisRunner(AnswerRunner):
-    """Runner that decodes answers until all columns are decided."""
+    """Runner that decodes an answer token by token until no column can change any more."""
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Return whether further tokens of an answer cannot change any column."""
+        """Return whether decoding can end, because more tokens would not change any column."""
         if self.options.keep_raw:
             return is_complete
         needs_all = self.options.categories_field is not None
@@ -99,7 +99,7 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Label and known categories of an answer.
+    """Label and named categories that the model's answer gives a text.
 
     The label is "safe", the only category, or "unknown" for other answers, such as one with several
     categories.
@@ -110,14 +110,14 @@ class Verdict:
 
 
 def final_verdict(answer: str) -> Verdict:
-    """Return the verdict of a complete answer."""
+    """Return the label and categories of a complete answer."""
     verdict = read_answer(answer, is_complete=True)
     assert verdict is not None, "a complete answer is decided"
     return verdict
 
 
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
-    """Return the verdict of an answer, or None while more tokens can change it.
+    """Return label and categories of an answer, or None if more tokens can change them.
 
     The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
     from ``O1`` to ``O13``, separated by commas. Further lines are ignored. Several categories make
@@ -148,7 +148,7 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
 
 
 class AegisHead(LabelHead):
-    """Head for the label and the categories of a safety model's answers."""
+    """Head that writes label, categories and raw text of a safety model's answers."""
 
     @property
     def labels(self) -> list[str]:
@@ -156,7 +156,7 @@ class AegisHead(LabelHead):
         return list(ANSWER_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, categories and answer that have names."""
+        """Return the fields of label, categories and raw answer, if the settings name them."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.categories_field, LABELS),
@@ -164,7 +164,7 @@ class AegisHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for the answers' texts, object (texts,)."""
+        """Return the columns that the settings name, from answer texts, object (texts,)."""
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),
@@ -173,7 +173,7 @@ class AegisHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filter of labels; see `Head.passes`."""
+        """Return the mask of texts with one of the labels to keep; see `Head.passes`."""
         return self.passes_label(_labels(values))
 
     @property

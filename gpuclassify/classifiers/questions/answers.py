@@ -1,4 +1,4 @@
-"""Read answers of a fixed form from logits, with probabilities of their choices."""
+"""Read answers of a fixed form from a decoder's logits, with probabilities of their options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _normal_options(options: Any) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Declared):
-    """Field whose value is one of some options.
+    """Answer field whose value is one of some options.
 
     Attributes
     ----------
@@ -45,24 +45,24 @@ class Choice(Declared):
     ends: str | Sequence[str] = setting(default=(), kw_only=False, is_tuple=True)
 
     def check_together(self) -> None:
-        """Raise ValueError if `ends` has an unknown label."""
+        """Raise ValueError if `ends` names a label that is not among the options."""
         if unknown := set(self.ends) - set(self.labels):
             raise ValueError(f"ends={sorted(unknown)} are none of the labels {list(self.labels)}")
 
     @functools.cached_property
     def spellings(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Labels in order, with the texts of each."""
+        """Labels in order, each with the texts that the model may write for it."""
         return _spellings(self.options)
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """Labels in order."""
+        """Labels, in the order of the options."""
         return tuple(dict(self.spellings))
 
 
 @dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Field with any number of options, each at most once, in the order of the text.
+    """Answer field with any number of options, each at most once, in the order of the text.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Several(Choice):
 
 @dataclasses.dataclass(frozen=True)
 class Free(Declared):
-    """Field of any text, decoded greedily.
+    """Answer field of any text, decoded greedily.
 
     Attributes
     ----------
@@ -97,7 +97,10 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Normalize options to pairs of label and texts."""
+    """Return options as pairs of label and texts that the model may write for it.
+
+    Raises TypeError or ValueError if they are not distinct texts.
+    """
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
     if isinstance(options, str) or not isinstance(options, Collection):
@@ -126,7 +129,7 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def named_field(options: Any) -> Field:
-    """Make a field from a setting: options, or one of the classes above.
+    """Make an answer field from a setting: a list or dict of options, or a field object.
 
     In files of settings, a class is its name with attributes, such as
     ``{"several": {"options": ["a", "b"], "none": "none"}}``.
@@ -141,7 +144,7 @@ def named_field(options: Any) -> Field:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerForm:
-    """Form of an answer: fields, with literal texts around them."""
+    """Form of an answer: its fields, and the literal texts before, between and after them."""
 
     names: tuple[str, ...]
     fields: tuple[Field, ...]
@@ -149,7 +152,12 @@ class AnswerForm:
 
     @classmethod
     def of(cls, template: str, fields: Mapping[str, Any]) -> AnswerForm:
-        """Parse a template such as ``"Safety: {safety}"`` and its fields into a form."""
+        """Parse the template of an answer, such as ``"Safety: {safety}"``.
+
+        `fields` has the options of each name in braces, such as ``{"safety": ["safe", "unsafe"]}``,
+        or a field object; see `named_field`. Raises ValueError if names differ, or if the first
+        tokens do not tell the options apart.
+        """
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):
             literals[-1] += text
@@ -167,7 +175,7 @@ class AnswerForm:
         return form
 
     def _check_can_be_told_apart(self) -> None:
-        """Raise ValueError if an option is a prefix of another one, and nothing follows."""
+        """Raise ValueError if an option begins with another one, and no text follows to decide."""
         for number, field in enumerate(self.fields):
             ends = field.ends if isinstance(field, Choice) else ()
             if type(field) is not Choice or (self.literals[number + 1] and not ends):
@@ -186,7 +194,7 @@ class AnswerForm:
 
 @dataclasses.dataclass
 class Answer:
-    """Result of reading an answer: values, confidences and tokens."""
+    """Answer that was read: the value of each field, its probability, and the token ids."""
 
     shares: np.ndarray | None = None  # probabilities of the first field's options, float64
     # A label, labels, or a text per field; None if the answer ended before it.
@@ -203,13 +211,13 @@ Reading = Generator[Tokens, None, Any]  # yields tokens after which results are 
 
 
 class Freely(tuple[int, ...]):
-    """Tokens after which the most likely of all tokens is requested, too."""
+    """Token ids after which the most likely token of the whole vocabulary is requested, too."""
 
     __slots__ = ()
 
 
 class _Node:
-    """Node of a choice's token tree: tokens differ there, or an option is decided."""
+    """Node in the tree of token ids of all options, where they branch or an option is decided."""
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
@@ -218,7 +226,10 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the tokens of an option; return whether they differ from other options'."""
+        """Add the token ids of an option.
+
+        Return whether other options' token ids differ from them.
+        """
         node, is_new = self, False
         for token in tokens:
             is_new |= token not in node.following
@@ -230,22 +241,22 @@ class _Node:
 
 
 class AnswerReader:
-    """Reader of the answers of one form, whose tokens depend on the text before them.
+    """Reader that turns a decoder's logits into answers of one form.
 
     Parameters
     ----------
     encode : callable
-        Function from a text to its tokens, without additional special tokens.
+        Function from a text to its token ids, without additional special tokens.
     decode : callable
-        Function from tokens to text.
+        Function from token ids to text.
     before : str
-        Common end of all prompts.
+        Text at the end of all prompts, which the tokens of an answer depend on.
     end_ids : collection of int
-        Tokens that end an answer.
+        Token ids that end an answer.
     needs_shares : bool
         Whether the probabilities of all options of the first field are needed.
     places : dict of int to int
-        Columns of logits by token, shared with other readers of the same rows.
+        Columns of logits by token id, shared with other readers of the same rows.
     """
 
     def __init__(
@@ -284,12 +295,12 @@ class AnswerReader:
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether the most likely of all tokens is needed."""
+        """Whether a field is free text, which needs the most likely token of all tokens."""
         return any(isinstance(field, Free) for field in self.form.fields)
 
     @property
     def columns(self) -> Tokens:
-        """Tokens whose logits are needed, in the order of the logit columns."""
+        """Token ids whose logits are needed, in the order of the logit columns."""
         return tuple(self._places)
 
     @property
@@ -308,7 +319,7 @@ class AnswerReader:
         return total
 
     def read(self, known: Known, start: Tokens = ()) -> Reading:
-        """Read the answer after `start`: yield requests, and return an `Answer`."""
+        """Read the answer after the tokens `start`; see `Reader.read`. Returns an `Answer`."""
         answer, path, previous = Answer(), start, self._before
         value: Any
         for number, field in enumerate(self.form.fields):
@@ -399,7 +410,7 @@ class AnswerReader:
     # Tokens of choices.
 
     def _check_seams(self) -> None:
-        """Raise ValueError if a token would span two choices."""
+        """Raise ValueError if the tokenizer joins texts of neighbouring fields in one token."""
         starts = [self._before]
         for number, field in enumerate(self.form.fields):
             for start in starts:
@@ -417,7 +428,7 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return the possible texts of a field, with the literal before it."""
+        """Return all texts that a field can have, after the literal text before it."""
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -427,7 +438,10 @@ class AnswerReader:
         return texts
 
     def _sequence(self, before: str, text: str) -> Tokens:
-        """Return the tokens of `text` after `before`."""
+        """Return the token ids of `text` after the text `before`.
+
+        Raises ValueError if `text` changes the tokens of `before`.
+        """
         if (before, text) not in self._sequences:
             base, whole = self._encode(before), self._encode(before + text)
             kept = len(base) - (self.dropped if before is self._before else 0)
@@ -443,7 +457,7 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """Return the token tree of a field's possible texts after the text `before`.
+        """Return the tree of token ids of a field's possible texts, after the text `before`.
 
         `rest` are the remaining options of `Several`. Trees are cached by the tokens of the first
         option, because a text that changes them changes all options.
@@ -493,7 +507,7 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the possible tokens after an option at the end of `text`."""
+        """Return the token ids that can follow an option, at the end of `text`."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
@@ -501,7 +515,7 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the possible tokens after one of several options; `others` remain."""
+        """Return the token ids that can follow one of several options; `others` remain."""
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -509,7 +523,7 @@ class AnswerReader:
         return follows | set(self._after_field(number, text))
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
-        """Return the possible tokens after a field that ends with `text`."""
+        """Return the token ids that can follow a field whose text ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 == len(self.form.fields):
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
@@ -517,7 +531,7 @@ class AnswerReader:
         return {self._sequence(text, following)[0] for following in texts if following}
 
     def _number(self, node: _Node) -> None:
-        """Assign a logit column to every token that is compared with others."""
+        """Assign a logit column to every token id that is compared with others below this node."""
         if len(node.following) > 1:
             columns = [self._places.setdefault(t, len(self._places)) for t in node.following]
             node.columns = np.array(columns)
@@ -528,7 +542,7 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Compute probabilities of options after `path`, float64 (options,), and their tokens.
+    """Return the probability of each option after `path`, float64 (options,), and its token ids.
 
     A node has the softmax over its possible next tokens, and an option the product of its nodes.
     The most probable nodes are expanded first. Unless `needs_all`, the search ends when no other

@@ -1,4 +1,4 @@
-"""Decoder in memory, with adapters that share its weights."""
+"""Causal language model in memory, with LoRA adapters that share its weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,10 @@ from gpuclassify.classifiers.questions.lora import check_is_decoder, decoder_wit
 from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState
 from gpuclassify.inference.device import to_device
 from gpuclassify.models.checkpoint import CheckpointError, network_sizes
-from gpuclassify.models.loading import (
-    building_lock,
-    import_peft,
-    load_adapter,
-    network_config,
-    pretrained,
-    quiet_transformers,
-)
+from gpuclassify.models.loading import import_peft, load_adapter, network_config, pretrained
 from gpuclassify.models.networks import GuardLayers, last_token
 from gpuclassify.models.tokenizer_files import read_tokenizer
+from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 from gpuclassify.settings.paths import exists
 
 if TYPE_CHECKING:
@@ -41,7 +35,7 @@ _GENERATION = "generation_config.json"
 
 
 class Decoder:
-    """Causal language model on its device, in one precision. Thread-safe.
+    """Causal language model on its device, in one dtype. Thread-safe.
 
     Weights are in memory once. Low-rank adapters take turns, each with separate modules around the
     same tensors; they are not merged into the weights, which they share.
@@ -69,14 +63,14 @@ class Decoder:
         return copy.deepcopy(self.tokenizer)
 
     def attached(self, key: Hashable, build: Callable[[], Thing]) -> Thing:
-        """Return ``build()``, cached under `key` as long as this decoder lives."""
+        """Return the result of ``build()``, cached under `key` as long as this decoder lives."""
         with self._attaching:
             if key not in self._attachments:
                 self._attachments[key] = build()
             return self._attachments[key]
 
     def add_adapter(self, name: str, directory: Path) -> None:
-        """Load the LoRA adapter in `directory` under `name`, once, in this model's dtype.
+        """Load the LoRA adapter in `directory` as `name`, once, in this model's dtype.
 
         The first adapter becomes active; others do not change the active one. Raises
         CheckpointError if something is missing or does not match this model.
@@ -99,7 +93,10 @@ class Decoder:
             self._models[name] = model
 
     def use(self, name: str | None) -> None:
-        """Activate the adapter `name`, or none. The caller holds the device's lock."""
+        """Make the adapter `name` active, or none if it is None.
+
+        The caller holds the device's lock.
+        """
         with self._lock:
             if name not in self._models:
                 known = [one for one in self._models if one is not None]
@@ -115,7 +112,7 @@ class Decoder:
         attention: str = "sdpa",
         **extra: object,
     ) -> torch.Tensor:
-        """Compute hidden states after the final norm, (rows, width, hidden), with active adapter.
+        """Compute hidden states after the final norm, (rows, width, hidden), with the adapter.
 
         Padding on the left needs a mask and position ids. With padding on the right, results are
         correct without a mask, which is faster. `attention` is the name of an attention function in
@@ -135,9 +132,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, tokens: tuple[int, ...] | None = None) -> torch.Tensor:
-        """Compute the logits of hidden states (n, hidden): float32 (n, vocabulary).
+        """Compute logits, float32 (n, vocabulary), of hidden states (n, hidden).
 
-        With `tokens`, only their logits, computed in float32: (n, tokens).
+        With `tokens`, only logits of these token ids are computed, in float32: (n, tokens).
         """
         if tokens == ():
             return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
@@ -152,7 +149,7 @@ class Decoder:
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits with a last layer, scaled and capped by the model's own code."""
+        """Compute logits by the output layer `head`, scaled and capped by the model's code."""
         shell = copy.copy(self._model)
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
@@ -160,7 +157,7 @@ class Decoder:
 
 
 class GuardNetwork(nn.Module):
-    """Shared decoder with an adapter, and `GuardLayers` on its last state in float32."""
+    """Decoder with an adapter, and a small network on the last hidden state of each text."""
 
     def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
         super().__init__()
@@ -185,7 +182,7 @@ class GuardNetwork(nn.Module):
 
 
 def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
-    """Return a memo for ``copy.deepcopy``, so that a copy of a model shares its weights.
+    """Return a memo for ``copy.deepcopy``, so that a copied model shares its weight tensors.
 
     Biases are copied, because peft writes into them; it only replaces weights.
     """
@@ -197,7 +194,7 @@ def _memo_of_shared(model: nn.Module) -> dict[int, torch.Tensor]:
 
 
 class _Given(nn.Module):
-    """Stand-in for a model with given hidden states."""
+    """Stand-in for a decoder's body that returns given hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -208,7 +205,7 @@ class _Given(nn.Module):
 
 
 class _Rows(nn.Module):
-    """Rows of a last layer for some tokens, in float32."""
+    """Output layer for some token ids only, in float32."""
 
     def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
         super().__init__()
@@ -221,7 +218,7 @@ class _Rows(nn.Module):
 
 
 def check_runs(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `Decoder` can run a decoder with this ``config.json``."""
+    """Raise CheckpointError unless `Decoder` can run a model with this ``config.json``."""
     model = decoder_without_memory(sizes).eval()
     decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
     ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()
@@ -238,7 +235,7 @@ def check_runs(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """Load the causal language model and tokenizer in `directory` as `dtype` onto `device`.
+    """Load the causal language model and tokenizer in `directory`, in this dtype, onto a device.
 
     Raises CheckpointError if tensors or files are missing or have another shape.
     """

@@ -1,4 +1,7 @@
-"""Generate a decoder's answers to prompts with a common prefix, in input order."""
+"""Run prompts through a decoder, and read or decode its answers, in input order.
+
+A prefix that prompts have in common is run once.
+"""
 
 from __future__ import annotations
 
@@ -41,31 +44,31 @@ _MOST_SEEN = 64  # distinct answers from which each batch's drafts are made
 
 
 class Reader(Protocol):
-    """Protocol for reading an answer from a decoder's logits."""
+    """Protocol of objects that read an answer from a decoder's logits."""
 
     @property
     def columns(self) -> Tokens:
-        """Tokens whose logits are needed at each requested position."""
+        """Token ids whose logits are needed at each requested position."""
 
     @property
     def has_free_fields(self) -> bool:
-        """Whether the most likely of all tokens is needed at some positions, too."""
+        """Whether some positions also need the most likely token of the whole vocabulary."""
 
     @property
     def most_tokens(self) -> int:
-        """Approximate number of tokens of the longest answer."""
+        """Approximate number of tokens of the longest answer, used to size batches."""
 
     def read(self, known: Known) -> Reading:
-        """Yield partial answers whose logits are needed next; return the result.
+        """Yield token ids of partial answers after which logits are needed; return the result.
 
-        `Freely` also requests the most likely of all tokens. A result has `tokens`, from which
-        later answers are drafted.
+        Logits are then in `known`. `Freely` also requests the most likely token of the whole
+        vocabulary. A result has `tokens`, from which later answers are drafted.
         """
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """Decoder, adapter, prefix and reader that answer prompts."""
+    """Decoder, its LoRA adapter, common prompt prefix, and reader of the answers to prompts."""
 
     decoder: Decoder
     adapter: str | None  # name of one of the decoder's adapters
@@ -76,7 +79,7 @@ class AnswerTask:
 
 @dataclass(frozen=True)
 class FreeAnswer:
-    """Greedily decoded answer; its text has no special tokens."""
+    """Answer that was decoded greedily. Its text has no special tokens."""
 
     text: str
     tokens: Tokens
@@ -84,7 +87,7 @@ class FreeAnswer:
 
 @dataclass
 class FreeReader:
-    """Reader for greedy decoding: each token is the most likely; ties go to the lowest id.
+    """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
     ``is_decided(text, is_complete)`` is called after every new token, and returns whether the
     partial answer is enough. It must be a pure function.
@@ -99,7 +102,10 @@ class FreeReader:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens to allocate after a prompt, because answers grow token by token."""
+        """Number of tokens to allocate after a prompt.
+
+        Small, because answers grow token by token.
+        """
         return min(MOST_DRAFTED, self.max_new_tokens)
 
     def read(self, known: Known) -> Reading:
@@ -112,7 +118,7 @@ class FreeReader:
         return FreeAnswer(self._text(tokens), tokens)
 
     def _is_ended(self, tokens: Tokens) -> bool:
-        """Return whether an answer is complete or decided; cached, because answers repeat."""
+        """Return whether decoding can end after these tokens; cached, because answers repeat."""
         if tokens not in self._endings:
             is_complete = tokens[-1] in self.decoder.eos_ids or len(tokens) >= self.max_new_tokens
             is_decided = self.is_decided(self._text(tokens), is_complete)
@@ -130,9 +136,9 @@ def answer(
     settings: ModelOptions,
     stats: RunStats,
 ) -> list[Any]:
-    """Return the result of `task.reader` for every prompt, in input order.
+    """Return the result of the task's reader for every prompt, in input order.
 
-    An answer is None if its logits were not finite. Prompts include the prefix. The batch limits
+    A result is None if logits were not finite. Prompts include the prefix. The batch limits
     measured for the model are cached under `key`. Only `sort_by_length` and `batch_size` of the
     settings apply, because decoders have one loader and one engine.
     """
@@ -161,19 +167,19 @@ def answer(
 
 
 class SeenAnswers:
-    """Counts of earlier answers, used to draft the next ones."""
+    """Counts of earlier answers, used to draft answers for speculative decoding."""
 
     def __init__(self) -> None:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer; forget the rarer half if there are too many distinct ones."""
+        """Count an answer's token ids. Rare answers are forgotten if there are too many."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return the most common continuation of each beginning of an answer, as a draft.
+        """Return the most common continuation of each beginning of an answer, to use as a draft.
 
         It lacks the answer's last token, which follows from verifying the previous one.
         """
@@ -186,13 +192,16 @@ class SeenAnswers:
 
 
 class _Memory:
-    """Cache of a decoder's latest prefixes, with their answers, for one adapter."""
+    """Cache of the key/value tensors of the most recent prompt prefixes, for one LoRA adapter."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return the state of the task's prefix, after running it if needed, and its answers."""
+        """Return keys and values of the task's prefix, which runs if needed, and earlier answers.
+
+        There are no keys and values for an empty prefix.
+        """
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -213,7 +222,7 @@ def _run_prefix(task: AnswerTask) -> Prefix | None:
 
 
 class _Row:
-    """Prompt without its prefix, and its partial answer."""
+    """Prompt without the common prefix, and the state of reading its answer."""
 
     def __init__(self, prompt: np.ndarray, reader: Reader) -> None:
         self.prompt = prompt
@@ -226,7 +235,7 @@ class _Row:
         self._reading = reader.read(self.known)
 
     def advance(self) -> bool:
-        """Continue reading as far as results are known; return whether more are needed."""
+        """Continue reading the answer until logits are missing; return False if it is complete."""
         try:
             wanted = next(self._reading)
         except StopIteration as end:
@@ -237,7 +246,10 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Column of the first token to run next; the last requested token always runs."""
+        """Column of the first token id to run next, as earlier ones have cached keys and values.
+
+        The last requested token always runs.
+        """
         if self.has_run is None:
             return 0
         kept = 0
@@ -248,14 +260,14 @@ class _Row:
         return len(self.prompt) + (kept if self.wanted else -1)
 
     def next_ids(self, start: int) -> np.ndarray:
-        """Return the ids to run next from a column on, including the draft."""
+        """Return the token ids to run next, from column `start`, including drafted ones."""
         answer = np.array((*self.wanted, *self.draft), dtype=np.int64)
         return np.concatenate((self.prompt, answer))[start:]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts that continue the same prefix, answered together, under the device's lock."""
+    """Prompts that share a prefix of equal length, answered together, under the device's lock."""
 
     task: AnswerTask
     prefix: Prefix | None
@@ -265,7 +277,7 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Answer prompts, passed without their prefix."""
+        """Answer prompts, passed as token ids after the prefix, in batches that fit the memory."""
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
         device, widest = self.task.decoder.device, int(lengths.max())
@@ -300,14 +312,14 @@ class _Group:
         return [answers[index] for index in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
-        """Run a batch of arbitrary tokens, to measure its memory."""
+        """Run a batch of this size with arbitrary token ids, to measure the memory it takes."""
         prompts = [_Row(np.zeros(width, np.int64), self.task.reader) for _ in range(rows)]
         replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
 
     def _answer_batch(
         self, prompts: list[np.ndarray], current_limits: Callable[[], BatchLimits]
     ) -> list[Any]:
-        """Answer rows: run prompts in batches within limits, and continue them together."""
+        """Answer a batch: run its prompts within limits, then decode all of them together."""
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
         new_rows = [row for row in rows if row.advance()]
@@ -331,7 +343,7 @@ class _Group:
     def _continue(
         self, rows: list[_Row], state: RowState, continuations: dict[Tokens, Tokens]
     ) -> list[_Row]:
-        """Run one forward, and return the rows whose answers are still open."""
+        """Run the decoder once, and return the rows whose answers are not complete."""
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
         is_finite = self._forward(rows, state)
@@ -341,7 +353,10 @@ class _Group:
         return [rows[number] for number in kept]
 
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
-        """Run each row's next tokens and its draft; return whether its logits were finite."""
+        """Run the next and the drafted tokens of each row.
+
+        Return whether its logits were finite.
+        """
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
         positions = columns + (len(self.prefix) if self.prefix else 0)
@@ -374,7 +389,7 @@ class _Group:
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the most likely token of logits (n, vocabulary) and its probability, float64 (n, 2).
+    """Return the most likely token id of each row of logits, and its probability, float64 (n, 2).
 
     The token is -1 where logits are not finite.
     """
@@ -385,7 +400,10 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
-    """Add the results after the wanted and the drafted tokens; return whether they are usable."""
+    """Store a row's logits after its requested and drafted tokens.
+
+    Return whether they are usable.
+    """
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
         token, share, is_finite = values[:3]
@@ -397,10 +415,10 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids of the next forward, their columns, and a mask of requested positions.
+    """Return token ids for the next forward, their columns, and the mask of requested positions.
 
-    All are (rows, width), padded on the right. Requested are the last wanted token and each token
-    of a draft.
+    All are (rows, width), padded on the right. Logits are requested at the last wanted token, and
+    at each token of a draft.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

@@ -1,4 +1,4 @@
-"""Find poisoned instruction data by the hidden state of a guard model."""
+"""Find instruction data that was poisoned, by the hidden state of a guard model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POISONED_FROM = 0.5
 
 
 def decisions(labels: Any) -> tuple[bool, ...] | None:
-    """Return the decisions to keep as a sorted tuple, or None for all."""
+    """Normalize the setting `filter_by` to a sorted tuple of True and False, or None."""
     if labels is None:
         return None
     several = [labels] if isinstance(labels, bool) else labels
@@ -80,17 +80,17 @@ class GuardOptions(LoraOptions):
 
 
 class GuardModel(LoraModel):
-    """Guard network on the hidden states of a decoder, with an adapter of another repository."""
+    """Pinned guard network on a decoder's hidden states, with the adapter of another repository."""
 
     @property
     def repositories(self) -> list[str]:
-        """Guard, adapter and decoder."""
+        """Hub names or directories of guard network, adapter and decoder."""
         return list(
             dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
         )
 
     def resolve_adapter(self) -> Identity:
-        """Return the adapter that the guard was trained on, pinned to a revision."""
+        """Pin the LoRA adapter that the guard was trained on to a commit or digest."""
         options = self.options
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
@@ -111,10 +111,10 @@ class GuardModel(LoraModel):
 
 
 class StateRunner(DecoderRunner, EncoderRunner):
-    """Runner of a small network on the decoder's last state of each text."""
+    """Runner of the guard network on the decoder's last hidden state of each text."""
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if guard, adapter and base do not match."""
+        """Raise CheckpointError if tensors of guard, adapter and decoder do not match."""
         import torch
 
         from gpuclassify.models.networks import GuardLayers
@@ -128,12 +128,12 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Lease the guard on the decoder in memory; see `Runner.lease`."""
+        """Keep the guard and its decoder in memory within a ``with`` block; see `Runner.lease`."""
         with self.lease_decoder(device, dtype) as decoder:
             yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
 
     def _load(self, decoder: Decoder) -> LoadedModel:
-        """Load the guard on a decoder that it does not own."""
+        """Load the guard network, to run on a decoder that is in memory already."""
         from safetensors.torch import load_file
 
         from gpuclassify.classifiers.questions.decoder import GuardNetwork
@@ -169,36 +169,36 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
 
 class GuardHead(LabelHead):
-    """Head for the poisoning score of a text, and its label."""
+    """Head that writes the poisoning score of each text, and whether it is poisoned."""
 
     @property
     def labels(self) -> list[bool]:
-        """Labels ``False`` and ``True``."""
+        """Labels ``False`` (not poisoned) and ``True``."""
         return [False, True]
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label and score that have names."""
+        """Return the fields of label and score, if the settings name them."""
         return named_fields(
             (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Compute poisoning scores, float32 (texts, 1), from logits."""
+        """Convert logits to poisoning scores by a sigmoid, float32 (texts, 1)."""
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns for poisoning scores, float32 (texts, 1)."""
+        """Return the columns of label and score, from poisoning scores, float32 (texts, 1)."""
         return named_columns(
             (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
             (self.options.score_field, values[:, 0]),
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filter of labels; see `Head.passes`."""
+        """Return the mask of texts with one of the labels to keep; see `Head.passes`."""
         return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from the border between the two labels."""
+        """Return the distance of each score from 0.5, where the label changes, to sort examples."""
         return np.abs(values[:, 0] - np.float32(POISONED_FROM))
 
 

@@ -1,4 +1,4 @@
-"""Decoder with an optional LoRA adapter: settings, pinned model, and checks of both.
+"""Decoders with an optional LoRA adapter: settings, pinned model, and checks of both.
 
 Neither torch nor peft is imported before tensors are needed, so that a client reads a checkpoint
 within milliseconds.
@@ -57,7 +57,10 @@ class LoraOptions(LabelOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraCheckpoint(Checkpoint):
-    """Description of a decoder with an optional LoRA adapter; `backbone_json` is the decoder's."""
+    """Description of a decoder with an optional LoRA adapter, as read from their configurations.
+
+    `backbone_json` is the decoder's configuration.
+    """
 
     base: Identity  # decoder, shared by mappers with other adapters
     adapter: Identity | None
@@ -66,30 +69,30 @@ class LoraCheckpoint(Checkpoint):
 
 
 class LoraModel(PinnedModel):
-    """Decoder with a low-rank adapter; by default, `model` is the adapter."""
+    """Pinned decoder with a LoRA adapter; the setting `model` names the adapter, by default."""
 
     checkpoint: LoraCheckpoint
 
     @property
     def repositories(self) -> list[str]:
-        """Model and decoder."""
+        """Hub names or directories of model and decoder."""
         return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
     @property
     def identities(self) -> list[Identity]:
-        """Decoder, model and adapter."""
+        """Pinned repositories or directories of decoder, model and adapter."""
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]
         return list(dict.fromkeys(one for one in named if one is not None))
 
     @property
     def tokenizer_home(self) -> Identity:
-        """Directory of the decoder."""
+        """Pinned repository or directory of the decoder, which has the tokenizer."""
         return self.checkpoint.base
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Weights files of decoder, adapter and model."""
+        """Names of the weight files of decoder, adapter and model, by repository or directory."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -121,17 +124,17 @@ class LoraModel(PinnedModel):
         )
 
     def resolve_base(self) -> Identity:
-        """Return the decoder pinned to a revision."""
+        """Pin the decoder to a commit, or to a digest of its directory."""
         options = self.options
         return hub.resolve(options.base_model, options.base_revision, cache_dir=options.cache_dir)
 
     def resolve_adapter(self) -> Identity | None:
-        """Return the adapter pinned to a revision."""
+        """Pin the LoRA adapter to a commit or digest; None if there is no adapter."""
         return self.identity
 
 
 def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless ``config.json`` describes a text-only decoder."""
+    """Raise CheckpointError unless a ``config.json`` describes a decoder of texts only."""
     architectures = sizes.get("architectures") or ["CausalLM"]
     cure = "pass a model that AutoModelForCausalLM loads, such as Qwen/Qwen2.5-0.5B-Instruct"
     if others := [key for key in ("vision_config", "audio_config") if key in sizes]:
@@ -158,7 +161,10 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the maximum tokens of a text with unscaled positions, or None."""
+    """Return the maximum number of tokens with unscaled "longrope" positions.
+
+    None if the model has other positions.
+    """
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
     return (rope.get(name) or sizes.get(name)) if kind == "longrope" else None
@@ -170,7 +176,7 @@ def _rope(sizes: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None) -> None:
-    """Check the safetensors headers of base and adapter against both configurations.
+    """Check names and shapes of tensors in the weight files of decoder and adapter.
 
     Raises CheckpointError with missing, unknown or misshapen tensors, for example if the adapter
     belongs to another base model.
@@ -192,7 +198,7 @@ def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None)
 
 
 def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
-    """Return names and shapes of the tensors of a decoder with this ``config.json``."""
+    """Return the shape of each tensor, by name, that a decoder with this ``config.json`` has."""
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
     if decoder.config.tie_word_embeddings:  # files lack the last layer
@@ -201,7 +207,10 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
 
 
 def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
-    """Build the decoder of a ``config.json`` on the meta device. May raise CheckpointError."""
+    """Build a decoder from its ``config.json`` on torch's meta device, without memory for weights.
+
+    Raises CheckpointError if transformers cannot.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 

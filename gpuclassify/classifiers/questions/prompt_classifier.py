@@ -252,7 +252,7 @@ class PromptOptions(ClassifierOptions):
 
     @functools.cached_property
     def form(self) -> AnswerForm:
-        """Form of the answer, with its fields."""
+        """Form of the answer, parsed: fields, such as a choice of labels, and texts around them."""
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
         ):
@@ -277,37 +277,37 @@ class PromptOptions(ClassifierOptions):
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns in the prompt."""
+        """Names of the columns in the prompt."""
         return prompt_columns(self.prompt, self.response)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting with this column of the prompt."""
+        """Return the name of the setting that names this column, for messages."""
         if name == self.text_field:
             return "text_field"
         return "prompt" if name in prompt_columns(self.prompt) else "response"
 
 
 class PromptModel(LoraModel):
-    """Decoder with its prompts."""
+    """Pinned decoder, with its LoRA adapter if any, and the prompts to ask it with."""
 
     @property
     def repositories(self) -> list[str]:
-        """Decoder and adapter."""
+        """Hub names or directories of the decoder and, if set, of the adapter."""
         return [name for name in (self.options.model, self.options.adapter) if name]
 
     def resolve_base(self) -> Identity:
-        """Return the decoder pinned to a revision."""
+        """Pin the decoder to a commit, or to a digest of its directory."""
         return self.identity
 
     def resolve_adapter(self) -> Identity | None:
-        """Return the adapter pinned to a revision."""
+        """Pin the LoRA adapter to a commit or digest; None if there is no adapter."""
         options = self.options
         if options.adapter is None:
             return None
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the decoder's configuration, and render the prompts."""
+        """Read the decoder's configuration, and build prompts with its chat template."""
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         checkpoint, options = super().read(), self.options
@@ -333,7 +333,7 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Return the maximum tokens of a prompt before an answer of `answer_tokens`."""
+        """Return the maximum number of tokens of a prompt, with room for an answer after it."""
         asked = self.options.max_seq_length
         most = most_positions(sizes)
         if most is None:
@@ -368,7 +368,11 @@ def new_readers(
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Collection[int],
 ) -> list[AnswerReader]:
-    """Make an answer reader per prompt. Raises ValueError if options have the same tokens."""
+    """Make an `AnswerReader` for each prompt, from the decoder's tokenizer.
+
+    Raises ValueError if two options have the same tokens. `end_ids` are token ids that end an
+    answer.
+    """
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
     def encode(text: str) -> list[int]:
@@ -391,19 +395,22 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader of the answers about several criteria, which follow one document."""
+    """Reader that reads the answers about several criteria after one document, which runs once."""
 
     readers: list[AnswerReader]
     starts: list[Tokens]  # tokens of each criterion, with the rest of the prompt
 
     @property
     def columns(self) -> Tokens:
-        """Tokens whose logits are needed; see `Reader.columns`."""
+        """Token ids whose logits are needed; see `Reader.columns`."""
         return self.readers[0].columns
 
     @property
     def has_free_fields(self) -> bool:
-        """Always False; see `Reader.has_free_fields`."""
+        """Always False, because answers about criteria are choices.
+
+        See `Reader.has_free_fields`.
+        """
         return False
 
     @property
@@ -412,7 +419,7 @@ class CriteriaReader:
         return max(map(len, self.starts)) + self.readers[0].most_tokens
 
     def read(self, known: Known) -> Reading:
-        """Read each answer's probability of the first option; see `Reader.read`."""
+        """Read the probability of the first option for each criterion; see `Reader.read`."""
         shares = []
         for reader, start in zip(self.readers, self.starts, strict=True):
             answer = yield from reader.read(known, start)
@@ -422,7 +429,7 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """Prompt tokenizer, reader, and the number of last prompt tokens that the reader reads."""
+    """Tokenizer of a prompt, reader of its answers, and number of last prompt tokens left to it."""
 
     tokenizer: PromptTokenizer
     trim: int
@@ -430,16 +437,19 @@ class _Ask:
 
 
 class ChoiceRunner(PromptRunner):
-    """Runner that asks a decoder about rows, and reads the answers from the logits."""
+    """Runner that asks a decoder about each row, and reads answers from the options' logits."""
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the values of a row's columns from their JSON text, or the text itself."""
+        """Return the texts of a row's prompt columns, from their JSON, or from a single text."""
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
         return tuple(values[name] for name in self.model.checkpoint.prompts[0].columns)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Answer about each text, as objects or as probabilities; see `Runner.run`."""
+        """Ask about each distinct text; outputs are `Answer` objects, or probabilities of windows.
+
+        See `Runner.run`.
+        """
         options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             asks = decoder.attached(
@@ -522,7 +532,7 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Remove the last `count` tokens of each prompt."""
+    """Remove the last `count` token ids of each prompt, which the answer reader reads instead."""
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -532,7 +542,7 @@ def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
 
 
 class AnswerHead(CategoryHead):
-    """Head for the label of an answer's first field, its probabilities, and the other fields."""
+    """Head that writes label and probabilities of an answer's first field, and the other fields."""
 
     @property
     def _first(self) -> Any:
@@ -544,7 +554,7 @@ class AnswerHead(CategoryHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the first field, in the order of their options."""
+        """Labels of the answer's first field, in the order of its options; empty for free text."""
         return list(self._first.labels) if self._has_label else []
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
@@ -553,7 +563,7 @@ class AnswerHead(CategoryHead):
         self.label_field = self._name if self._has_label else None  # free text is not a label
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, scores, confidence, other fields and the free answer."""
+        """Return fields of label, scores, confidence, other answer fields, and raw answer."""
         fields = super().fields() if self._has_label else []
         form = self.options.form
         names = [self._name, *form.names[1:]]
@@ -566,11 +576,11 @@ class AnswerHead(CategoryHead):
         return [*fields, *named_fields((raw, pa.string()))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return answers, or probabilities of their first field, unchanged."""
+        """Return the outputs unchanged, because they are answers or probabilities already."""
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Make columns from answers, object (texts,), or probabilities, float32 (texts, labels)."""
+        """Return columns, from `Answer` objects (texts,), or probabilities (texts, labels)."""
         made = dict(super().columns(_shares(values))) if self._has_label else {}
         if values.dtype != object:
             return made
@@ -590,20 +600,23 @@ class AnswerHead(CategoryHead):
         return made | named_columns((raw, [one.raw for one in values]))
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of label, confidence and score; see `Head.passes`."""
+        """Return the masks of texts that pass the filters.
+
+        Empty if the first field has no labels.
+        """
         return super().passes(_shares(values)) if self._has_label else {}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label, or of its first field without labels."""
+        """Return the probability of each text's label, or of its free text, to sort examples."""
         if self._has_label:
             return super().certainties(_shares(values))
         return np.array([one.confidences[0] for one in values])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any decoder."""
+        """Accept any decoder, because the prompt, not the model, has the labels."""
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters match the labels."""
+        """Raise ValueError for filters by labels that the answer's first field does not have."""
         if self._has_label:
             super().check_settings()
             return
@@ -616,46 +629,46 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """Head for the probability of each criterion."""
+    """Head that writes a column with the probability of "yes" for each criterion."""
 
     @property
     def labels(self) -> list[str]:
-        """Columns of the criteria."""
+        """Names of the criteria, which are also names of their columns."""
         return [name for name, _ in self.options.criteria]
 
     def fields(self) -> list[pa.Field]:
-        """Return a field per criterion, and the fields of multi-label models."""
+        """Return a field for each criterion, and the fields of `MultiLabelHead`."""
         return [*(pa.field(name, FLOAT32) for name in self.labels), *super().fields()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return probabilities unchanged."""
+        """Return the outputs unchanged, because they are probabilities already."""
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Make columns from answers, object (texts,), or scores, float32 (texts, criteria)."""
+        """Return columns, from `Answer` objects (texts,), or probabilities (texts, criteria)."""
         shares = _shares(values)
         columns = {name: np.ascontiguousarray(shares[:, n]) for n, name in enumerate(self.labels)}
         return {**columns, **super().columns(shares)}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Apply the filters of `MultiLabelHead`."""
+        """Return the masks of texts that pass the filters of `MultiLabelHead`."""
         return super().passes(_shares(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the largest probability of each text."""
+        """Return the largest probability of each text, to sort examples."""
         return super().certainties(_shares(values))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any decoder."""
+        """Accept any decoder, because the prompt, not the model, has the criteria."""
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the filters match the criteria."""
+        """Raise ValueError for filters by unknown criteria."""
         LabelHead.check_settings(self)
         self.check_minimums(are_several=True)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels), taken from answers if needed."""
+    """Return probabilities, float32 (texts, labels), also if `values` are `Answer` objects."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)
@@ -696,16 +709,19 @@ class PromptClassifier(TextMapper[PromptOptions]):
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Make one head, for criteria or for an answer's fields."""
+        """Return one head: for criteria if they are set, else for the fields of an answer."""
         kind = CriteriaHead if self.options.criteria else AnswerHead
         return (kind(type(self).__qualname__, self.options, self.model),)
 
     def describe(self) -> dict[str, Any]:
-        """Return settings as JSON values, and the model's commit; prompts are not shortened."""
+        """Return settings as JSON values, with the whole prompt, and the model's commit."""
         return super().describe() | {"prompt": self.options.prompt}
 
     def first_prompt(self, frame: Frame, most_chars: int) -> str | None:
-        """Return the prompt of a frame's first text, with at most `most_chars` of each column."""
+        """Return the complete prompt for a frame's first text, to show it; None if all are null.
+
+        Each column's text is cut to `most_chars`.
+        """
         texts = self.list_texts(frame, self.options.max_chars)
         text = next((text for text in texts if text is not None), None)
         if text is None:
@@ -718,7 +734,10 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return checkpoint.prompts[0].filled(self.model.new_tokenizer(), shown)
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return the text of each row, with several columns as JSON; None for null."""
+        """Return each row's text, or the JSON of its prompt columns if there are several.
+
+        None for null.
+        """
         texts, names = backend_of(frame).texts, self.text_fields
         columns = [texts(frame, name, max_chars) for name in names]
         if len(names) == 1:

@@ -46,7 +46,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")  # byte tokens, which some tokenizers call
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt, split at its columns into literal texts."""
+    """Prompt with places for the texts of columns, split there into literal texts."""
 
     literals: tuple[str, ...]  # texts around columns, one more than columns
     columns: tuple[str, ...]
@@ -57,11 +57,11 @@ class Prompt:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the prompt for empty columns, 64 hex digits."""
+        """SHA-256 of the prompt with empty columns, 64 hex digits, used to detect changes."""
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
-        """Fill the columns with texts."""
+        """Return the whole prompt, with these texts in the places of the columns."""
         if not self.chat:
             pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
             return "".join(itertools.chain.from_iterable(pairs))
@@ -71,7 +71,10 @@ class Prompt:
 
 
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Apply a chat template to messages; store its dates in the chat, to keep them."""
+    """Apply the tokenizer's chat template to messages.
+
+    Dates that the template asks for are stored in `chat`, so that later rows get the same ones.
+    """
     messages, settings, opening, dates = chat
     settings = dict(settings)
 
@@ -90,7 +93,7 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _changed(value: object, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every text in JSON data."""
+    """Apply `change` to every string in JSON data."""
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -99,7 +102,7 @@ def _changed(value: object, change: Callable[[str], str]) -> Any:
 
 
 def prompt_columns(*templates: str | None) -> tuple[str, ...]:
-    """Return the distinct columns in templates."""
+    """Return the distinct column names in braces in these templates; None is no template."""
     pieces = [template_pieces(one, "prompt") for one in templates if one]
     names = [name for _, name in itertools.chain.from_iterable(pieces) if name is not None]
     return tuple(dict.fromkeys(name for name in names if name != CRITERION))
@@ -108,7 +111,7 @@ def prompt_columns(*templates: str | None) -> tuple[str, ...]:
 def render_prompt(
     options: Any, tokenizer: PreTrainedTokenizerBase, owner: str, criterion: str | None
 ) -> Prompt:
-    """Make the prompt of the settings with a tokenizer's chat template.
+    """Build the settings' prompt with the tokenizer's chat template, for a criterion if any.
 
     Raises ValueError if there is no template, it cannot be filled, or it omits a column.
     """
@@ -167,9 +170,9 @@ def render_prompt(
 
 
 def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
-    """Return a ``tokenizers.Tokenizer`` with renamed special tokens, and the new names.
+    """Return a tokenizer that reads names of special tokens as ordinary text, and the new names.
 
-    The old names are ordinary text for it.
+    It is a ``tokenizers.Tokenizer`` in which these tokens are renamed.
     """
     from tokenizers import Tokenizer
 
@@ -245,7 +248,7 @@ class PromptTokenizer:
             )
 
     def _leave_out(self, ids: list[int]) -> None:
-        """Configure the tokenizer not to add special tokens that the prompt already has."""
+        """Configure the tokenizer not to add special tokens that the prompt (`ids`) already has."""
         from tokenizers.processors import TemplateProcessing
 
         around, _, (index,) = frame_of(self._backend)
@@ -259,13 +262,14 @@ class PromptTokenizer:
             self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Encode the prompt with these texts in the columns."""
+        """Encode the prompt with these texts in its columns, without cutting."""
         return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
-        """Tokenize the prompts of rows of columns; `whole_lengths` are lengths before cutting.
+        """Tokenize the prompts of rows, each a sequence of column texts, and cut long documents.
 
-        If a document was not read to its end, its length is inexact: only larger than `max_tokens`.
+        `whole_lengths` are numbers of tokens before cutting. If a document was not read to its end,
+        its length is inexact: only larger than `max_tokens`.
         """
         made, lengths = [], []
         for start in range(0, len(rows), _BLOCK_PROMPTS):
@@ -276,7 +280,7 @@ class PromptTokenizer:
         return flat_batch(made, whole_lengths=np.array(lengths, dtype=np.int64))
 
     def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
-        """Tokenize prompts, and cut documents in `rows` to the prefix that was read.
+        """Tokenize prompts, and replace documents in `rows` by the beginnings that were read.
 
         A document is read whole, or until the prompt exceeds `max_tokens`.
         """
@@ -295,7 +299,7 @@ class PromptTokenizer:
         return tokens
 
     def _ids(self, rows: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Yield the ids of each prompt. Special tokens in documents are tokenized as text."""
+        """Yield the token ids of each prompt. Special tokens in documents are tokenized as text."""
         words = self._words([self.prompt.filled(self._tokenizer, row) for row in rows])
         flat = words.take(np.zeros_like(words.lengths), words.lengths)
         before, after = self._around
@@ -307,7 +311,7 @@ class PromptTokenizer:
 
     @panics_as_errors()
     def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt and its encoding. Special tokens in documents are tokenized as text."""
+        """Return a prompt and its encoding, with special tokens in documents tokenized as text."""
         prompt = self.prompt.filled(self._tokenizer, row)
         encoding = self._backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
         is_text = self._special_of(encoding.ids) == self._special_ids
@@ -319,13 +323,13 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
-        """Result of `without_special_tokens`, and a pattern of the new names."""
+        """Result of `without_special_tokens`, and a pattern that finds these tokens' names."""
         backend, names = without_special_tokens(self._backend)
         longest_first = sorted(names, key=len, reverse=True)
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
 
     def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt whose texts may contain names of special tokens, and its encoding.
+        """Return prompt and encoding for texts that may contain names of special tokens.
 
         These names are replaced while the template runs, so that all special tokens are the
         prompt's. Then each special token is encoded separately, as in transformers' chats. A prompt
@@ -356,7 +360,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def prefix(self) -> np.ndarray:
-        """Common prefix of the prompts of ordinary documents, int32 (tokens,)."""
+        """Token ids that begin prompts of ordinary documents, int32 (tokens,), to run once."""
         others = [""] * (self._columns - 1)
         probes = [self.encode([probe, *others]).ids for probe in _PROBES]
         first, *more = [np.asarray(ids, dtype=np.int32) for ids in probes]
@@ -371,12 +375,12 @@ class PromptTokenizer:
 
     @property
     def window_tokens(self) -> int:
-        """Number of tokens of a document that always fit into a prompt."""
+        """Number of tokens of a document that a prompt always has room for."""
         return max(1, self.max_tokens - self.fixed_tokens - _SEAM_TOKENS)
 
     @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
-        """Split a document into windows that fit into a prompt, with `overlap` tokens in common."""
+        """Split a document into texts that fit into a prompt, and overlap by `overlap` tokens."""
         encoding = self._backend.encode(document, add_special_tokens=False)
         if self._special_of(encoding.ids):
             encoding = self._text_only[0].encode(document, add_special_tokens=False)
@@ -391,7 +395,7 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Return the tokens of the prompt, with the document cut to fit.
+        """Return the token ids of a row's prompt, with the document cut so that it fits.
 
         If the prompt is too long even without the document, the longest other column is cut.
         """
@@ -420,7 +424,7 @@ class PromptTokenizer:
 
 
 def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
-    """Return ids and offsets of a text after another, encoded separately.
+    """Return token ids and character offsets of a text after another, encoded separately.
 
     It is encoded after a line break, because some tokenizers add a space at the beginning of texts.
     """
@@ -434,7 +438,7 @@ def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int,
 
 
 def shared_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Return the length of the common prefix of two rows of tokens."""
+    """Return the number of leading token ids that two arrays have in common."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length

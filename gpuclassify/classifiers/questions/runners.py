@@ -1,4 +1,4 @@
-"""Runners of decoders: load the decoder, ask it with prompts, and decode answers."""
+"""Runners of decoders: load a decoder, ask it prompts, and read or decode its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DecoderRunner(NetworkRunner):
-    """Runner of a decoder with an optional adapter.
+    """Base class of runners of a decoder with an optional LoRA adapter.
 
     The decoder is in memory once for all adapters and mappers.
     """
@@ -37,11 +37,11 @@ class DecoderRunner(NetworkRunner):
 
     @property
     def resident_key(self) -> Hashable:
-        """Key of the decoder, equal for all mappers that use it."""
+        """Key of the decoder in memory, equal for all mappers that use it."""
         return self.model.checkpoint.base
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if base and adapter do not match, or cannot be run."""
+        """Raise CheckpointError if decoder and adapter do not match, or cannot be run."""
         from gpuclassify.classifiers.questions.decoder import check_runs
 
         check_lora_tensors(self.model.checkpoint, self.options.cache_dir)
@@ -49,7 +49,7 @@ class DecoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
-        """Lease the shared decoder of this base, with this mapper's adapter."""
+        """Keep the decoder in memory within a ``with`` block, with this mapper's adapter loaded."""
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -70,12 +70,12 @@ class DecoderRunner(NetworkRunner):
 
 
 class PromptRunner(DecoderRunner):
-    """Base class of runners that ask a decoder about texts with prompts."""
+    """Base class of runners that put texts into prompts, and ask a decoder."""
 
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Decoder]:
-        """Lease the decoder in memory; see `Runner.lease`."""
+        """Keep the decoder in memory within a ``with`` block; see `Runner.lease`."""
         return self.lease_decoder(device, dtype)
 
     def answers(
@@ -86,9 +86,10 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[Any]:
-        """Return the answers to prompts. Most prompts should begin with `prefix`.
+        """Ask the decoder prompts, most of them beginning with `prefix`, and return the answers.
 
-        A row with non-finite logits runs again, alone and in float32.
+        Each answer is the result of the reader. A row with non-finite logits runs again, alone and
+        in float32.
         """
         import torch
 
@@ -127,7 +128,7 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[str]:
-        """Decode the answers to prompts greedily; see `FreeReader`."""
+        """Return the text that the decoder writes after each prompt, greedily; see `FreeReader`."""
         from gpuclassify.classifiers.questions.generation import FreeReader
 
         def new_reader(decoder: Decoder) -> Reader:
@@ -139,7 +140,7 @@ class PromptRunner(DecoderRunner):
     def prompt_tokenizer(
         self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
     ) -> PromptTokenizer:
-        """Make a tokenizer of this mapper's prompt; its document is the text column."""
+        """Make a tokenizer for this mapper's prompt, which cuts a too long text column."""
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 
         main = prompt.columns.index(self.options.text_field)
@@ -148,7 +149,7 @@ class PromptRunner(DecoderRunner):
         return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return the lengths of texts in the first prompt; see `Runner.token_lengths`."""
+        """Count the tokens of each text's first prompt; see `Runner.token_lengths`."""
         prompt = self.model.checkpoint.prompts[0]
         tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
         tokens = tokenizer([self.columns_of(text) for text in texts])
@@ -157,12 +158,12 @@ class PromptRunner(DecoderRunner):
         return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the values of a row's columns from the row's text."""
+        """Return the texts of a row's prompt columns; here a single one."""
         return (text,)
 
 
 class AnswerRunner(PromptRunner):
-    """Runner that asks a decoder about each text, and decodes answers greedily.
+    """Base class of runners that ask a decoder about each text, and decode answers greedily.
 
     A subclass implements `is_decided`.
     """
@@ -170,7 +171,10 @@ class AnswerRunner(PromptRunner):
     max_new_tokens = 100
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Answer about each text, as objects (texts,); see `Runner.run`."""
+        """Decode an answer for each distinct text; outputs are texts, object (texts,).
+
+        See `Runner.run`.
+        """
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
             started = time.perf_counter()
@@ -188,4 +192,4 @@ class AnswerRunner(PromptRunner):
 
     @abstractmethod
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Return whether further tokens of an answer cannot change any column."""
+        """Return whether decoding can end, because more tokens would not change any column."""

@@ -1,4 +1,4 @@
-"""Read and check the safety prompt of a model from its model card.
+"""Find the safety prompt of a guard model in its model card, and check it.
 
 Such a model was trained on one exact prompt, which is published with it. Another wording would
 change its answers, so that other prompts need an explicit digest.
@@ -63,7 +63,7 @@ class SafetyTemplate:
 
     @property
     def digest(self) -> str:
-        """Digest (sha256) of `text` in UTF-8, 64 hex digits."""
+        """SHA-256 of `text` in UTF-8, 64 hex digits."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -135,7 +135,7 @@ def parse_template(source_text: str, where: str) -> SafetyTemplate:
 
 
 def full_digest(digest: str) -> str:
-    """Return the digest in lower case. Raises ValueError unless it has 64 hex digits."""
+    """Return a SHA-256 in lower case. Raises ValueError unless it has 64 hex digits."""
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-fA-F]{64}", digest):
         raise ValueError(
             f"template_digest={digest!r} is not a digest: give all 64 hex digits of the sha256 of "
@@ -145,7 +145,7 @@ def full_digest(digest: str) -> str:
 
 
 def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
-    """Return the text of a model's README.md, and its location for messages."""
+    """Return the text of a model card (README.md), and its location for messages."""
     where = f"README.md of {identity.name}"
     if not identity.is_directory:
         where += f" (https://huggingface.co/{identity.name})"
@@ -183,7 +183,7 @@ def _prompts_in(text: str) -> list[str]:
 
 
 def _problems(prompt: str) -> list[str]:
-    """List the problems of a prompt, in words."""
+    """List all problems that make a text no complete safety prompt, for messages."""
     counts = {marker: prompt.count(marker) for marker in _MARKERS}
     problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
     parts = re.split("|".join(_MARKERS), prompt)

@@ -1,4 +1,4 @@
-"""Attention over a prefix that many rows share, without copies of it.
+"""Attention over a prompt prefix that many rows share, without copies of it.
 
 Each row attends to the prefix and to its own tokens separately. The two results are merged by their
 shares of the softmax's denominator, which is exact.
@@ -30,7 +30,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of the common prefix of all rows."""
+    """Keys and values, in each layer, of the prompt tokens that all rows have in common."""
 
     layers: list[Pair]  # keys and values by layer, (1, key heads, tokens, size)
 
@@ -38,12 +38,12 @@ class Prefix:
         return self.layers[0][0].shape[2]
 
     def crop(self, length: int) -> Prefix:
-        """Return the first `length` tokens, without a copy."""
+        """Return keys and values of the first `length` tokens, as views."""
         return Prefix([(key[:, :, :length], value[:, :, :length]) for key, value in self.layers])
 
 
 class RowState:
-    """Keys and values of the rows' own tokens, while a batch runs.
+    """Keys and values of the tokens after the prefix in each row of a batch, while it runs.
 
     Token i of a row after the prefix is in column i, independent of padding: a later forward
     overwrites padding and rejected drafts with new tokens.
@@ -62,7 +62,7 @@ class RowState:
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
-        """Join the rows of several states after the same prefix; the parts are emptied."""
+        """Join the rows of several batches after one prefix; `states` are emptied for memory."""
         if len(states) == 1:
             return states[0]
         made = cls(states[0].prefix)
@@ -78,9 +78,9 @@ class RowState:
             self._change(lambda kept: kept.index_select(0, rows))
 
     def place(self, columns: torch.Tensor, width: int) -> None:
-        """Set the `columns`, int64 (rows, new), of the next forward's tokens.
+        """Set the columns, int64 (rows, new), into which the next forward writes its tokens.
 
-        Columns at `width` and above stay free.
+        Columns from `width` stay free.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
@@ -94,7 +94,10 @@ class RowState:
         self._places = torch.arange(len(columns), device=columns.device)[:, None], columns
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Append keys and values, (rows, key heads, new, size); return all after the prefix."""
+        """Store keys and values of new tokens; return both for all tokens after the prefix.
+
+        New ones are (rows, key heads, new, size).
+        """
         if self.is_later is None:
             self.layers.append((key, value))
             self._width = key.shape[2]
@@ -107,7 +110,7 @@ class RowState:
     def masks(
         self, window: int | None, new: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return masks of own and prefix tokens that `new` tokens must not read.
+        """Return masks of own tokens and of prefix tokens that the `new` tokens must not attend to.
 
         They are bool (rows, new, columns) and (rows, new, prefix), with 1 row if all rows are
         equal. None means causal attention to own tokens, or to the whole prefix. `window` is the
@@ -133,7 +136,7 @@ class RowState:
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack rows with different numbers of columns, padded with zeros on the right."""
+    """Concatenate rows of tensors with different numbers of columns, padded with zeros."""
     width = max(part.shape[2] for part in parts)
     return torch.cat([F.pad(part, (0, 0, 0, width - part.shape[2])) for part in parts])
 
@@ -150,7 +153,10 @@ def prefix_attention(
     softcap: float | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention over prefix and own tokens, for forwards with ``state=``."""
+    """Compute attention over prefix and own tokens.
+
+    Transformers calls it for forwards with `state`.
+    """
     tensors = {name for name, value in others.items() if isinstance(value, torch.Tensor)}
     if unknown := tensors - _WITHOUT_EFFECT:  # such as GPT-OSS's sinks
         raise NotImplementedError(f"attention with {', '.join(sorted(unknown))}")
@@ -179,7 +185,7 @@ def attend(
     hidden: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> Pair:
-    """Compute attention and its log-sum-exp, which is needed to merge attention over other keys.
+    """Compute attention and its log-sum-exp, used to merge it with attention over other keys.
 
     Parameters
     ----------
@@ -235,7 +241,10 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute `attend` in float32 without fused kernels, in blocks within `score_bytes`."""
+    """Compute the result of `attend` in float32, without fused kernels.
+
+    Queries are processed in blocks whose scores take at most `score_bytes`.
+    """
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
     queries = query.reshape(rows, key_heads, -1, size).float()
@@ -266,7 +275,7 @@ def _attend_shared(
     hidden: torch.Tensor | None,
     softcap: float | None,
 ) -> Pair:
-    """Compute attention of all rows to keys and values of one row, as queries of one row."""
+    """Compute attention of all rows to the prefix, by one matrix product for all rows' queries."""
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
     per_row = query.reshape(rows, key_heads, -1, size)  # heads of a key become queries

@@ -72,7 +72,7 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return a long text's beginning, a part of its middle, and its end.
+    """Return the beginning, a part of the middle, and the end of a long text; a short one as it is.
 
     The authors select the middle part at random in every run. Here the text's SHA-256 selects it,
     so that a text always has the same labels.
@@ -138,6 +138,6 @@ class TaxonomyClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return the rows' texts, shortened if they are long; None for null."""
+        """Return each row's text, `shortened` if it is long; None for null."""
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]

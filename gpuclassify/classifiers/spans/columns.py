@@ -1,4 +1,4 @@
-"""Columns of spans, and filters by them, for token classifiers and rules."""
+"""Columns about spans that token classifiers or rules find in texts, and filters by them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ class SpanOptions(TextOptions):
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
-    """Return the column of redacted texts, or None; raise if `redact` is missing or invalid."""
+    """Return the name of the column for redacted texts, or None if `redact` is not set.
+
+    Raises TypeError or ValueError if `redact` is invalid, or missing although a column is named.
+    """
     if redact is None:
         if redacted_field is not None:
             raise ValueError(
@@ -118,50 +121,63 @@ def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class SpanOutputs(Outputs):
-    """Outputs of a runner that finds spans, together with the texts."""
+    """Outputs of a runner that finds spans, with the texts that they are in."""
 
     texts: Texts = field(kw_only=True)
     spans: Spans = field(kw_only=True)
 
 
 class SpanReport(ReportPart):
-    """Part of a job's report about spans, with their number by label."""
+    """Part of a job's report about spans, with their number and their rows by label."""
 
     reasons = {"spans": "with too few spans, or too much of the text in them"}
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the characters read, and the spans by label, for each column of spans."""
+        """Return counts before filters for each column of spans.
+
+        ``chars`` and ``labelled`` are the characters and the rows that were searched; ``spans`` and
+        ``labels`` are spans, and rows with such a span, by label.
+        """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
             for name, chars in stage.get("chars", {}).items():
-                labels = stage["labels"].get(name, {})
-                add_counts(counts, {name: {"chars": chars, "labels": labels}})
+                labels, spans = stage["labels"].get(name, {}), stage["occurrences"].get(name, {})
+                known = {"chars": chars, "labelled": stage["labelled"].get(name, 0)}
+                add_counts(counts, {name: {**known, "spans": spans, "labels": labels}})
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return a section for each column of spans."""
+        """Return a section of the HTML report for each column of spans."""
         found = report.get("spans", {})
-        sections = [_section(name, **counts) for name, counts in found.items() if counts["labels"]]
+        sections = [_section(name, counts) for name, counts in found.items() if counts["labels"]]
         return PagePart(sections=sections, columns=found)
 
 
-def _section(name: str, chars: int, labels: Mapping[str, int]) -> Section:
-    ordered = sorted(labels.items(), key=lambda pair: -pair[1])
+def _section(name: str, found: Mapping[str, Any]) -> Section:
+    searched, chars = found["labelled"], found["chars"]
+    ordered = sorted(found["labels"].items(), key=lambda pair: (-found["spans"][pair[0]], pair[0]))
     rows = [
-        (label, f"{count:,}", f"{1000 * count / (chars or 1):.3g}")
+        (
+            label,
+            f"{(spans := found['spans'][label]):,}",
+            f"{count:,}",
+            f"{count / (searched or 1):.1%}",
+            f"{1000 * spans / (chars or 1):.3g}",
+        )
         for label, count in ordered[:MOST_ROWS]
     ]
-    note = "In all rows that were read, before filters."
-    if len(labels) > MOST_ROWS:
-        note += f" {len(labels) - MOST_ROWS} more labels are in report.json."
-    table = Table(("label", "spans", "a thousand characters"), rows, numbers=(1, 2))
+    note = f"Before filters. Shares are of {searched:,} rows labelled."
+    if len(ordered) > MOST_ROWS:
+        note += f" {len(ordered) - MOST_ROWS} more labels are in report.json."
+    header = ("label", "spans", "rows labelled", "share", "spans per thousand characters")
+    table = Table(header, rows, numbers=range(1, len(header)))
     return Section(f"Spans: {name}", (table, Text(note)))
 
 
 class SpanHead(Head):
-    """Head for columns of spans, with filters by their number and their share of the text."""
+    """Head that writes columns about spans, and filters rows by number and share of spans."""
 
     report_parts = (SpanReport(),)
 
@@ -170,7 +186,7 @@ class SpanHead(Head):
         self.keep_field = self.options.keep_field
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of spans, redacted text, count and share that have names."""
+        """Return the fields of spans, redacted text, count and share, if the settings name them."""
         options = self.options
         count = options.count_field
         return [
@@ -186,7 +202,7 @@ class SpanHead(Head):
         self.check_labels(*dict(minimum if isinstance(minimum, tuple) else ()))
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError for a label that no span can have."""
+        """Raise ValueError if one of `names` is a label that no span can have."""
         for name in names:
             if name not in self.labels:
                 raise ValueError(
@@ -195,12 +211,12 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return the texts with the spans that pass `labels` and `min_score`."""
+        """Return the texts, with only the spans that pass the settings `labels` and `min_score`."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the named columns of `SpanValues`."""
+        """Return the columns of spans, redacted text, count and share that the settings name."""
         options, spans = self.options, values.spans
         columns: dict[str, Any] = {options.spans_field: spans.array()}
         if options.redacted_field is not None:
@@ -213,7 +229,10 @@ class SpanHead(Head):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Apply the filters by number of spans and their share; see `Head.passes`."""
+        """Return the mask of texts with enough spans and a small enough share of text in spans.
+
+        It is empty if neither filter is set.
+        """
         least, most = self.options.min_spans, self.options.max_span_share
         if least is None and most is None:
             return {}
@@ -223,28 +242,28 @@ class SpanHead(Head):
         return {"spans": passed}
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return the number of characters searched for spans."""
+        """Return the number of characters searched for spans, for the job's report."""
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
-        """Return the outcomes of texts; examples show spans."""
+        """Return the outcomes of texts for a job's report, with spans as examples."""
         return SpanOutcomes(*known, spans=values.spans)
 
 
 @dataclass(frozen=True)
 class SpanOutcomes(TextOutcomes):
-    """Results of a mapper for distinct texts, with spans as examples."""
+    """Outcomes of a mapper for distinct texts, whose examples are spans instead of texts."""
 
     spans: Spans = field(kw_only=True)
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return spans in their texts as examples, by label."""
+        """Return spans, marked in their texts, as examples for each label."""
         return self.spans.examples(self.texts, most)
 
 
 @dataclass(frozen=True)
 class SpanValues:
-    """Texts with the spans that pass `labels` and `min_score`."""
+    """Texts with the spans that pass the settings `labels` and `min_score`."""
 
     texts: Texts
     spans: Spans
@@ -254,6 +273,6 @@ class SpanValues:
 
     @property
     def share(self) -> np.ndarray:
-        """Share of each text's characters in spans, float32 (texts,)."""
+        """Share of each text's characters that are in spans, float32 (texts,)."""
         chars = np.maximum(self.texts.char_counts, 1)
         return (self.spans.covered() / chars).astype(np.float32)

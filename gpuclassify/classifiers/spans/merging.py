@@ -76,7 +76,7 @@ def _column_names(names: Any) -> tuple[str, ...]:
 
 @declared
 class MergedSpans(Declared, RowWiseMap):
-    """Mapper of `merge_spans`, with its arguments."""
+    """Mapper that `merge_spans` returns, with the arguments of that function as settings."""
 
     fields: Sequence[str] = setting(kw_only=False, convert=_column_names)
     text_field: str = "text"
@@ -86,29 +86,32 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Check `redact`, and set the default of `redacted_field`."""
+        """Set the default of `redacted_field`.
+
+        Raises TypeError or ValueError if `redact` is invalid.
+        """
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Column of the text, if texts are redacted."""
+        """Name of the text column if texts are redacted, else empty."""
         return () if self.redact is None else (self.text_field,)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns of spans, and of the text."""
+        """Names of the columns of spans to merge and, if texts are redacted, of the text column."""
         return (*self.text_fields, *self.fields)
 
     def schema(self) -> pa.Schema:
-        """Return the columns of merged spans and of redacted text."""
+        """Return the fields of merged spans and, if texts are redacted, of the redacted text."""
         columns: list[tuple[str, pa.DataType]] = [(self.spans_field, SPANS)]
         if self.redacted_field is not None:
             columns.append((self.redacted_field, pa.string()))
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the columns to read, and none of the new ones."""
+        """Raise unless the frame has the columns of spans and text, and none of the new columns."""
         columns = list(frame.columns)
         for name in self.fields:
             check_is_there(name, columns, "fields", "column of spans")
@@ -124,17 +127,20 @@ class MergedSpans(Declared, RowWiseMap):
         check_are_new(self.schema().names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with the new columns."""
+        """Return an empty frame with the new columns."""
         return self.map_frame(frame.iloc[:0], self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype of a new string column."""
+        """Return the dtype that Dask's meta has for redacted text.
+
+        None if texts are not redacted.
+        """
         if self.redact is None:
             return None
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Merge the spans of each row of a pandas or cudf frame."""
+        """Merge the spans of each row of a pandas or cudf frame, and redact its text if asked."""
         backend = backend_of(frame)
         columns = [_as_spans(backend.list_array(frame, name)) for name in self.fields]
         is_null = columns[0].is_null()

@@ -1,8 +1,8 @@
 """PatternSpans: find addresses by rules, without a model, in linear time.
 
-The rules are those of FineWeb's authors. Their regular expression for e-mail addresses starts at
-every word and takes quadratic time for some texts; here an address is read from its ``@`` in both
-directions.
+The rules are those of datatrove's ``PIIFormatter``. Its regular expression for e-mail addresses
+starts at every word and takes quadratic time for some texts; here an address is read from its ``@``
+in both directions.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
 
-_LOCAL = re.compile(r"[a-z0-9!#$%&'*+/=?^_`{|}~.-]*")
-_DOMAIN = re.compile(r"[a-z0-9.-]*")
-_PART = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")  # part of a domain between dots
+_LOCAL = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]*")
+_DOMAIN = re.compile(r"[A-Za-z0-9.-]*")
+_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")  # part of a domain between dots
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
 _IP = re.compile(rf"(?:{_BYTE}\.){{3}}{_BYTE}")
-_LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[a-z0-9-]*[a-z0-9]:)\]")
+_LITERAL = re.compile(rf"\[(?:{_BYTE}\.){{3}}(?:{_BYTE}|[A-Za-z0-9-]*[A-Za-z0-9]:)\]")
 
 Bounds = Iterator[tuple[int, int]]
 
 
 def find_emails(text: str) -> Bounds:
-    """Yield start and end of e-mail addresses in lower case, as in FineWeb."""
+    """Yield start and end of each e-mail address, by datatrove's rules."""
     reached, at = 0, text.find("@")
     while at >= 0:
         start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
@@ -54,9 +54,10 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return the start of the parts before an ``@``, at a word boundary, or None.
+    """Return the start of the local part of an e-mail address, before the ``@`` at `at`, or None.
 
-    The end of another address is a boundary, too, because that address may be removed.
+    It is at a word boundary, not before `first`. The end of another address is a boundary, too,
+    because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
@@ -64,8 +65,8 @@ def _start_of_local(text: str, first: int, at: int) -> int | None:
     if local.endswith("."):
         return None
     for index in range(at - len(local), at):
-        before = index > first and _is_word(text[index - 1])
-        if text[index] != "." and before != _is_word(text[index]):
+        before, own = index > 0 and _is_word(text[index - 1]), _is_word(text[index])
+        if text[index] != "." and (before != own or (own and index == first)):
             return index
     return None
 
@@ -75,7 +76,10 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return the end of the domain after an ``@``: at least two parts, or an IP address."""
+    """Return the end of the domain that starts at `first`, after an ``@``, or None.
+
+    A domain has at least two parts, or is an IP address in brackets.
+    """
     if literal := _LITERAL.match(text, first):
         return literal.end()
     domain = _DOMAIN.match(text, first)
@@ -94,7 +98,7 @@ def _end_of_domain(text: str, first: int) -> int | None:
 
 
 def find_ips(text: str) -> Bounds:
-    """Yield start and end of public IPv4 addresses."""
+    """Yield start and end of each public IPv4 address in a text."""
     for match in _IP.finditer(text):
         with contextlib.suppress(ValueError):  # such as leading zeros
             if ipaddress.ip_address(match[0]).is_global:
@@ -133,16 +137,19 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(PinnedModel):
-    """Rules as a model without files; their version changes when their spans change."""
+    """Stand-in for a model, because rules have no files.
 
-    identity = checkpoint = Identity("rules", "1", is_directory=False)  # type: ignore[assignment]
+    The version in `identity` changes when the rules find other spans.
+    """
+
+    identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
     repositories = identities = ()  # type: ignore[assignment]
     weights_files: ClassVar[dict[Identity, str]] = {}
     unpinned = ""
 
 
 class PatternRunner(Runner):
-    """Runner of rules, on the CPU."""
+    """Runner that finds spans by rules, on the CPU."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
         """Find the spans of distinct texts; see `Runner.run`."""
@@ -159,7 +166,7 @@ class PatternRunner(Runner):
         return SpanOutputs(np.zeros((len(texts), 0)), ones, all_read, texts=texts, spans=spans)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return no tokens; see `Runner.token_lengths`."""
+        """Return zeros, because rules read no tokens; see `Runner.token_lengths`."""
         none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
         return TokenLengths(none, none, ones, None)
 
@@ -178,7 +185,10 @@ class PatternRunner(Runner):
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield index of the pattern and span, for one text, without spans in e-mail addresses."""
+    """Yield the index in `names` of the pattern, and the bounds, of each span in a text.
+
+    Addresses that overlap a span of an earlier pattern, such as an e-mail address, are left out.
+    """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
         if name not in names or _SIGNS[name] not in text:
@@ -191,20 +201,20 @@ def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int,
 
 
 class PatternHead(SpanHead):
-    """Head for columns of spans found by rules."""
+    """Head that writes columns about spans found by rules."""
 
     @property
     def labels(self) -> list[Any]:
-        """Names of the patterns."""
+        """Names of the patterns, which are the labels of the spans."""
         return list(self.options.patterns)
 
 
 class PatternSpans(TextMapper[PatternOptions]):
     """Mapper that finds e-mail addresses and public IP addresses by rules, without a model.
 
-    The rules are those of FineWeb, in linear time. Columns are those of
-    `SpanClassifier`. A chain of both runs in one pass, and `merge_spans` joins their
-    spans.
+    The rules are those of datatrove's ``PIIFormatter``, in linear time. Columns
+    are those of `SpanClassifier`. A chain of both runs in one pass, and
+    `merge_spans` joins their spans.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Spans: parts of texts with a label and a score, as arrays; redaction of texts."""
+"""Labelled spans of texts, as arrays; merging, redaction and conversion to Arrow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of several texts, sorted by text and by start."""
+    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start."""
 
     text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
     starts: np.ndarray  # first character, int64 (spans,)
@@ -38,7 +38,10 @@ class Spans:
 
     @classmethod
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
-        """Join and sort parts, each with `text_of`, `starts`, `ends`, `labels` and `scores`."""
+        """Concatenate and sort spans; each of `parts` has arrays in the order of the attributes.
+
+        These are `text_of`, `starts`, `ends`, `labels` and `scores`.
+        """
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
         joined = [
@@ -51,7 +54,7 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Join the spans in columns of type `SPANS`; null is no spans."""
+        """Join the spans of each row in several columns of type `SPANS`; null means no spans."""
         names: dict[str, int] = {}
         parts = []
         for column in columns:
@@ -73,17 +76,17 @@ class Spans:
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Spans of each text, int64 (texts,)."""
+        """Number of spans of each text, int64 (texts,)."""
         return np.bincount(self.text_of, minlength=self.texts)
 
     def keys(self) -> list[tuple[int, int, int, str]]:
-        """Return text, start, end and label of each span."""
+        """Return index of the text, start, end and label of each span, to compare spans."""
         columns = (self.text_of.tolist(), self.starts.tolist(), self.ends.tolist())
         return [*zip(*columns, self.arrow_labels.to_pylist(), strict=True)]
 
     @property
     def arrow_labels(self) -> pa.Array:
-        """Label of each span."""
+        """Label text of each span."""
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
@@ -94,7 +97,7 @@ class Spans:
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
     ) -> Spans:
-        """Return the spans with these labels and at least these scores."""
+        """Return the spans with one of these labels, and with at least the minimum score of it."""
         least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
         usual = min_score if isinstance(min_score, float) else -np.inf
         minimums = [
@@ -104,7 +107,7 @@ class Spans:
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
     def merged(self, *, touching: bool = False) -> Spans:
-        """Merge overlapping spans, with the label and score of the longest.
+        """Merge overlapping spans of a text; a merged span has label and score of the longest.
 
         A merged span extends from the first start to the last end. With `touching`, adjacent spans
         are merged, too.
@@ -121,7 +124,7 @@ class Spans:
         return replace(self.take(longest), starts=self.starts[first], ends=ends)
 
     def covered(self) -> np.ndarray:
-        """Count each text's characters in spans, int64 (texts,)."""
+        """Count the characters of each text that are in a span, int64 (texts,)."""
         whole = self.merged()
         sums = np.bincount(whole.text_of, whole.ends - whole.starts, minlength=self.texts)
         return sums.astype(np.int64)
@@ -136,7 +139,7 @@ class Spans:
         return pa.ListArray.from_arrays(offsets, flat)
 
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
-        """Replace each span once; the rest of the texts does not change."""
+        """Return texts with each span replaced. Overlapping spans are merged and replaced once."""
         result = list(texts)
         for index, spans in self.merged().by_text():
             text, pieces, reached = texts[index] or "", [], 0
@@ -157,7 +160,10 @@ class Spans:
             yield index, spans[start:stop]
 
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
-        """Return spans with the highest and lowest scores by label, marked in their texts."""
+        """Return the spans with the highest and lowest scores of each label, marked in their texts.
+
+        Each is a pair of score and line. There are up to `most` at either end.
+        """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
         for code in np.argsort(-counts, kind="stable")[:MOST_LABELS_WITH_EXAMPLES].tolist():
@@ -172,7 +178,7 @@ class Spans:
 
 
 def replacement(redact: Redact, text: str, label: str) -> str:
-    """Return the replacement of a span with this text and label."""
+    """Return the text to replace a span with, by the template or function `redact`."""
     if isinstance(redact, str):
         return redact.format(label=label)
     new = redact(text, label)
@@ -182,7 +188,7 @@ def replacement(redact: Redact, text: str, label: str) -> str:
 
 
 def as_texts(spans: Spans) -> list[str]:
-    """Describe the spans of each text in a line, such as "PER 0:5, LOC 12:18"."""
+    """Describe the spans of each text as a line, such as "PER 0:5, LOC 12:18", to compare texts."""
     shown = [
         f"{spans.names[code]} {start}:{end}"
         for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)

@@ -1,4 +1,4 @@
-"""BIO-style tags: convert labels of tokens or words to spans."""
+"""BIO-style tags: join tokens or words, labelled with tags such as B-PER, to spans."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Predictions(NamedTuple):
 
 @dataclass(frozen=True)
 class TagSet:
-    """Meanings of a model's labels, in id order."""
+    """Meanings of a token classifier's labels: a span's label, and whether one begins or ends."""
 
     names: tuple[str, ...]  # labels of spans
     spans: np.ndarray  # index in `names` of each label, int64 (labels,); -1 for none
@@ -46,9 +46,9 @@ class TagSet:
     ends: np.ndarray  # whether a span ends at the label, bool (labels,)
 
     def group(self, tokens: Predictions) -> Predictions:
-        """Join neighbouring tokens to spans, whose labels are indices in `names`.
+        """Join neighbouring tokens of one label to spans; tokens outside of spans are left out.
 
-        A span's score is the mean of its tokens' scores.
+        A span's label is an index in `names`, and its score is the mean of its tokens' scores.
         """
         if not len(tokens.labels):
             return tokens
@@ -69,7 +69,7 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Parse a model's labels as tags of `scheme`, by default derived from the labels.
+    """Parse a model's labels, such as B-PER, as tags of `scheme`, derived from the labels if None.
 
     With `is_raw` every token is a span, with the model's label. Raises ValueError if no label has a
     prefix of the scheme.
@@ -95,7 +95,10 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Split a label into its prefix of the scheme, or "", and the rest."""
+    """Split a label such as B-PER into its prefix, "B", and "PER".
+
+    The prefix is "" if it has none.
+    """
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label
@@ -103,7 +106,7 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Derive the scheme from the labels' prefixes."""
+    """Guess the tagging scheme, such as "iob2" or "plain", from the prefixes of the labels."""
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}

@@ -1,4 +1,4 @@
-"""Find spans with a token classifier: merge windows of tokens, and convert tokens to characters."""
+"""Run a token classifier, merge overlapping windows of tokens, and convert tokens to characters."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _BLOCK_CHARS = 4_000_000  # characters of texts encoded with offsets at a time
 
 
 class TokenClassifier(PinnedModel):
-    """Checkpoint of a token classifier."""
+    """Pinned checkpoint of a token classifier."""
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's configuration, without weights."""
+        """Read the checkpoint's description from its configuration files, without weights."""
         return read_token_classifier(self.identity, cache_dir=self.options.cache_dir)
 
     @property
     def tags(self) -> TagSet:
-        """Meanings of the labels."""
+        """Meaning of each label of the model, such as B-PER."""
         is_raw = self.options.aggregation == "none"
         return tags_of(self.checkpoint.labels, self.options.scheme, is_raw)
 
 
 class TokenHead(SpanHead):
-    """Head for columns of spans found by a token classifier."""
+    """Head that writes columns about spans found by a token classifier."""
 
     model: TokenClassifier
 
     @property
     def labels(self) -> list[Any]:
-        """Labels of spans, or those in the settings if the model cannot be reached."""
+        """Labels that spans can have; those in the settings if the model cannot be reached."""
         is_known = self.model.is_readable()
         return list(self.model.tags.names if is_known else self.options.labels)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError unless the model has the labels of the settings."""
+        """Raise ValueError unless the model has the labels that the settings name."""
         self.check_settings()
 
 
@@ -62,11 +62,14 @@ class TokenRunner(EncoderRunner):
 
     @property
     def encoder(self) -> EncoderRunner:
-        """Runner itself; see `Runner.encoder`."""
+        """Runner itself, because layers can be shared with other mappers; see `Runner.encoder`."""
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of limits and outputs, which includes whether all scores are kept."""
+        """Return the key of measured batch limits and of outputs.
+
+        Models that keep the scores of all labels have another key.
+        """
         return (*super().run_key(model), self.options.keeps_all_scores)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
@@ -111,7 +114,7 @@ class TokenRunner(EncoderRunner):
 
 
 class _WindowedTokens:
-    """Outputs for the tokens of windows of texts, to convert to spans.
+    """Outputs for tokens in overlapping windows of texts, to merge and convert to labelled spans.
 
     `values`, (windows,), has arrays of label and probability of each token, or of the probabilities
     of all labels. `counts` is the number of windows of each text, and `lengths` the number of the
@@ -135,7 +138,7 @@ class _WindowedTokens:
         self._firsts = np.append(0, np.cumsum(counts))  # first window of each text
 
     def parts(self, texts: Texts) -> Iterator[Predictions]:
-        """Yield the spans of texts in blocks."""
+        """Yield the labelled spans of texts, one block of texts at a time."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         labelled = np.flatnonzero(self._have_labels())
@@ -145,7 +148,10 @@ class _WindowedTokens:
             yield self._spans(block, labelled[start:stop])
 
     def _have_labels(self) -> np.ndarray:
-        """Return whether texts have a token with a label of spans, bool (texts,)."""
+        """Return which texts have a token in a labelled span, bool (texts,).
+
+        Only these are tokenized again, to find character offsets.
+        """
         if not len(self._values):
             return np.zeros(0, dtype=bool)
         flat, sizes = np.concatenate(self._values), np.array([*map(len, self._values)])
@@ -156,7 +162,7 @@ class _WindowedTokens:
         return np.logical_or.reduceat(np.logical_or.reduceat(in_span, begins), self._firsts[:-1])
 
     def _spans(self, texts: list[str], indices: np.ndarray) -> Predictions:
-        """Return the spans of these texts, which have the given `indices`."""
+        """Return the labelled spans of some texts; `indices` are the texts' indices in the run."""
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         ids, offsets, values, counts = [], [], [], []
         for index, encoding in zip(indices.tolist(), encodings, strict=True):
@@ -176,7 +182,7 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the first token of a text that was read, and the outputs of all tokens read.
+        """Return the index of the first token that was read, and the outputs of all tokens read.
 
         For a token in two windows, the window with more context counts.
         """
@@ -204,7 +210,7 @@ class _WindowedTokens:
         return 0, np.concatenate([row[a - start : b - start] for row, start, (a, b) in parts])
 
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
-        """Return whether tokens continue the previous word, as in transformers' pipeline.
+        """Return which tokens continue the word of the previous one, as in transformers' pipeline.
 
         WordPiece marks continuations by a prefix that the text lacks. For other tokens, a preceding
         space begins a word.
@@ -222,7 +228,7 @@ class _WindowedTokens:
         return is_continued & (ids != self._tokenizer.unknown_id)
 
     def _best(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best label of each token, and its probability."""
+        """Return the label with the highest probability for each token, and this probability."""
         if self._options.keeps_all_scores:
             return values.argmax(axis=1), values.max(axis=1)
         return values[:, 0].astype(np.int64), values[:, 1]
@@ -237,7 +243,7 @@ class _WindowedTokens:
 
 
 def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
-    """Strip white space from spans, and replace the texts' numbers by their `indices`.
+    """Strip white space from spans, and replace the block's text numbers by `indices`.
 
     Tokens of many models begin with the space before a word.
     """

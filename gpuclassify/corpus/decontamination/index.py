@@ -1,4 +1,4 @@
-"""Index of test items: their distinct n-grams, and the items that contain each.
+"""Index of test items: their distinct word n-grams, and the items that contain each.
 
 The index is a folder of arrays that are mapped into memory, so that all workers of a machine share
 them.
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
 from gpuclassify.corpus.decontamination.items import ITEM
 from gpuclassify.corpus.decontamination.words import (
@@ -30,6 +29,7 @@ from gpuclassify.corpus.decontamination.words import (
     power_of,
     read_words,
 )
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.jobs.ledger.records import sealed, unsealed
 from gpuclassify.jobs.stores.local import LocalStore
 from gpuclassify.jobs.stores.opening import open_store
@@ -47,7 +47,7 @@ _BLOCK = 1 << 16  # texts searched at a time, and initial capacity for hits
 
 
 class Ngrams(NamedTuple):
-    """Arrays of an index of n-grams.
+    """Arrays of an index of n-grams: their words, hash table, Bloom filters, and items.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ _DTYPES = {
 
 
 class Hits(NamedTuple):
-    """Occurrences of n-grams: document, n-gram, and start and end in bytes."""
+    """Occurrences of indexed n-grams in documents: document, n-gram, start and end in bytes."""
 
     documents: np.ndarray
     ngrams: np.ndarray
@@ -110,7 +110,7 @@ class Hits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ItemIndex:
-    """Index of test items.
+    """Index that finds the word n-grams of test items in documents.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ class ItemIndex:
         max_items: int = 10,
         key_bits: int = ALL_BITS,
     ) -> ItemIndex:
-        """Index the distinct items of a table with ``source``, ``id`` and ``text``.
+        """Make the index of the distinct items in a table with ``source``, ``id`` and ``text``.
 
         N-grams in more than `max_items` items are ignored. `key_bits` masks the keys; tests pass
         fewer bits to provoke collisions.
@@ -165,7 +165,10 @@ class ItemIndex:
         return cls(index.ngrams, unique, about).without(often, f"in over {max_items} items")
 
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
-        """Return the index without the boilerplate n-grams, bool (ngrams,)."""
+        """Return an index without the n-grams in the mask `is_boilerplate`, bool (ngrams,).
+
+        `reason` says in the report why they are ignored.
+        """
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
         ends = ngrams.owner_starts.astype(np.int64)
@@ -189,18 +192,18 @@ class ItemIndex:
         return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
 
     def ngram_text(self, number: int) -> str:
-        """Return the words of an n-gram."""
+        """Return the words of the n-gram with this index, as text."""
         starts, first = self.ngrams.starts, int(self.ngrams.places[number])
         end = int(starts[first + int(self.ngrams.widths[number])])
         return bytes(self.ngrams.text[int(starts[first]) : end]).decode().rstrip()
 
     def hits(self, texts: pa.LargeStringArray) -> Hits:
-        """Find the n-grams of the index in texts, in the order of the texts."""
+        """Find all occurrences of the index's n-grams in texts, in the order of the texts."""
         data, starts = buffers(texts)
         return Hits(*_find_hits(data, starts, characters(), self.ngrams))
 
     def document_counts(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """Count the texts that have each n-gram, int64 (ngrams,)."""
+        """Return the number of texts that each n-gram occurs in, int64 (ngrams,)."""
         ngrams = len(self.ngrams.keys)
         counts = np.zeros(ngrams, np.int64)
         for start in range(0, len(texts) if ngrams else 0, _BLOCK):
@@ -211,11 +214,11 @@ class ItemIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Number of bytes of all arrays."""
         return sum(array.nbytes for array in self.ngrams)
 
     def save(self, folder: Store) -> str:
-        """Write the index into a folder; return its digest, which the last file contains."""
+        """Write the index into a folder; return its digest, which ``index.json`` contains, too."""
         folder.make()
         digests = {}
         for name, array in self._arrays().items():
@@ -238,7 +241,7 @@ class ItemIndex:
 
 
 def open_index(store: Store) -> ItemIndex:
-    """Check and open the index in a folder; processes of a machine share its memory.
+    """Check and open the index in a folder, mapped into memory that processes of a machine share.
 
     An index on another machine, or that other users can write, is copied once into the user's
     folder for temporary files.
@@ -254,12 +257,12 @@ def open_index(store: Store) -> ItemIndex:
 
 
 def about_index(folder: Store) -> dict[str, Any]:
-    """Read an index's settings and digests; see `open_index` for errors."""
+    """Read the settings and digests of a saved index; see `open_index` for errors."""
     return _parse_about(folder, folder.read(ABOUT))
 
 
 def is_sound(folder: Store) -> bool:
-    """Read an index, and return whether all of its files have their digests."""
+    """Return whether a folder has an index, and all of its files have their digests."""
     try:
         digests = about_index(folder)["files"]
         return all(folder.digest(name) == digest for name, digest in digests.items())
@@ -303,7 +306,7 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open the index with this ``index.json``. A process checks an index once."""
+    """Open and check an index; a process does so once for the same ``index.json`` and `stamp`."""
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()
@@ -324,7 +327,10 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return a folder with the files of an index that no other user can write."""
+    """Return a local folder with an index's files that no other user can write.
+
+    They are copied there if `store` is not such a folder.
+    """
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
         if all(map(is_only_mine, paths)):
@@ -344,7 +350,7 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
 
 
 def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
-    """Map the array in a file of an index into memory."""
+    """Map an array of an index into memory from its file, and check digest, dtype and shape."""
     content = pa.memory_map(folder.path(name)).read_buffer()
     if hashlib.sha256(content).hexdigest() != digest:
         raise _unsound(folder, f"{name} is not as it was written")
@@ -365,7 +371,7 @@ def _header(dtype: np.dtype, count: int) -> bytes:
 
 
 def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
-    """Return the texts in a buffer; ArrowInvalid unless offsets ascend and all is UTF-8."""
+    """Return the texts in a buffer. Raises ArrowInvalid for invalid offsets or UTF-8."""
     parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     texts = pa.Array.from_buffers(pa.large_string(), max(0, len(offsets) - 1), parts)
     texts.validate(full=True)
@@ -373,7 +379,7 @@ def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray
 
 
 def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each array, and whether it agrees with the arrays before it.
+    """Yield the name of each array of an index, and whether it agrees with the arrays before it.
 
     The compiled code checks no bounds, and searches the hash table up to an empty slot.
     """
@@ -426,7 +432,7 @@ def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
 
 
 def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """Return the normalized words of each text, each followed by a space, and their counts."""
+    """Return each text's normalized words, each followed by a space, and its number of words."""
     data, starts = buffers(texts)
     content, offsets, counts = _all_words(data, starts, characters())
     buffer = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -440,7 +446,10 @@ def distinct(values: np.ndarray) -> np.ndarray:
 
 
 def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ngrams:
-    """Return the distinct n-grams of the words of distinct items."""
+    """Return the arrays of an index for test items, given as normalized words.
+
+    `data` has the words of all items, and `offsets` the byte offset of each item.
+    """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
     count, room = read_words(data, characters(), new_words(len(data)))
@@ -470,12 +479,12 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 def _slot_count(entries: int) -> int:
-    """Return the hash table size for `entries`: a power of two, at most two thirds full."""
+    """Return the hash table size for this number of entries: a power of two, not over 2/3 full."""
     return 1 << max(4, (3 * entries // 2).bit_length())
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
-    """Return read-only arrays, like mapped files, so that numba compiles for one array type."""
+    """Return the arrays as read-only, like mapped files, so that numba compiles for one type."""
     frozen = [np.ascontiguousarray(array).view() for array in ngrams]
     for array in frozen:
         array.setflags(write=False)
@@ -483,7 +492,7 @@ def _frozen(ngrams: Ngrams) -> Ngrams:
 
 
 def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
-    """Return the hash table of n-grams, and the two Bloom filters."""
+    """Return the arrays that are made from the others: hash table and two Bloom filters."""
     keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
     slots = np.full(_slot_count(len(keys)), _EMPTY)
     _fill_slots(keys, slots)
@@ -498,9 +507,9 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
     return {"slots": slots, "bits": filters[0], "short_bits": filters[1]}
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _all_words(data, starts, table):
-    """Return the words of all texts, and the byte offset and word count of each text."""
+    """Return the normalized words of all texts, with each text's byte offset and word count."""
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
     room = new_words(0)
@@ -516,9 +525,13 @@ def _all_words(data, starts, table):
     return content[: offsets[-1]].copy(), offsets, counts
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
-    """Assign numbers to distinct n-grams in order of appearance; compare keys, then words."""
+    """Assign numbers to the distinct n-grams of all items, in order of appearance.
+
+    Returns the number of the n-gram at each position, and key, first word and width of each n-gram.
+    Equal keys are told apart by their words.
+    """
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
     last, count, at = np.int64(len(slots) - 1), 0, 0
@@ -548,9 +561,9 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     return numbers, keys[:count].copy(), first_words[:count].copy(), widths[:count].copy()
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
-    """Return whether two runs of words are equal."""
+    """Return whether two sequences of `width` words have equal bytes."""
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
     shift = np.int64(other_starts[other_word]) - begin
     if np.int64(other_starts[other_word + width]) - shift != end:
@@ -561,7 +574,7 @@ def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
     return True
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_slots(keys, slots):
     last = np.int64(len(slots) - 1)
     for number in range(len(keys)):
@@ -571,15 +584,15 @@ def _fill_slots(keys, slots):
         slots[slot] = number
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_bits(keys, bits):
     for key in keys:
         bits[_block(key, bits)] |= _mask(key)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
-    """Return the keys of the n-grams of `width` words that begin at `first_words`."""
+    """Return the hash keys of the n-grams of `width` words that begin at `first_words`."""
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
     for number in range(len(first_words)):
         word = np.int64(first_words[number])
@@ -588,23 +601,26 @@ def _keys_at(first_words, width, text, starts, key_bits, table):
     return keys
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _block(key, bits):
     return (key >> np.uint64(32)) & np.uint64(len(bits) - 1)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _mask(key):
-    """Return the three bits that a key sets in its block, so that memory is read only once."""
+    """Return the three bits that a key sets in one block of a Bloom filter.
+
+    They are in one block, so that memory is read only once.
+    """
     one, six = np.uint64(1), np.uint64(63)
     key >>= np.uint64(8)
     bits = one << (key & six) | one << (key >> np.uint64(6) & six)
     return bits | one << (key >> np.uint64(12) & six)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_hits(data, starts, table, ngrams):
-    """Find n-grams in texts by their keys, and compare the words; see `Hits`."""
+    """Find n-grams in texts by hash keys, and compare their words; returns the arrays of `Hits`."""
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -624,9 +640,9 @@ def _find_hits(data, starts, table, ngrams):
     return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Write the word indices whose key passes the Bloom filter; return their number.
+    """Write the indices of words whose n-gram passes the Bloom filter; return their number.
 
     Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
     in flight at once.
@@ -643,9 +659,12 @@ def _propose(sums, words, width, key_bits, bits, proposed):
     return np.int64(count)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
-    """Look up the proposed n-grams in the index, and append those found to the hits."""
+    """Look up n-grams at the proposed words in the index, and append those found to `hits`.
+
+    Returns the number of hits, and their array, which may be a larger one.
+    """
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:
         if word + width > words:

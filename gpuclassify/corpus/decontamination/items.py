@@ -1,4 +1,4 @@
-"""Read test items from files or a frame into the table that an index is built from."""
+"""Read test items from files or a frame, as a table that an index is built from."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ ROW_ID = "id"  # default id column, used if it exists
 
 @dataclass(frozen=True)
 class Fields:
-    """Text columns and id column of test items."""
+    """Names of the columns with texts and ids of test items."""
 
     texts: tuple[str, ...]
     are_joined: bool  # whether all texts of a row are one item
     row_id: str | None
 
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
-        """Return a source's text columns, and its id column if it has one."""
+        """Return the names of a source's text columns, and of its id column, or None without one.
+
+        Raises ValueError if it lacks them.
+        """
         texts = [name for name in self.texts if name in columns]
         if not texts:
             raise ValueError(
@@ -48,7 +51,10 @@ class Fields:
         return texts, row_id
 
     def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
-        """Return the items of a pandas frame: one per row if joined, else one per text column."""
+        """Return the test items in a pandas frame: one per row if joined, else one per text column.
+
+        Rows without ids are named by number, from `first_row`.
+        """
         names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
         for name in names:
@@ -69,7 +75,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class ItemFiles:
-    """Parquet or JSON lines files of test items, each file a benchmark."""
+    """Files of test items, Parquet or JSON lines; each file is a benchmark."""
 
     paths: tuple[str, ...]
 
@@ -77,19 +83,19 @@ class ItemFiles:
         return repr([redacted(path) for path in self.paths])
 
     def identity(self) -> dict[str, str]:
-        """Return each file's size and version by name, to detect changed inputs."""
+        """Return each file's size and version by name, used to detect changed items."""
         return {
             redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
             for file in self._files()
         }
 
     def _files(self) -> list[InputFile]:
-        """List the files. All files of a path have the same format; paths may differ."""
+        """List the files of all paths, each once."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield the items of the files."""
+        """Yield tables of the test items in the files."""
         for path, source, texts, row_id in self._columns(fields):
             columns = [*texts, *([] if row_id is None else [row_id])]
             plan, row = FileReader([path], fields=columns).find_parts("whole"), 0
@@ -99,12 +105,12 @@ class ItemFiles:
                 row += len(frame)
 
     def check(self, fields: Fields) -> None:
-        """Raise UnreadableInputError or ValueError unless every file has the columns."""
+        """Raise UnreadableInputError or ValueError unless every file has the columns of items."""
         for _ in self._columns(fields):
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield path, name, text columns and id column (or None) of each file."""
+        """Yield path, benchmark name, text columns, and id column or None, of each file."""
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
         for path, name in zip(paths, names, strict=True):
@@ -115,7 +121,7 @@ class ItemFiles:
 
 @dataclass(frozen=True, eq=False)
 class ItemFrame:
-    """Test items in a frame. `frame` is None if a saved index already holds them."""
+    """Test items in a frame; `frame` is None if a saved index already holds them."""
 
     digest: str
     rows: int
@@ -123,7 +129,10 @@ class ItemFrame:
 
     @classmethod
     def of(cls, frame: Any) -> ItemFrame:
-        """Convert a pandas or cudf frame. A Dask frame is refused, so that nothing is computed."""
+        """Convert a pandas or cudf frame of test items.
+
+        Raises TypeError for a Dask frame, so that nothing is computed.
+        """
         import pandas as pd
 
         if is_dask_frame(frame):
@@ -143,20 +152,20 @@ class ItemFrame:
         return f"<frame of {self.rows:,} items>"
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless the frame has the columns."""
+        """Raise ValueError unless the frame has the columns of items."""
         fields.find_columns([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
-        """Return the SHA-256 of the frame's columns and rows, to detect changes."""
+        """Return the SHA-256 of the frame's columns and rows, used to detect changed items."""
         return {"frame": self.digest}
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield the items of the frame."""
+        """Yield a table of the test items in the frame."""
         yield fields.items(self.frame, "frame")
 
 
 def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
-    """Return all items. Raises UnreadableInputError if there are none."""
+    """Return all test items in one table. Raises UnreadableInputError if there are none."""
     table = pa.concat_tables([ITEM.empty_table(), *against.tables(fields)])
     if not len(table):
         raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
@@ -164,7 +173,7 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
 
 
 def as_items(against: Any) -> ItemFiles | ItemFrame:
-    """Convert a path, several paths or a frame of test items."""
+    """Convert the setting `against` (paths or a frame) to files or a frame of test items."""
     if isinstance(against, ItemFiles | ItemFrame):
         return against
     if hasattr(against, "columns"):

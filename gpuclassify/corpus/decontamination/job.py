@@ -1,4 +1,4 @@
-"""Job that decontaminates files: build the index, sample the corpus for boilerplate, run."""
+"""Job that decontaminates files: index test items, sample for boilerplate, find the items."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gpuclassify.jobs.recipe import RecipeJob
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.columns import check_is_there
+from gpuclassify.pages import counted
 from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class DecontaminateFiles(Pipeline):
 
     @property
     def mapper(self) -> Decontaminate:
-        """Stage that finds test items; TypeError unless there is exactly one."""
+        """Stage that finds test items. Raises TypeError unless there is exactly one."""
         mappers = [stage for stage in self.stages if isinstance(stage, Decontaminate)]
         if len(mappers) != 1:
             raise TypeError(
@@ -74,7 +75,7 @@ class DecontaminateFiles(Pipeline):
         return mappers[0]
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return reader, stages and writer; the `Decontaminate` has its index in the output."""
+        """Return reader, stages and writer; the index of test items is in the writer's output."""
         reader, stages, writer = super().parts()
         mapper = self.mapper
         if mapper.saved is None:
@@ -85,11 +86,11 @@ class DecontaminateFiles(Pipeline):
         return reader, [indexed if stage is mapper else stage for stage in stages], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise ValueError unless the input has the text column."""
+        """Raise ValueError unless the input has the text column that the stage reads."""
         check_is_there(self.mapper.text_field, [*job.source.meta.columns], "text_field")
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
-        """Build the index, unless the output has an undamaged one."""
+        """Build the index of test items, unless the output has an undamaged one."""
         directory = job.directory
         folder = directory.below(INDEX)
         directory.sweep(INDEX)
@@ -111,18 +112,20 @@ class DecontaminateFiles(Pipeline):
         index.save(folder)
 
     def numbers(self, summary: JobSummary) -> list[str]:
-        """Return counts of documents, and of the items found in them by benchmark."""
-        counts = next(iter(summary.stages.values()))["contamination"]
-        documents, rows = counts["documents"][""], summary.rows_in
+        """Return counts of rows, and of the items found in them by benchmark."""
+        stage = next(stage for stage in summary.stages.values() if "contamination" in stage)
+        counts = stage["contamination"]
+        found = counts["documents"][""]
         items = sorted(counts["items"].items())
         return [
-            f"{rows:,} documents, {documents:,} contaminated ({documents / max(1, rows):.2%}), "
-            f"{summary.rows_out:,} written",
-            *(f"    {name}: {len(ids):,} items found" for name, ids in items),
+            f"{summary.rows_read:,} rows read, {found:,} contaminated "
+            f"({found / max(1, stage['read']):.2%}), {summary.rows_written:,} rows written",
+            *(f"    {name}: {counted(len(ids), 'item')} found" for name, ids in items),
+            *summary.drops,
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
-        """Draw texts from all over the input; empty if it has no rows."""
+        """Draw texts from the whole input, to find boilerplate; empty if it has no rows."""
         if (frame := job.sample(self.sample_rows)) is None:
             return pa.array([], pa.large_string())
         return backend_of(frame).text_array(frame, self.mapper.text_field)

@@ -1,4 +1,4 @@
-"""Decontaminate: find test items in documents, and write them to columns."""
+"""Decontaminate: find test items of benchmarks in documents, and write them to columns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,6 +52,7 @@ from gpuclassify.mapping.stage_counts import LABEL
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import StrPath, check_decision
+from gpuclassify.settings.paths import user_cache
 from gpuclassify.settings.signatures import short
 from gpuclassify.workers.run_context import current_run
 
@@ -194,31 +193,31 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def filters(self) -> bool:
-        """Whether the filter is set."""
+        """Whether `filter_by` is set."""
         return self.filter_by is not None
 
     @property
     def drops_rows(self) -> bool:
-        """Whether there is a filter without a column for its decision."""
+        """Whether the filter drops rows; False if `keep_field` gets its decision instead."""
         return self.filters and self.keep_field is None
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Text column, in a tuple."""
+        """Name of the text column, in a tuple."""
         return (self.text_field,)
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Text column, in a tuple."""
+        """Name of the text column, in a tuple."""
         return (self.text_field,)
 
     @property
     def cut_field(self) -> str | None:
-        """Column of the cut texts; None without ``cut=True``."""
+        """Name of the column for texts without passages; None unless ``cut=True``."""
         return (self.kept_text_field or "kept_text") if self.cut else None
 
     def schema(self) -> pa.Schema:
-        """Return the new columns."""
+        """Return the fields of the new columns that the settings name."""
         new = [
             pa.field(self.label_field, pa.bool_(), metadata=LABEL),
             pa.field(self.score_field, pa.float32()),
@@ -236,11 +235,11 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Section about test items in the report of a job."""
+        """Section about test items in a job's HTML report."""
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, and a digest of the items."""
+        """Return the settings that change results, with a digest of the test items."""
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 
@@ -267,23 +266,23 @@ class Decontaminate(Declared, RowWiseMap):
         return self.cut_field if self.cut_field == self.text_field else None
 
     def prepare(self) -> None:
-        """Build the index, unless it has been built before."""
+        """Build the index of test items, unless it has been built before."""
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return the mapper with a column for the filter's decision, which drops no row."""
+        """Return a copy that writes the filter's decision to a column, and drops no row."""
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 
     def at(self, folder: Store) -> Decontaminate:
-        """Return the same mapper with its index in a folder, which need not exist yet."""
+        """Return a copy whose index of test items is in this folder, which need not exist yet."""
         moved = replace(self)
         moved._set("_folder", folder)
         return moved
 
     def build(self) -> ItemIndex:
-        """Build the index in memory."""
+        """Read the test items, and build their index in memory."""
         index = ItemIndex.build(
             read_items(self.against, self.item_columns),
             ngram=self.ngram,
@@ -296,18 +295,18 @@ class Decontaminate(Declared, RowWiseMap):
         return replace(index, about={**index.about, **self._index_settings()})
 
     def _index_settings(self) -> dict[str, Any]:
-        """Return the settings that an index is stored with, as JSON values."""
+        """Return the settings that change an index, as JSON values, to store and compare."""
         settings = {name: getattr(self, name) for name in INDEX_SETTINGS if name != "ignore"}
         return settings | {"against_field": [*self.against_field]}
 
     @property
     def item_columns(self) -> Fields:
-        """Columns of the items."""
+        """Names of the columns of test items."""
         return Fields(tuple(self.against_field), self.join_fields, self.against_id)
 
     @property
     def saved(self) -> Store | None:
-        """Folder of the index that `against` names, if it names one."""
+        """Folder of a saved index, if `against` names one instead of test items; else None."""
         if isinstance(self.against, ItemFiles) and len(self.against.paths) == 1:
             path = self.against.paths[0]
             if file_format(path) or (path.startswith(HTTP) and "?" in path):  # a file, not a folder
@@ -330,7 +329,7 @@ class Decontaminate(Declared, RowWiseMap):
             if self.ignore:
                 raise ValueError(f"{saved} is an index, which ignore= cannot change: pass files")
             return saved
-        folder = open_store(self.index_dir or _cache()).below(self._key()[:32])
+        folder = open_store(self.index_dir or str(user_cache("indexes"))).below(self._key()[:32])
         if not is_sound(folder):
             if folder.has(ABOUT):
                 logger.warning("%s is not as it was written, and is built again", folder)
@@ -338,7 +337,7 @@ class Decontaminate(Declared, RowWiseMap):
         return folder
 
     def _key(self) -> str:
-        """Return the SHA-256 of the items' identity and the settings of the index."""
+        """Return the SHA-256 of test items and index settings, which names the index's folder."""
         if "_items" not in vars(self):  # pickled, because files must not change during a run
             saved = self.saved
             identity = (
@@ -352,20 +351,23 @@ class Decontaminate(Declared, RowWiseMap):
         return str(vars(self)["_items"])
 
     def meta(self, frame: Frame) -> Any:
-        """Return the empty frame with the result's columns and dtypes."""
+        """Return an empty frame with the columns and dtypes of the result."""
         empty, schema = frame.iloc[:0], self.schema()
         arrays = {new.name: pa.array([], new.type) for new in schema}
         return backend_of(frame).with_columns(empty, arrays, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype of new string columns."""
+        """Return the dtype that Dask's meta has for new string columns."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
 
     @property
     def index(self) -> ItemIndex:
-        """Index, mapped into memory. Raises FileNotFoundError if this machine cannot reach it."""
+        """Index of test items, mapped into memory.
+
+        Raises FileNotFoundError if this machine cannot reach it.
+        """
         self.prepare()
         folder: Store = vars(self)["_folder"]
         try:
@@ -377,7 +379,7 @@ class Decontaminate(Declared, RowWiseMap):
             ) from err
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Find test items in a pandas or cudf frame; texts are read on the host."""
+        """Find test items in the texts of a pandas or cudf frame; texts are read on the host."""
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         arrays, keep = self.compute(backend.text_array(frame, self.text_field))
@@ -385,7 +387,7 @@ class Decontaminate(Declared, RowWiseMap):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def compute(self, texts: pa.LargeStringArray) -> tuple[dict[str, pa.Array], np.ndarray]:
-        """Return new columns for texts, and the filter's decisions, bool (texts,)."""
+        """Return new columns for texts, and the mask of texts that the filter keeps."""
         started, index = time.perf_counter(), self.index
         hits = index.hits(texts)
         matches = match_items(index, hits)
@@ -434,7 +436,7 @@ class Decontaminate(Declared, RowWiseMap):
 
 
 def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
-    """Return the names of items, ``file#id``; null for -1."""
+    """Return the names of test items with these indices, as ``file#id``; null for -1."""
     indices = pa.array(items, mask=items < 0)
     source, name = (index.items[column].take(indices) for column in ("source", "id"))
     mark = pa.scalar("#", pa.large_string())
@@ -443,20 +445,14 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Group values, sorted by document, into a list per document."""
+    """Group values that are sorted by document into a list for each document."""
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
 
 
 def _cut(texts: pa.LargeStringArray, passages: Spans, margin: int) -> pa.Array:
-    """Return the texts without passages."""
+    """Return texts without the passages, and without `margin` characters around them."""
     cut = [remove_passages(texts[row].as_py(), spans, margin) for row, spans in passages.by_text()]
     is_cut = passages.counts > 0
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))
-
-
-def _cache() -> str:
-    """Return the folder of this user's indexes on this machine."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(home, "gpuclassify", "indexes"))

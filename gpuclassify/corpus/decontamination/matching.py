@@ -1,4 +1,4 @@
-"""Match documents with test items: compute overlaps and the matching passages."""
+"""Compute overlaps of documents with test items, and the passages that match."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
 from gpuclassify.classifiers.spans.spans import Spans
 from gpuclassify.corpus.decontamination.index import Hits, ItemIndex, distinct
 from gpuclassify.corpus.decontamination.words import buffers
+from gpuclassify.corpus.dedup.compiling import compiled
 
 
 class Matches(NamedTuple):
@@ -27,16 +27,19 @@ class Matches(NamedTuple):
     shares: np.ndarray
 
     def select(self, mask: np.ndarray) -> Matches:
-        """Return the matches where the mask is True."""
+        """Return the matches selected by a mask, bool (matches,)."""
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:
-        """Return the first match of each document."""
+        """Return the match with the largest overlap for each document."""
         return self.select(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
 
 
 def match_items(index: ItemIndex, hits: Hits) -> Matches:
-    """Match documents with the items of their hits, and compute the overlaps."""
+    """Find the test items that documents share n-grams with, and compute the overlaps.
+
+    `hits` are the occurrences of n-grams in the documents.
+    """
     ngrams, items = len(index.ngrams.keys), len(index.ngrams.counts)
     pairs = distinct(hits.documents * ngrams + hits.ngrams)
     rows, owners = _owners(index, pairs % max(1, ngrams))
@@ -51,7 +54,7 @@ def match_items(index: ItemIndex, hits: Hits) -> Matches:
 def find_passages(
     index: ItemIndex, texts: pa.LargeStringArray, hits: Hits, matches: Matches
 ) -> Spans:
-    """Return the passages of documents that share n-grams with matched items, without labels.
+    """Return the passages of documents that are n-grams of matched items, as unlabelled spans.
 
     Adjacent passages are merged.
     """
@@ -70,7 +73,10 @@ def find_passages(
 
 
 def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin: int) -> str:
-    """Remove passages and `margin` characters on both sides of each; join the rest by newlines."""
+    """Remove passages, and `margin` characters on both sides of each, from a text.
+
+    Passages are tuples that begin with start and end. The remaining pieces are joined by newlines.
+    """
     kept, at = [], 0
     for start, end, _ in passages:
         kept.append(text[at : max(at, start - margin)])
@@ -79,7 +85,10 @@ def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin:
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index in `ngrams` and the item of every (n-gram, item) pair."""
+    """Return the (n-gram, item) pairs of all items that have one of these n-grams.
+
+    They are two arrays: the n-gram's index in `ngrams`, and the index of the item.
+    """
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
     rows = np.repeat(np.arange(len(ngrams)), sizes)
@@ -87,9 +96,9 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return rows, index.ngrams.owners[starts[ngrams[rows]] + within].astype(np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _character_offsets(data, starts, documents, begins, ends):
-    """Convert byte offsets, sorted within each document, to character offsets."""
+    """Convert byte offsets in documents, sorted within each document, to character offsets."""
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1
     for number in range(len(begins)):

@@ -1,4 +1,4 @@
-"""Section of a job's report about test items: items found, documents, and worst passages."""
+"""Section of a job's HTML report about test items found, and documents with the worst overlap."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ MOST_ITEMS = 5  # items listed per benchmark, most frequent first
 
 @dataclass(frozen=True)
 class ItemOutcomes(TextOutcomes):
-    """Results of `Decontaminate` for texts; examples are the worst passages with their items."""
+    """Outcomes of `Decontaminate` for texts, whose examples are passages with their test items."""
 
     # Overlap, and a text with lines of passage and item, by benchmark.
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the passages with the largest overlap, by benchmark, as examples by label."""
+        """Return the passages with the largest overlap for each benchmark, as examples by label."""
         return {"labels": self.worst, "dropped": {}}
 
 
@@ -52,7 +52,10 @@ def worst_passages(
     passages: Sequence[np.ndarray],
     most: int,
 ) -> dict[str, list[list[Any]]]:
-    """Return up to `most` documents with the largest overlap per benchmark, with their items."""
+    """Return the `most` passages with the largest overlap for each benchmark, with their items.
+
+    Each is a pair of overlap and text, which has the passage and the item on two lines.
+    """
     groups: dict[str, list[list[Any]]] = {}
     for match in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
         document, item = int(worst.documents[match]), int(worst.items[match])
@@ -66,7 +69,7 @@ def worst_passages(
 
 
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
-    """Count documents by benchmark ("" for all of them) and by item.
+    """Count contaminated documents by benchmark ("" for all) and by test item, for the report.
 
     ``documents`` and ``items`` count matches that reach the threshold. ``shares`` is the histogram
     of documents by largest overlap, in twentieths; bin 20 is a whole item.
@@ -83,7 +86,7 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield "" with all matches, then the matches of each benchmark in the first ones."""
+    """Yield "" and all matches, then the name and the matches of each benchmark."""
     yield ("", *matches)
     sources = [
         np.array(index.items["source"].take(pa.array(group.items)).to_pylist(), dtype=object)
@@ -100,12 +103,14 @@ def _bins(shares: np.ndarray) -> dict[str, int]:
 
 
 class ContaminationReport(ReportPart):
-    """Additions to a report about test items, from the counts and the index of `Decontaminate`."""
+    """Part of a job's HTML report about test items, from counts and index of `Decontaminate`."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the test items that a stage found, by benchmark.
+        """Return the counts of test items that a stage found, by benchmark.
+
+        Empty without such a stage.
 
         ``benchmarks`` has items, items found and documents; ``falls`` counts the documents with at
         least each overlap, in twentieths. The other values are those of the index in the output.
@@ -144,7 +149,7 @@ class ContaminationReport(ReportPart):
         return {"contamination": contamination}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections about the items found and the worst passages."""
+        """Return sections of the HTML report about items found and the worst passages."""
         found = report.get("contamination")
         if found is None:
             return PagePart()
@@ -159,7 +164,7 @@ class ContaminationReport(ReportPart):
 
 
 def _index_counts(directory: Store) -> dict[str, Any]:
-    """Read the counts of items and boilerplate in the index of an output, empty if it has none."""
+    """Read counts of items and boilerplate from the index in an output; empty if there is none."""
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
         return {
@@ -178,7 +183,7 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the items found by benchmark, the counts by threshold, and a text for a paper."""
+    """Return tables of items found by benchmark and by threshold, and a text for a paper."""
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -211,7 +216,7 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _worst(groups: Mapping[str, Any]) -> Section:
-    """Return the worst passages by benchmark, each next to its item."""
+    """Return a section with the worst passages of each benchmark, each next to its test item."""
     blocks: list[Block] = []
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):
@@ -221,7 +226,7 @@ def _worst(groups: Mapping[str, Any]) -> Section:
 
 
 def appendix(found: Mapping[str, Any]) -> str:
-    """Describe the method and its results for the appendix of a paper."""
+    """Describe method and results in sentences for the appendix of a paper."""
     settings, benchmarks = found["settings"], found["benchmarks"]
     names = ", ".join(
         f"{name} ({counts['found']:,} items in {counts['documents']:,} documents)"
@@ -229,7 +234,7 @@ def appendix(found: Mapping[str, Any]) -> str:
     )
     return (
         f"We compared all documents with all test items by n-grams of {settings['ngram']} words, "
-        "after Unicode compatibility normalization (NFKC), case folding, and removal of "
+        "after Unicode compatibility decomposition (NFKD), case folding, and removal of "
         "punctuation, symbols and white space; characters of scripts without spaces were words. "
         f"Items of {settings['min_words']} to {int(settings['ngram']) - 1} words had to occur as a "
         "whole, and shorter ones were left out. N-grams in more than "

@@ -1,9 +1,9 @@
 """Split texts into normalized words, with their hashes and byte offsets.
 
-Characters are decomposed by NFKD, so that texts equal in NFKC are equal, and case is folded.
-Decimal digits of any script become ASCII digits. Letters, digits and marks form words; a character
-of a script without spaces is a word by itself. Invisible format characters are removed. All other
-characters, such as punctuation, symbols and white space, separate words.
+Characters are decomposed by NFKD, and case is folded. Decimal digits of any script become ASCII
+digits. Letters, digits and marks form words; a character of a script without spaces is a word by
+itself. Invisible format characters are removed. All other characters, such as punctuation, symbols
+and white space, separate words.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.corpus.dedup.matching import WITHOUT_SPACES, add, character, murmur64
 
 _GAP, _WORD, _MARK, _ALONE, _NOTHING = range(5)
@@ -30,7 +30,7 @@ UNICODE = unicodedata.unidata_version
 
 
 class Characters(NamedTuple):
-    """Normalization tables by code point.
+    """Tables, by code point, to normalize characters and to find words.
 
     Attributes
     ----------
@@ -92,14 +92,17 @@ def _fold(char: str) -> str:
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the UTF-8 bytes of texts, and their offsets, one more than texts; null is empty."""
+    """Return the UTF-8 bytes of all texts, and the byte offset of each; null is an empty text.
+
+    There is one offset more than texts.
+    """
     texts = texts.fill_null("")
     offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
     starts = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return np.frombuffer(data, np.uint8), starts if len(texts) else np.zeros(1, np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def new_words(size):
     """Allocate buffers for the words of a text of `size` bytes; see `read_words`."""
     words = size // 2 + 2 * _ROOM
@@ -108,13 +111,14 @@ def new_words(size):
     return text, starts, sums, np.empty(words, np.int64), np.empty(words, np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def read_words(data, table, room):
-    """Read a text's normalized words into `room`; return their number and the buffers used.
+    """Read a text's normalized words into buffers; return their number and the buffers used.
 
     The buffers are the words' bytes, each followed by a space; the offset of each word in them, and
     of the end; prefix sums of the words' hashes, for `ngram_key`; and the byte offsets in the text
-    at which each word begins and ends. Larger buffers are allocated if `room` is too small.
+    at which each word begins and ends. `room` has buffers from `new_words`; larger ones are
+    allocated if they are too small.
     """
     size = len(data)
     while True:
@@ -133,25 +137,31 @@ def read_words(data, table, room):
     return count, room
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def ngram_key(sums, first, width, power):
-    """Return the hash of `width` words from word `first`; `power` is `power_of(width)`."""
+    """Return the hash of the n-gram of `width` words from word `first`, from sums of `read_words`.
+
+    `power` is `power_of(width)`.
+    """
     stop = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
     return murmur64(sums[stop] - sums[np.uint64(first)] * power + np.uint64(width))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def power_of(width):
-    """Return ``_START ** width``, the factor of a prefix sum `width` words later."""
+    """Return the factor in `ngram_key` for n-grams of `width` words, ``_START ** width``."""
     power = np.uint64(1)
     for _ in range(width):
         power *= _START
     return power
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Fill the buffers of `read_words`; return the number of words, or -1 if they are too small."""
+    """Fill the buffers of `read_words`.
+
+    Return the number of words, or -1 if buffers are too small.
+    """
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
     state, word = _GAP, _START
@@ -209,12 +219,13 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
-    """Read up to the next non-ASCII character; return the three offsets, the word and its state.
+    """Read words up to the next non-ASCII character.
 
-    Ends of words are unpredictable branches, so there are none: entries after the last word are
-    overwritten until a word ends there.
+    Returns the offset in the text, numbers of words and of bytes written, hash and kind of the word
+    that is open. Ends of words are unpredictable branches, so there are none: entries after the
+    last word are overwritten until a word ends there.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
     at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
@@ -238,7 +249,7 @@ def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size
     return np.int64(at), np.int64(count), np.int64(size), word, _WORD if in_word else _GAP
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _end_word(word, text, size, starts, hashes, count):
     text[size] = SPACE
     starts[count + 1] = size + 1
@@ -246,9 +257,12 @@ def _end_word(word, text, size, starts, hashes, count):
     return _START, size + 1, count + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _write(code, word, text, size):
-    """Write a code point as UTF-8."""
+    """Write a code point as UTF-8 to `text`.
+
+    Return the word's new hash, and the offset after it.
+    """
     if code < 0x80:
         text[size] = code
         return add(word, np.uint64(code)), size + 1

@@ -1,9 +1,10 @@
-"""Documents of a Dask frame, numbered by partition and row."""
+"""Documents of Dask frames, numbered by partition and row, and helpers to shuffle them."""
 
 from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -46,11 +47,11 @@ class Corpus:
 
     @property
     def npartitions(self) -> int:
-        """Number of partitions of both corpora."""
+        """Number of partitions of the dataset and of the earlier corpus."""
         return self.own_partitions + (0 if self.earlier is None else self.earlier.npartitions)
 
     def empty(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return an empty pandas frame with these columns, also for a dataset in cudf."""
+        """Return an empty pandas frame with these columns of the dataset, for Dask's meta."""
         meta = self.dataset._meta[list(dict.fromkeys(columns))]
         return to_pandas(meta)
 
@@ -62,7 +63,7 @@ class Corpus:
         meta: pd.DataFrame,
         **options: Any,
     ) -> dd.DataFrame:
-        """Call a function on each partition, and return the results as a lazy frame.
+        """Call a function on each partition of both corpora; return a lazy frame of the results.
 
         The function is called as ``function(frame, number, *items, **options)``: with a partition's
         `columns`, in the dataset's library, the number of the partition, and the items with this
@@ -80,7 +81,7 @@ class Corpus:
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """Convert the result to the type of `dataset`; compute it unless that is lazy."""
+    """Convert a lazy result to the type of `dataset`, such as a computed pandas frame."""
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
@@ -89,17 +90,17 @@ def like(dataset: Any, result: dd.DataFrame) -> Any:
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:
-    """Return the numbers of a partition's documents, int64 (rows,)."""
+    """Return the numbers that identify a partition's documents, int64 (rows,)."""
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Return a number made of the number of partitions and a partition's rows, to compare them."""
+    """Combine a number of partitions and a partition's number of rows, to compare partitionings."""
     return (partitions << ROW_BITS) + rows
 
 
 def value_texts(values: pd.Series) -> np.ndarray:
-    """Return a text per value, (rows,), None for null; equal values of any type are equal texts.
+    """Return a text for each value, None for null. Equal values of any type have equal texts.
 
     For example, 5 and 5.0 are equal, and a day in seconds and in nanoseconds.
     """
@@ -147,37 +148,42 @@ def _kind_of(dtype: Any) -> tuple[str, bool]:
 
 
 def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
-    """Move the rows of `frame` to the partitions of its column ``document``, as the index."""
+    """Move each row to the partition of its document number, which becomes the index.
+
+    The number is in the column ``document``.
+    """
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
     return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
 
 
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
-    """Move rows with equal values of `column` to one partition; `gathered` partitions become one.
+    """Move rows with equal values of `column` to one partition.
 
-    Rows of keys are so small that shuffling them in the partitions of the texts would spend most of
-    the time on tasks.
+    Before, `gathered` partitions are joined into one, because rows of keys are so small that
+    shuffling them in the partitions of the texts would spend most of the time on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
     return fewer.shuffle(column, shuffle_method=choose_shuffle())
 
 
 def choose_shuffle() -> str | None:
-    """Return Dask's shuffle method: None, the default, on a cluster, else "tasks", in memory."""
+    """Return Dask's shuffle method: None, its default, on a cluster, else "tasks", in memory."""
+    distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
+    if distributed is None:
+        return "tasks"
     try:
-        from distributed import get_client
-
-        get_client()
+        distributed.get_client()
     except ValueError:
         return "tasks"
     return None
 
 
 def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
-    """Return the frame's partitions, delayed and unoptimised, because Dask would join small ones.
+    """Return a frame's partitions as delayed objects, read again for each `purpose`.
 
     If the frame only reads files, the tasks are copied for this `purpose` (any value that Dask can
-    tokenize), so that no partition stays in memory for another reader.
+    tokenize), so that no partition stays in memory for another reader. They are not optimized,
+    because Dask would join small partitions.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet

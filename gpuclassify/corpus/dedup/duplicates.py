@@ -1,4 +1,4 @@
-"""Base classes of exact, fuzzy and semantic duplicates: settings, call and removal."""
+"""Base classes of exact, fuzzy and semantic deduplication: settings, calls and removal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a settings class accept `gpuclassify.settings.old_spellings` without showing them."""
+    """Let a settings class accept old argument names, from `gpuclassify.settings.old_spellings`.
+
+    Old names are not shown in its signature.
+    """
 
     def decorate(settings: Settings) -> Settings:
         create = settings.__init__
@@ -122,7 +125,7 @@ class Duplicates(Declared, Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
-        """Raise ValueError if the column of ids has the name of a result column."""
+        """Raise ValueError if `id_field` has the name of a column of the result."""
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
@@ -133,10 +136,10 @@ class Duplicates(Declared, Public):
 
     @abstractmethod
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Find sets of documents that may be duplicates.
+        """Find sets of documents that may be duplicates of each other.
 
-        Columns are ``document`` and ``root`` (int64); documents with equal roots are a set. With a
-        column ``similarity``, the root is the document that stays.
+        Columns are ``document`` and ``root`` (int64), both document numbers; documents with equal
+        roots are a set. With a column ``similarity``, the root is the document that stays.
         """
 
     def __call__(
@@ -195,7 +198,7 @@ class Duplicates(Declared, Public):
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """Return the documents of a frame and of an earlier one, after checking both."""
+        """Return the documents of a dataset and of an earlier one, after checking their columns."""
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -211,7 +214,7 @@ class Duplicates(Declared, Public):
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """Return these settings, with the default ``id`` as `id_field` if the frames have ids.
+        """Return these settings, with ``id`` as `id_field` if unset and if the frames have ids.
 
         They hold strings or integers, none of them null and none twice, as far as is known without
         computing anything. Raises ValueError if neither ids nor a column for positions are left.
@@ -229,7 +232,10 @@ class Duplicates(Declared, Public):
         return self
 
     def _position_field(self, frame: Frame) -> str:
-        """Return the name of the column for positions."""
+        """Return the name of the result's column for positions of documents, which replace ids.
+
+        Raises ValueError if the frame has columns of all possible names.
+        """
         for name in POSITIONS:
             if name not in frame.columns:
                 return name
@@ -240,9 +246,9 @@ class Duplicates(Declared, Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """Decide lazily which documents stay, among those that may have duplicates.
+        """Decide lazily which documents stay, among all that may have duplicates; see `decide`.
 
-        `keep` may write intermediate frames, and returns the frames to go on with.
+        `keep` may write an intermediate frame to files, and returns a frame that reads it.
         """
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
@@ -261,7 +267,7 @@ class Duplicates(Declared, Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the columns of decisions for users; see `__call__`."""
+        """Return the columns of `decisions` that users see; see `__call__`."""
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
@@ -272,7 +278,7 @@ class Duplicates(Declared, Public):
         return decisions.map_partitions(listed, meta=meta, **options)
 
     def count(self, corpus: Corpus, decisions: dd.DataFrame) -> Any:
-        """Return a delayed `DuplicatesSummary` of decisions."""
+        """Return a delayed `DuplicatesSummary` of the corpus and of `decisions`."""
         plain = Corpus(corpus.dataset)
         source = self.source_field
         columns = [source or self.id_field or self.text_field]
@@ -285,7 +291,7 @@ class Duplicates(Declared, Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Return delayed checks that raise ValueError if an id is null or repeats in a frame."""
+        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice."""
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
             if self.id_field is not None and frame is not None:
@@ -299,32 +305,35 @@ class Duplicates(Declared, Public):
 
     @property
     def verification(self) -> Any:
-        """Settings of the comparison of texts; None if all candidates are duplicates."""
+        """Settings for comparing texts of candidates; None if all candidates are duplicates."""
         return None
 
     @property
     def signature_fields(self) -> list[str]:
-        """Columns that determine candidates."""
+        """Names of the columns that signatures are computed from."""
         return [self.text_field, *filter(None, [self.by])]
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the mappers that compute signatures, if there are any."""
+        """Return the mappers that compute signatures, such as an embedder.
+
+        Empty if there are none.
+        """
         return []
 
     @property
     def input_fields(self) -> list[str]:
-        """Columns that a reader must read, without "length"."""
+        """Names of all columns to read; "length" is not one, unless the frame has it."""
         named = [self.id_field, self.source_field, *self.keep_by]
         others = [name for name in named if name not in (None, LENGTH)]
         return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
-        """Return the columns that decide which candidates stay."""
+        """Return the names of the columns that decide which document of a group stays."""
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """Return the decisions; computing them raises if ids repeat or limits are exceeded."""
+        """Return the decisions. Computing them raises if ids repeat or limits are exceeded."""
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
         if self.max_removed_share is not None or self.max_group_size is not None:
@@ -337,7 +346,7 @@ class Duplicates(Declared, Public):
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
     def _check_types(self, corpus: Corpus) -> None:
-        """Raise TypeError unless the columns of both frames can be compared."""
+        """Raise TypeError unless columns of the dataset and the earlier corpus can be compared."""
         names = {*self.input_fields, *({LENGTH} & set(self.keep_by))}
         for name in sorted(names):
             ours, theirs = (
@@ -384,7 +393,10 @@ class TextDuplicates(Duplicates):
     )
 
     def compared(self, frame: Frame, column: str) -> Any:
-        """Return a frame with the texts to compare; normalized texts are on the host."""
+        """Return a frame with the texts to compare, normalized as `normalize` says.
+
+        Normalized texts are in pandas, also those of a cudf frame.
+        """
         if self.normalize is None:
             return frame
         texts = normalized(backend_of(frame).text_array(frame, column), self.normalize)
@@ -392,7 +404,10 @@ class TextDuplicates(Duplicates):
 
 
 def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
-    """Hash each row's value of the column `by`, int64 (rows,); null becomes 0."""
+    """Return the hash of each row's value in the column `by`, int64 (rows,); 0 for null.
+
+    It is mixed into signatures, so that documents with different values are no duplicates.
+    """
     hashes = np.zeros(len(frame), np.int64)
     if by is not None:
         names = value_texts(to_pandas(frame[[by]])[by])
@@ -402,7 +417,7 @@ def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
 
 
 def _has_ids(frame: Frame) -> bool:
-    """Return whether the column ``id`` of a frame, or a lazy one's meta, may identify documents."""
+    """Return whether the column ``id`` of a frame, or of Dask's meta, may identify documents."""
     if [*frame.columns].count(ID) != 1:
         return False
     ids = frame[ID]

@@ -31,7 +31,7 @@ class ExactDuplicates(TextDuplicates):
     """
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents with equal texts to the smallest document among them."""
+        """Link documents with equal texts to the smallest document number among them."""
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
@@ -41,7 +41,10 @@ class ExactDuplicates(TextDuplicates):
 
 
 def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.DataFrame:
-    """Return ``document``, ``key`` and ``key_low`` (int64): the 128-bit hash of each text."""
+    """Return a partition's ``document`` numbers, and 128-bit hashes of texts in two int64 columns.
+
+    The columns are ``key`` and ``key_low``. Null and empty texts have no row.
+    """
     compared = settings.compared(frame, settings.text_field)
     digests, has_text = backend_of(compared).text_digests(compared, settings.text_field)
     keys = digests ^ group_hashes(frame, settings.by)[:, None]
@@ -54,7 +57,7 @@ def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.Dat
 
 
 def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return ``document`` of rows whose key repeats, and the key's first document as ``root``."""
+    """Return ``document`` numbers with a repeated key, and its smallest document as ``root``."""
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))
     document, key, low = document[order], key[order], low[order]

@@ -115,7 +115,7 @@ class FuzzyDuplicates(TextDuplicates):
     libraries = ("numba", "scipy")
 
     def check_together(self) -> None:
-        """Raise ValueError unless bands and rows, or a threshold for them, are given."""
+        """Raise ValueError unless `bands` and `rows` are given, or `threshold` chooses them."""
         super().check_together()
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
@@ -130,13 +130,13 @@ class FuzzyDuplicates(TextDuplicates):
 
     @functools.cached_property
     def band_shape(self) -> tuple[int, int]:
-        """Number of bands, and of rows in a band."""
+        """Number of bands in a signature, and number of hashes in a band."""
         if self.bands is None or self.rows is None:
             return choose_bands(self.threshold)
         return self.bands, self.rows
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents that agree in a band, directly or in a chain, to the smallest of them."""
+        """Link documents with equal hashes in a band, also in a chain, to the smallest of them."""
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
@@ -166,12 +166,15 @@ class FuzzyDuplicates(TextDuplicates):
 
     @property
     def verification(self) -> FuzzyDuplicates | None:
-        """Settings to compare the texts of candidates with; None without verification."""
+        """Settings for comparing texts of candidates; None if they are not compared."""
         return self if self.verify else None
 
 
 def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.DataFrame:
-    """Return ``document`` and the keys ``band_0``, ``band_1``, ... of each text (int64)."""
+    """Return a partition's ``document`` numbers, and keys ``band_0``, ``band_1``, ... (int64).
+
+    Documents with equal keys in a band are candidates. Null and empty texts have no row.
+    """
     from gpuclassify.corpus.dedup.minhash import band_keys
 
     bands, rows = settings.band_shape
@@ -190,7 +193,7 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 
 
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
-    """Return columns ``document`` and ``key``, a row for each document and band.
+    """Return columns ``document`` and ``key``, with a row for each document and band.
 
     `after` is ignored: it makes a pass wait for the edges of the previous one, to limit the bands
     that are shuffled at a time.
@@ -201,7 +204,7 @@ def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
 
 
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
-    """Return the share, 0 to 1, of pairs of this Jaccard similarity that agree in some band.
+    """Return the probability that two documents of this Jaccard similarity have an equal band.
 
     Arguments may be arrays: they are broadcast.
     """
@@ -211,13 +214,13 @@ def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
 def choose_bands(
     threshold: float, hashes: int = 260, *, false_negative_weight: float = 0.95
 ) -> tuple[int, int]:
-    """Choose the numbers of bands and rows for a threshold, with at most `hashes` numbers.
+    """Choose the number of bands, and of rows (hashes) in each, for a similarity threshold.
 
-    As in datasketch and text-dedup, they minimise a weighted sum of two areas: under
-    `catch_probability` below the threshold (false candidates), and over it above the threshold
-    (missed pairs). With equal weights, as in those libraries, fewer than half of the pairs at a
-    threshold of 0.8 are found. The default weights find 0.89 to 0.97 of the pairs at any threshold
-    from 0.5 to 0.95, because a false candidate only costs a comparison.
+    There are at most `hashes` hashes in all. As in datasketch and text-dedup, the numbers minimise
+    a weighted sum of two areas: under `catch_probability` below the threshold (false candidates),
+    and over it above the threshold (missed pairs). With equal weights, as in those libraries, fewer
+    than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to 0.97 of
+    the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a comparison.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold={threshold} suits no bands: pass one above 0, and 1 at most")
@@ -236,7 +239,7 @@ def choose_bands(
 
 
 def curve(bands: int, rows: int) -> str:
-    """Describe the share of pairs that is found at several similarities."""
+    """Describe, for a repr, the share of pairs that these bands find at several similarities."""
     points = (0.5, 0.6, 0.7, 0.8, 0.9)
     shares = (f"{point}: {catch_probability(point, bands, rows):.0%}" for point in points)
     half = (1 - 0.5 ** (1 / bands)) ** (1 / rows)
@@ -244,7 +247,7 @@ def curve(bands: int, rows: int) -> str:
 
 
 def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the forest of documents that share a key.
+    """Return the forest that links documents with equal band keys; see `forest`.
 
     `keys` has columns ``key`` and ``document`` (int64), in any order, with all rows of each key.
     Takes linear time, because a key links its documents to the smallest only.
@@ -254,11 +257,12 @@ def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
 
 
 def forest(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return every document with a smaller one in its component, and the smallest as ``root``.
+    """Return each document that is linked to a smaller one, and the smallest of all as ``root``.
 
     `edges` has columns ``document`` and ``root`` (int64), the ends of each edge, root <= document.
-    The result has the same columns, sorted by document, each document once. It does not depend on
-    the order of the edges, and the forest of a forest is itself.
+    Directly and indirectly linked documents have the same root. The result has the same columns,
+    sorted by document, each document once. It does not depend on the order of the edges, and the
+    forest of a forest is itself.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -279,13 +283,13 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """Add a row for each root, with itself as root."""
+    """Add a row for each root to a forest, with the document itself as root."""
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """Join delayed forests into one by a tree reduction with `fan_in` forests per step.
+    """Join delayed forests (see `forest`) into one by a tree reduction of `fan_in` at a time.
 
     One worker holds the result: 16 bytes for each document that is not a root, and about five times
     as much while joining.
@@ -306,14 +310,14 @@ def _join(parts: list[pd.DataFrame], bytes_to_join: int) -> pd.DataFrame:
 
 
 def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
-    """Compute the forest of edges that exceed the memory of a worker. Computes when called.
+    """Compute the forest of edges that exceed the memory of a worker, in rounds of shuffles.
 
-    Alternates the large-star and small-star operations of Kiveris et al., "Connected Components
-    in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each round
-    shuffles the edges twice and keeps them in the workers' memory until the next round is done.
-    Every step preserves the components. Rounds end, because each lowers the sum of the edges' ends
-    until all edges point at the smallest document of their component. The result is sorted by
-    document within each partition.
+    Computes when called. Alternates the large-star and small-star operations of Kiveris et al.,
+    "Connected Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a
+    partition. Each round shuffles the edges twice and keeps them in the workers' memory until the
+    next round is done. Every step preserves the components. Rounds end, because each lowers the sum
+    of the edges' ends until all edges point at the smallest document of their component. The result
+    is sorted by document within each partition.
     """
     method = choose_shuffle()
     edges = edges.map_partitions(forest, meta=FOREST)
@@ -329,7 +333,7 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
 
 
 def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return each edge in both directions."""
+    """Return each edge in both directions, as columns ``document`` and ``neighbour``."""
     ends = edges[["document", "root"]].to_numpy()
     ends = np.concatenate([ends, ends[:, ::-1]])
     return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
@@ -340,7 +344,7 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count the documents that have a smaller neighbour and at least one more neighbour."""
+    """Count the documents linked to a smaller document and to others. If it is 0, rounds end."""
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
@@ -351,7 +355,7 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link every larger neighbour of a document to the smallest one, or to the document."""
+    """Link larger neighbours of each document to its smallest neighbour, or to the document."""
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

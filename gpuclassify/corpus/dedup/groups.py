@@ -1,4 +1,4 @@
-"""Bring the documents of a group together, and decide which of them stays."""
+"""Gather the documents of each set of candidates, and decide which of them stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes
 def take_members(
     frame: Any, partition: int, components: pd.DataFrame, settings: Any
 ) -> pd.DataFrame:
-    """Return the documents of a partition that may have a duplicate, with their sort keys.
+    """Return the documents of a partition that may have duplicates, with columns to decide on them.
 
     `components` has their ``root``, and ``similarity`` if known, by document number. The result has
     the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and following,
@@ -47,9 +47,10 @@ def take_members(
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """Return the columns that `ranked` sorts documents by: ``id``, ``rank_0``, ``rank_1``, ...
+    """Return the sort keys of documents for `ranked`: ``id``, ``rank_0``, ``rank_1``, ...
 
-    Without `id_field`, ids are the documents' numbers, int64 (rows,).
+    There is a rank for each column of `keep_by`. Without `id_field`, ids are the documents'
+    numbers, int64 (rows,).
     """
     id_field, keep_by = settings.id_field, settings.keep_by
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
@@ -68,7 +69,7 @@ def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
 
 
 def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> pd.DataFrame:
-    """Decide for whole sets of candidates which documents stay; return a row per document.
+    """Decide for whole sets of candidates which documents stay, and return a row for each document.
 
     `members` are results of `take_members`, with all documents of each ``root``. Documents of
     partitions after the `own_partitions` belong to an earlier corpus, and stay. Without
@@ -111,7 +112,7 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 
 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
-    """Return for each row the row of the smallest id in its group, int64 (rows,)."""
+    """Return the index of the row with the smallest id in each row's group, int64 (rows,)."""
     order = ids.array.argsort()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -129,7 +130,7 @@ def listed(
     has_earlier: bool,
     partitions: int | None,
 ) -> pd.DataFrame:
-    """Select documents in groups of two or more, and the columns for users, from `decide`'s result.
+    """Return the columns for users of documents in groups of two or more, from `decide`'s result.
 
     If ids are positions, `partitions` is the number of partitions of the frame, and the result has
     the `partitioning` of each row.
@@ -145,7 +146,7 @@ def listed(
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sort by the column `within`, and then with the document that stays first.
+    """Sort documents by the column `within`, and with the document that should stay first.
 
     Documents of partitions after the dataset's belong to an earlier corpus: they come before
     others, and the column ``is_earlier`` is added.
@@ -161,7 +162,7 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 def _verified(
     members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each row its kept row, their similarity, and the number of comparisons."""
+    """Compare texts of candidates; return kept row, similarity and number of comparisons by row."""
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 
     texts = backend_of(members).text_array(settings.compared(members, "text"), "text")

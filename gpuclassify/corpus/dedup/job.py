@@ -1,4 +1,4 @@
-"""Job that deduplicates files, and continues an interrupted run."""
+"""Job that removes duplicates from files, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import dask
 import pandas as pd
 
 from gpuclassify._version import __version__
-from gpuclassify.corpus.dedup.corpus import Corpus, by_partition
+from gpuclassify.corpus.dedup.corpus import Corpus, by_partition, read_apart
 from gpuclassify.corpus.dedup.duplicates import Duplicates
+from gpuclassify.corpus.dedup.groups import LENGTH
 from gpuclassify.corpus.dedup.marks import DuplicateMarks, marks
-from gpuclassify.corpus.dedup.removal import RepeatedIdsError, drop_rows, removed
+from gpuclassify.corpus.dedup.removal import POSITIONS, RepeatedIdsError, drop_rows, removed
 from gpuclassify.corpus.dedup.report import COUNTS, FOLDER, DeduplicationReport
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary, TooManyDuplicatesError, refuse
+from gpuclassify.frames import LazyFrame
+from gpuclassify.frames.lazy import from_parts
 from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.recipe import Recipe, RecipeJob
@@ -24,6 +27,7 @@ from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.stages import describe_settings
 from gpuclassify.jobs.steps import PartAction, RowsOfPart, Steps
 from gpuclassify.mapping.partition_map import PartitionMap
+from gpuclassify.pages import counted
 from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
 
@@ -31,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Steps whose results stay. Signatures and edges are not needed after the decisions.
 KEPT = ("decisions", "duplicates", "removed", "marks")
+# Maximum bytes of files that are read once for all steps, if there is no cluster.
+HELD_BYTES = 32 << 20
 
 
 @dataclass(repr=False)
@@ -41,7 +47,7 @@ class DedupSummary:
     ----------
     duplicates : DuplicatesSummary
     removal : JobSummary
-        Rows read and kept, and the files written.
+        Rows read and rows written, and the files.
     steps : dict of str to dict
         Steps before the removal, by name: ``rows`` of the result, None if it has none, and
         ``seconds`` of the run that finished the step.
@@ -59,18 +65,23 @@ class DedupSummary:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Files, lines and rows in quarantine."""
+        """Number of files, lines and rows in quarantine."""
         return self.removal.left_out
 
     @property
     def output(self) -> str:
-        """Output directory."""
+        """Path or URL of the output directory."""
         return self.removal.output
 
     @property
     def commit_url(self) -> str | None:
-        """Address of the commit, if the output is uploaded."""
+        """Address of the Hub commit, if the output is uploaded, else None."""
         return self.removal.commit_url
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on files without rows or texts."""
+        return self.removal.warnings
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
@@ -137,16 +148,16 @@ class Deduplicate(Recipe):
         "edges": "Linking documents with equal signatures, from band",
         "centroids": "Finding clusters of embeddings",
         "components": "Joining documents that may be duplicates",
-        "decisions": "Comparing them, and deciding which stay",
+        "decisions": "Comparing them, and deciding which are duplicates",
         "counts": "Counting",
         "duplicates": "Listing duplicates",
-        "removed": "Listing rows that go",
-        "marks": "Listing rows that are marked",
-        "removal": "Writing the documents that stay",
+        "removed": "Listing rows to remove",
+        "marks": "Listing rows to mark",
+        "removal": "Writing documents",
     }
 
     def check_together(self) -> None:
-        """Raise TypeError unless the settings of a method and a writer are passed."""
+        """Raise TypeError unless `duplicates` are such settings, and `writer` is a file writer."""
         duplicates, writer = self.duplicates, self.writer
         if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
             types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
@@ -157,16 +168,19 @@ class Deduplicate(Recipe):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Numbers and tables of duplicates in the report."""
+        """Part of the job's HTML report about duplicates."""
         return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return source, stages and writer; one stage marks duplicates in an annotation set."""
+        """Return source, stages and writer.
+
+        A stage marks duplicates if an annotation set is written.
+        """
         marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
         return self.source, marks, self.writer
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return the earlier corpus, if there is one."""
+        """Return the earlier corpus by argument name; empty if there is none."""
         return {} if self.against is None else {"against": self.against}
 
     def step_mappers(self) -> list[PartitionMap]:
@@ -174,64 +188,92 @@ class Deduplicate(Recipe):
         return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that change duplicates, and `on_error`, which changes positions."""
+        """Return the settings that change results, used to detect that a job is another one.
+
+        `on_error` is one, because it changes the positions of rows.
+        """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
         identity["duplicates"] |= {**known, "on_error": self.on_error}
         return identity
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the documents have the columns of the settings."""
-        corpus = self.corpus(job, self.duplicates)
+        """Raise unless documents have the columns that the settings name."""
+        corpus = self.corpus(job, self.duplicates, job.documents())
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
-    def corpus(self, job: RecipeJob, duplicates: Duplicates) -> Corpus:
-        """Return the documents as lazy frames."""
-        documents = job.documents()
+    def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
+        """Return lazy frames of documents and of the earlier corpus."""
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
-        """Find the duplicates; list them, and the rows to remove or mark."""
+        """Find duplicates, and return the rows to remove from, or to mark in, each part."""
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
         # Without a client, shuffle in memory, even if a client is current.
         shuffles = {} if steps.client is not None else {"dataframe.shuffle.method": "tasks"}
         with dask.config.set(shuffles):
-            duplicates = self._with_ids(job, steps)
-            corpus = self.corpus(job, duplicates)
+            documents = self._held(job) if self._is_small(job, steps) else job.documents()
+            corpus = self.corpus(job, self.duplicates, documents)
+            duplicates = self._with_ids(corpus, steps)
             self._refuse(job, self._count(steps, corpus, duplicates))
             return self._list(job, steps, corpus, duplicates)
 
     def last_pass(self, job: RecipeJob, results: RowsOfPart) -> Job:
-        """Return the job that removes or marks the rows before it writes a part."""
+        """Return the job that removes or marks duplicates while it writes the documents."""
         return replace(job, spec=replace(job.spec, before=results))
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
-        """Return the summary of duplicates, and of removed and kept rows."""
+        """Return the summary of the job, with counts of duplicates and of rows written."""
         counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
     def numbers(self, summary: DedupSummary) -> list[str]:
-        """Return counts of documents and duplicates, and the folder with the duplicates."""
+        """Return lines with counts of documents and duplicates, to print at the end."""
         duplicates, removal = summary.duplicates, summary.removal
         done = "marked" if self.writer.annotates else "removed"
-        groups = f"{duplicates.groups:,} groups of {duplicates.in_groups:,} documents"
+        groups = counted(duplicates.groups, "group")
+        groups += f" of {counted(duplicates.in_groups, 'document')}"
         if duplicates.compared:
-            groups += f"; {duplicates.compared:,} candidates compared, "
+            groups += f"; {counted(duplicates.compared, 'candidate')} compared, "
             groups += f"{duplicates.rejected:,} rejected"
+        found = counted(duplicates.duplicates, "duplicate")
         return [
-            f"{duplicates.documents:,} documents, {duplicates.removed:,} duplicates {done} "
-            f"({duplicates.removed_share:.1%}), {removal.rows_out:,} kept",
+            f"{removal.rows_read:,} rows read, {found} {done} ({duplicates.duplicate_share:.1%}), "
+            f"{removal.rows_written:,} rows written",
             groups,
             *(f"    {line}" for line in duplicates.shown),
             f"Duplicates: {removal.output}/{self.folder}/duplicates",
         ]
 
-    def _with_ids(self, job: RecipeJob, steps: Steps) -> Duplicates:
-        """Return the settings after checking ids; use positions if the default column repeats."""
-        corpus = self.corpus(job, self.duplicates)
+    def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
+        """Return whether documents that steps will read here fit into memory."""
+        is_here = steps.client is None and self.backend == "pandas"
+        size_bytes = job.source.size_bytes
+        return (
+            is_here
+            and COUNTS not in steps.ledger
+            and size_bytes is not None
+            and size_bytes <= HELD_BYTES
+        )
+
+    def _held(self, job: RecipeJob) -> LazyFrame:
+        """Read the columns of all steps once, and return a frame that holds them."""
+        documents = job.documents()
+        needed = {*self.duplicates.input_fields, LENGTH, *POSITIONS}
+        columns = [name for name in documents.columns if name in needed]
+        read = read_apart(documents, columns, "held")
+        parts = dask.compute(*read, scheduler=dask.get)
+        held = [dask.delayed(part, pure=False, traverse=False) for part in parts]
+        return from_parts(held, documents._meta[columns])
+
+    def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
+        """Return the settings after checking that ids are unique.
+
+        If the default column ``id`` is not, positions identify documents.
+        """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
             try:
@@ -245,7 +287,7 @@ class Deduplicate(Recipe):
         return with_ids if steps.ledger.get("has_ids", True) else self.duplicates
 
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
-        """Decide which documents are kept, and count them."""
+        """Decide which documents stay, unless an earlier run did, and count duplicates."""
         is_decided = steps.holds("decisions")
         if steps.ledger.get(COUNTS) is None or not is_decided:
             if not is_decided:
@@ -270,7 +312,7 @@ class Deduplicate(Recipe):
     def _list(
         self, job: RecipeJob, steps: Steps, corpus: Corpus, duplicates: Duplicates
     ) -> RowsOfPart:
-        """List the duplicates for users, and the rows that the last pass drops or marks."""
+        """List duplicates in files for users, and return the rows to drop or mark."""
         decisions = steps.read("decisions")
         steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"

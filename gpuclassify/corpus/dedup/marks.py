@@ -1,4 +1,4 @@
-"""Columns that mark duplicates, for annotation sets instead of a corpus without duplicates."""
+"""Columns that mark duplicates in an annotation set, instead of removing them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ IS_DUPLICATE, GROUP, SIMILARITY = "is_duplicate", "duplicate_group", "duplicate_
 
 @dataclass(frozen=True)
 class DuplicateMarks(RowWiseMap):
-    """Stage that declares the columns of marks; `mark` fills them before any stage runs."""
+    """Stage of a job that declares the columns about duplicates.
+
+    `mark` fills them before it runs.
+    """
 
     has_similarity: bool
 
     def schema(self) -> pa.Schema:
-        """Return the columns of marks."""
+        """Return the fields of the columns that mark duplicates."""
         columns = [pa.field(IS_DUPLICATE, pa.bool_(), nullable=False)]
         columns.append(pa.field(GROUP, pa.int64(), metadata={b"role": b"count"}))
         if self.has_similarity:
@@ -32,20 +35,23 @@ class DuplicateMarks(RowWiseMap):
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError if a column is there already."""
+        """Raise ValueError if the frame has a column of such a name already."""
         check_are_new(self.schema().names, list(frame.columns), (), overwrite=False)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the empty frame with the columns."""
+        """Return an empty frame with the columns that mark duplicates."""
         empty = pd.DataFrame({GROUP: [], SIMILARITY: [], IS_DUPLICATE: []})
         return self.mark(frame.iloc[:0], 0, empty)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return the frame unchanged, because `mark` has added the marks."""
+        """Return the frame unchanged, because `mark` has added the columns."""
         return frame
 
     def mark(self, frame: Frame, partition: int, marked: pd.DataFrame) -> Any:
-        """Add the marks of a partition's documents; `marked` is indexed by document number."""
+        """Add the columns to a partition.
+
+        `marked` has the results of `marks` by document number.
+        """
         rows = marked.index.to_numpy().astype(np.int64) - (partition << ROW_BITS)
         is_duplicate, group = np.zeros(len(frame), bool), np.full(len(frame), -1, np.int64)
         similarity = np.full(len(frame), np.nan, np.float32)
@@ -61,7 +67,7 @@ class DuplicateMarks(RowWiseMap):
 
 
 def marks(decisions: pd.DataFrame) -> pd.DataFrame:
-    """Return the marks of documents in groups of two or more, with their document numbers."""
+    """Return the columns that mark documents in groups of two or more, with document numbers."""
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")
     return pd.DataFrame(

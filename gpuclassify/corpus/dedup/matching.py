@@ -1,4 +1,4 @@
-"""Match the texts of a group by their n-grams, and find a kept text for each duplicate.
+"""Compare the texts of candidates by their n-grams, and find a kept text for each duplicate.
 
 By default, n-grams are of words, while candidates were found by n-grams of characters.
 """
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.settings.checks import check_choice
 
 # A text's sketch is this number of its smallest hashes. If two texts share 80% of their n-grams,
@@ -71,7 +71,7 @@ _CHARACTERS = np.full_like(_KINDS, _ALONE)
 
 
 class NgramSets(NamedTuple):
-    """Hashes of the n-grams of texts.
+    """Hashes of the distinct n-grams of several texts, concatenated.
 
     Text i has ``hashes[offsets[i]:offsets[i + 1]]``: uint64, sorted and distinct, at least one.
     ``offsets`` is int64 (texts + 1,).
@@ -82,13 +82,13 @@ class NgramSets(NamedTuple):
 
 
 def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = False) -> NgramSets:
-    """Hash the distinct n-grams of each text's tokens, or of its characters, to 64 bits.
+    """Hash the distinct n-grams of each text's words, or of its characters, to 64 bits.
 
-    A token is a run of characters other than white space (`str.isspace`) and ASCII punctuation;
-    case matters. A character of a script without spaces (CJK ideographs, kana, Thai,
-    Lao, Khmer, Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a token by itself. A text of
-    fewer than `n` tokens has one n-gram of all of them; a text without tokens is one token. Takes
-    8 bytes per n-gram, and temporarily twice as much address space (not memory).
+    A word is a run of characters other than white space (`str.isspace`) and ASCII punctuation; case
+    matters. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
+    Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a word by itself. A text of fewer than `n`
+    words has one n-gram of all of them; a text without words is one word. Takes 8 bytes per n-gram,
+    and temporarily twice as much address space (not memory).
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -102,7 +102,7 @@ def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = Fals
     return NgramSets(*_ngram_sets(characters, ends, n, kinds, least_bytes))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _ngram_sets(data, ends, n, kinds, least_bytes):
     texts = len(ends) - 1
     # Unwritten pages take no memory.
@@ -117,11 +117,11 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
     return offsets, hashes[: offsets[-1]].copy()
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_tokens(text, kinds, hashes):
-    """Write the hashes of a text's tokens to `hashes`; return their number.
+    """Write the hashes of a text's words to `hashes`; return the number of words.
 
-    Gaps cause no branch, which a processor could not predict: the entry after the last token is
+    Gaps cause no branch, which a processor could not predict: the entry after the last word is
     overwritten until a word ends. Indices are unsigned, so that numba does not test for negative
     ones.
     """
@@ -146,14 +146,14 @@ def _hash_tokens(text, kinds, hashes):
     return np.int64(count)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def character(text, at):
-    """Return the code point of the UTF-8 character at a byte, and the offset of the next one."""
+    """Return the code point of the UTF-8 character at byte `at`, and the offset of the next one."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _long_character(text, at):
     code = np.uint64(text[at])
     size = 2 + (code >= np.uint64(0xE0)) + (code >= np.uint64(0xF0))
@@ -163,23 +163,23 @@ def _long_character(text, at):
     return min(code, _LAST_CODE_POINT), at + size  # invalid UTF-8 may give more
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def add(state, value):
-    """Add a value to a hash of several values."""
+    """Add a value to a running hash of several values, and return the new hash."""
     return (state ^ value) * _FNV_PRIME
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def murmur64(value):
-    """Return a hash whose every bit depends on every bit of the value."""
+    """Mix the bits of a hash by MurmurHash3's finalizer, so that each one depends on all."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_2
     return value ^ (value >> _MIX_SHIFT)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_ngrams(hashes, tokens, n):
-    """Replace each token hash by the hash of the n-gram that begins there; return their number."""
+    """Replace each word's hash by the hash of the n-gram that begins there; return their number."""
     size = min(n, tokens)
     for token in range(tokens):
         hashes[token] = murmur64(hashes[token])
@@ -191,7 +191,7 @@ def _hash_ngrams(hashes, tokens, n):
     return tokens - size + 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _drop_repeats(hashes, count):
     """Move the distinct values of a sorted array to its front; return their number."""
     distinct = 1
@@ -203,7 +203,7 @@ def _drop_repeats(hashes, count):
 
 
 class GroupMatches(NamedTuple):
-    """Matches of documents with documents that stay.
+    """For each document of some groups, the similar document that stays.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class GroupMatches(NamedTuple):
 def match_groups(
     sets: NgramSets, starts: np.ndarray, is_fixed: np.ndarray, *, threshold: float, measure: str
 ) -> GroupMatches:
-    """Find the documents of each group that are similar enough to one that stays.
+    """Find, for each document of a group of candidates, a similar document that stays.
 
     The first document of a group stays. Each further document is compared with at most two that
     stay: the first, and the one that has the same n-grams, or else shares most of the document's
@@ -252,7 +252,7 @@ def match_groups(
 
 
 class _Sketches(NamedTuple):
-    """Hash table of the sketches of a group's documents that stay.
+    """Hash table that finds documents that stay, within a group, by the smallest n-gram hashes.
 
     A slot is free if its ``owners`` are rows of earlier groups, which are smaller.
     """
@@ -263,7 +263,7 @@ class _Sketches(NamedTuple):
     votes: np.ndarray  # float64 (documents,): buffer for sums; zero between calls
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     kept = np.arange(len(is_fixed))
     similarity = np.ones(len(is_fixed), np.float32)
@@ -287,7 +287,7 @@ def _match_groups(sets, starts, is_fixed, threshold, by_containment):
     return kept, similarity, compared
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _empty_sketches(starts):
     slots = 0
     for group in range(len(starts) - 1):
@@ -300,36 +300,39 @@ def _empty_sketches(starts):
     )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _part(table, documents):
-    """Return a part of the table for these documents, small enough for the processor's cache."""
+    """Return a part of the hash table for a group, small enough for the processor's cache."""
     slots = _slots(documents)
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _slots(documents):
-    """Return the hash table size for the documents' sketches: a power of two, at most half full."""
+    """Return the hash table size for a group of documents: a power of two, at most half full."""
     slots = 1
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
     return slots
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _set(sets, row):
     return sets.hashes[sets.offsets[row] : sets.offsets[row + 1]]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _similarity(ngrams, others, by_containment):
     shared = _count_shared(ngrams, others)
     return shared / (len(ngrams) if by_containment else len(ngrams) + len(others) - shared)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _count_shared(ngrams, others):
-    """Count the values in both of two sorted arrays, in time nearly linear in the shorter one."""
+    """Count the values that two sorted arrays have in common.
+
+    Takes time nearly linear in the length of the shorter one.
+    """
     if len(ngrams) > len(others):
         ngrams, others = others, ngrams
     shared = at = 0
@@ -347,9 +350,9 @@ def _count_shared(ngrams, others):
     return shared
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _slot(sketches, ngram, first):
-    """Return the slot of a hash, or the free slot for it."""
+    """Return the slot of the hash `ngram` in the hash table, or the free slot for it."""
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -357,15 +360,15 @@ def _slot(sketches, ngram, first):
     return slot
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _enter_document(sketches, ngrams, first, row):
-    """Enter the sketch of a document that stays, and the hash of all its n-grams."""
+    """Enter a document that stays by its smallest n-gram hashes, and by the hash of all n-grams."""
     _enter(sketches, _whole(ngrams), first, row)
     for ngram in ngrams[:_SKETCH_HASHES]:
         _enter(sketches, ngram, first, row)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _enter(sketches, ngram, first, row):
     slot = _slot(sketches, ngram, first)
     if sketches.owners[slot, 0] <= first:
@@ -374,20 +377,21 @@ def _enter(sketches, ngram, first, row):
     sketches.counts[slot] += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _whole(ngrams):
-    """Return one hash of all n-grams of a text."""
+    """Return one hash of all n-grams of a text, to find texts with equal n-grams."""
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
     return murmur64(whole)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _most_shared(sketches, ngrams, first):
-    """Return the row with the same n-grams, or else sharing most of a document's sketch; or -1.
+    """Return the row of the document that stays and most likely is similar to this text, or -1.
 
-    A hash counts 1 / n if n documents have it. Ties go to the first row.
+    It has the same n-grams, or else shares most of the text's smallest hashes, each counted 1 / n
+    if n documents have it. Ties go to the first row.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

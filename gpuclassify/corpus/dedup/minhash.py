@@ -1,4 +1,4 @@
-"""MinHash signatures of texts, and the band keys folded from them.
+"""MinHash signatures of texts, and the band keys that documents are compared by.
 
 Signatures equal those of libcudf's ``nvtext::minhash`` for 32-bit hashes, bit for bit
 (``cpp/src/text/minhash.cu``), so that a corpus may be hashed partly on GPUs and partly on hosts. A
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
+from gpuclassify.corpus.dedup.compiling import compiled
 from gpuclassify.frames import Frame, backend_of
 from gpuclassify.frames.hashing import mix64
 
 BLOCK = 512  # windows hashed at a time; their arrays fit in 32 KiB of L1
 SLICE = 1024  # texts hashed at a time; their signatures take about 1 MB
 
-_mix64 = njit(nogil=True, cache=True)(mix64)
+_mix64 = compiled(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw factors `a` and terms `b` of the hash functions, uint32 (count,).
+    """Draw factors `a` and terms `b` of MinHash's hash functions, uint32 (count,).
 
     As in NeMo Curator, each a is drawn before its b, from ``RandomState`` below 2**31 - 1, and
     ``a[0]`` is also the seed of the windows' hash.
@@ -42,10 +42,11 @@ def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def signatures(
     texts: pa.Array | pa.ChunkedArray, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> np.ndarray:
-    """Compute MinHash signatures, uint32 (texts, hashes), with the parameters of libcudf.
+    """Compute MinHash signatures of texts, uint32 (texts, hashes), equal to libcudf's.
 
     `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions, `seed` is the seed
-    of the windows' hash, and `width` the characters of a window. Null and empty texts get zeros.
+    of the windows' hash, and `width` the number of characters of a window. Null and empty texts get
+    zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -57,7 +58,7 @@ def signatures(
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Fold each band of signatures, with its number, into a key, int64 (texts, bands).
+    """Fold the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
     `mix64` mixes in the band's index, and then its numbers one by one. Two different bands have the
     same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
@@ -82,9 +83,9 @@ def band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the keys of texts' bands; texts that share a key are candidates for near-duplicates.
+    """Compute the band keys of a column of texts; texts that share a key are candidates.
 
-    Texts of a pandas frame are hashed on the host, those of a cudf frame on the GPU, with equal
+    Texts of a pandas frame are hashed on the host, and texts of a cudf frame on the GPU, with equal
     results. Returns keys, int64 (rows, bands), and which rows have a text, bool (rows,); the keys
     of other rows have no meaning. Besides texts and keys, a host needs a few megabytes. A GPU makes
     `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for each
@@ -118,7 +119,7 @@ def _as_array(texts: pa.Array | pa.ChunkedArray) -> pa.LargeStringArray:
     return texts.cast(pa.large_string())
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill_signatures(data, offsets, width, seed, a, b, result):
     starts = np.empty(BLOCK + width, np.int64)
     words = np.empty(4 * len(starts), np.uint32)
@@ -139,9 +140,9 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
             rest = rest[starts[windows] if len(block) < len(rest) else len(rest) :]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_chars(data, starts):
-    """Write the byte offsets of characters and of the end; return the number of characters."""
+    """Write the byte offsets of characters, and of the end, to `starts`; return their number."""
     chars = 0
     for byte in range(len(data)):
         starts[chars] = byte
@@ -152,7 +153,7 @@ def _find_chars(data, starts):
     return chars
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scramble_words(data, words):
     """Compute, at every byte, the step of MurmurHash3_x86_32 that depends on four bytes only."""
     for byte in range(len(data) - 3):
@@ -161,9 +162,12 @@ def _scramble_words(data, words):
         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_heads(words, size, width, seed, heads):
-    """Hash the common first bytes of all windows, vectorized over offsets; return their number."""
+    """Hash, at each byte, the first bytes of a window that begins there; return their number.
+
+    The inner loop, over bytes, is vectorized.
+    """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
     heads[:] = seed
@@ -174,7 +178,7 @@ def _hash_heads(words, size, width, seed, heads):
     return head
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
     """Complete MurmurHash3_x86_32 of each window after its `head` bytes; 0 becomes 1."""
     for window in range(len(hashes)):
@@ -193,22 +197,22 @@ def _hash_windows(data, words, starts, stops, head, heads, hashes):
         hashes[window] = max(np.uint32(h ^ h >> 16), np.uint32(1))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scramble(word):
     return np.uint32(_rotate(np.uint32(word * 0xCC9E2D51), 15) * 0x1B873593)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _rotate(word, bits):
     return np.uint32(word << bits | word >> (32 - bits))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_word(h, word):
     return np.uint32(_rotate(h ^ word, 13) * 5 + 0xE6546B64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take_minima(hashes, a, b, signature):
     for number in range(len(signature)):
         factor, term, least = a[number], b[number], signature[number]
@@ -217,7 +221,7 @@ def _take_minima(hashes, a, b, signature):
         signature[number] = least
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fold_bands(signatures, rows, keys):
     for text in range(len(keys)):
         for band in range(keys.shape[1]):

@@ -24,7 +24,7 @@ def _replace(pattern: str, replacement: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _lower(texts: pa.Array) -> pa.Array:
-    """Lower texts as `str.lower` does, also a final sigma, and İ, which becomes two characters."""
+    """Lower texts as `str.lower` does, which handles a final sigma, and İ as two characters."""
     is_python = pc.fill_null(pc.match_substring_regex(texts, "[Σİ]"), False)
     lowered = [text.lower() for text in texts.filter(is_python).to_pylist()]
     return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
@@ -47,7 +47,10 @@ PRESETS = {
 
 
 def as_steps(names: Any) -> Any:
-    """Convert names of steps and presets to steps; return a function or None unchanged."""
+    """Convert names of normalization steps and presets to a tuple of steps, in order.
+
+    A function, and None, are returned unchanged.
+    """
     if names is None or callable(names):
         return names
     check_ordered("normalize", names)
@@ -61,7 +64,7 @@ def as_steps(names: Any) -> Any:
 def normalized(
     texts: pa.LargeStringArray, steps: Sequence[str] | Callable[[str], str]
 ) -> pa.LargeStringArray:
-    """Normalize texts by named steps or a function. A text that would become empty is kept."""
+    """Normalize texts by named steps or a function. A text that would become empty is unchanged."""
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]
         try:

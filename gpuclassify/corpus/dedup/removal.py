@@ -1,4 +1,4 @@
-"""Drop documents from a frame by position or by id."""
+"""Drop duplicate documents from a frame, by document number or by id."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame)
 
 
 def check_single(frame: Frame, name: str) -> None:
-    """Raise ValueError if several columns have this name."""
+    """Raise ValueError if several columns of a frame have this name."""
     count = [*frame.columns].count(name)
     if count > 1:
         raise ValueError(f"{count} columns are called {name!r}: rename all but one")
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
-    """Drop the documents with the numbers in `gone`, each in its partition."""
+    """Drop the documents with the numbers in `gone` from their partitions."""
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
@@ -98,7 +98,7 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 
 
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
-    """Drop the documents in the index of `gone` from one of `partitions` partitions.
+    """Drop the documents numbered in the index of `gone` from one of `partitions` partitions.
 
     Raises ValueError if `gone` has positions of another partitioning.
     """
@@ -115,7 +115,7 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the ids (first column) of the documents to remove."""
+    """Return the ids (first column) of documents that duplicates' ``keep`` says to remove."""
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
@@ -127,7 +127,7 @@ def removed(duplicates: Frame) -> pd.DataFrame:
 def numbered_ids(
     frame: Frame, partition: int, id_field: str, are_texts: bool = False
 ) -> pd.DataFrame:
-    """Return the ids of a partition (``id``) with their document numbers (``document``)."""
+    """Return the ids of a partition's documents (``id``), with document numbers (``document``)."""
     ids = to_pandas(frame[[id_field]])
     named = _as_texts(ids) if are_texts else ids
     numbers = document_numbers(partition, len(ids))
@@ -158,7 +158,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the document numbers of ids."""
+    """Return the document numbers of the ids in `gone`."""
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths
@@ -171,6 +171,6 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
 
 
 def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
-    """Convert the ids (first column) to texts; ids that are equal in any type are equal texts."""
+    """Convert ids (the first column) to texts, so that equal ids of different types are equal."""
     name = ids.columns[0]
     return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

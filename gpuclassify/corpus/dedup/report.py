@@ -1,4 +1,4 @@
-"""Part of a job's report about duplicates: steps, similarities, sources and groups."""
+"""Part of a job's HTML report about duplicates: steps, similarities, sources and groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gpuclassify.corpus.dedup.summary import DuplicatesSummary
 from gpuclassify.jobs.ledger.records import read_ledger
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.pages import readable_time
+from gpuclassify.pages import counted, readable_time
 from gpuclassify.pages.sections import (
     MOST_ROWS,
     Histogram,
@@ -18,6 +18,7 @@ from gpuclassify.pages.sections import (
     Table,
     Text,
     Tile,
+    annotates,
 )
 
 FOLDER = "_dedup"  # folder of the steps in the output; dataset readers skip it
@@ -25,31 +26,37 @@ COUNTS = "duplicates"  # name of the counts in the ledger of the steps
 
 
 class DeduplicationReport(ReportPart):
-    """Part of a report about duplicates, from the ledger of the steps."""
+    """Part of a job's HTML report about duplicates, from the ledger of its earlier steps."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the ledger of the steps; its counts are None before they are made."""
+        """Return the ledger of the steps (rows and seconds of each), with counts of duplicates.
+
+        The counts are None before they are made; the result is empty if there is no ledger.
+        """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return tiles with counts, and sections about steps, similarities, sources and groups."""
+        """Return tiles with counts, and sections about steps, similarities and sources."""
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()
         tiles, sections = [], [_steps(ledger["steps"], report)]
         if ledger[COUNTS] is not None:
             found = DuplicatesSummary.of(ledger[COUNTS])
-            tiles, sections = [*_tiles(found)], [*sections, *_sections(found)]
+            done = "removed" if report["parts_done"] else "found"
+            if annotates(report):
+                done = "marked"
+            tiles, sections = [*_tiles(found, done)], [*sections, *_sections(found)]
         return PagePart("Deduplicated", tiles, sections, has_speed=False)
 
 
-def _tiles(found: DuplicatesSummary) -> Iterator[Tile]:
-    yield Tile(f"{found.documents:,}", "documents")
-    yield Tile(f"{found.removed:,}", f"duplicates to remove, {found.removed_share:.1%}")
-    yield Tile(f"{found.groups:,}", f"groups, of {found.in_groups:,} documents")
+def _tiles(found: DuplicatesSummary, done: str) -> Iterator[Tile]:
+    yield Tile(f"{found.documents:,}", "rows read")
+    yield Tile(f"{found.duplicates:,}", f"duplicates {done}, {found.duplicate_share:.1%}")
+    yield Tile(f"{found.groups:,}", f"groups of {counted(found.in_groups, 'document')}")
     if found.compared:
         yield Tile(f"{found.compared:,}", f"candidates compared, {found.rejected:,} rejected")
     if found.near_border:
@@ -62,7 +69,7 @@ def _steps(steps: Mapping[str, Any], report: Mapping[str, Any]) -> Section:
         (name.replace("-", " "), step["rows"], step["seconds"]) for name, step in steps.items()
     ]
     if report["parts_done"]:
-        counts.append(("removal", report["rows_out"], report["busy_seconds"]))
+        counts.append(("documents", report["rows_written"], report["busy_seconds"]))
     rows = [
         (name.replace("-", " "), None if rows is None else f"{rows:,}", readable_time(seconds))
         for name, rows, seconds in counts
@@ -76,23 +83,23 @@ def _sections(found: DuplicatesSummary) -> Iterator[Section]:
         shown = range(next(n for n, count in enumerate(bins) if count), len(bins))
         histogram = Histogram(
             [(n / len(bins), (n + 1) / len(bins), bins[n]) for n in shown],
-            *("similarity to the document that is kept", "removed documents"),
+            *("similarity to the document that is kept", "duplicates"),
             most_names=6,
         )
         note = Text(
             f"Candidates compared: {found.compared:,}, similar enough: {found.accepted:,}, "
             f"rejected: {found.rejected:,}."
         )
-        yield Section("Similarity of removed documents", (histogram, note))
+        yield Section("Similarity of duplicates", (histogram, note))
     if (count := len(found.sources)) > 1:
         ordered = sorted(found.sources.items(), key=lambda source: -source[1][1])
         rows = [
             (name, f"{documents:,}", f"{gone:,}", f"{gone / (documents or 1):.1%}")
             for name, (documents, gone) in ordered[:MOST_ROWS]
         ]
-        table = Table(("source", "documents", "removed", "share"), rows, numbers=(1, 2, 3))
+        table = Table(("source", "rows read", "duplicates", "share"), rows, numbers=(1, 2, 3))
         note = Text(f"{count - MOST_ROWS} more sources are in report.json.")
-        yield Section("Removed by source", (table, note) if count > MOST_ROWS else (table,))
+        yield Section("Duplicates by source", (table, note) if count > MOST_ROWS else (table,))
     if found.largest:
         header = ("documents", "group", "beginning of the text that is kept")
         groups = [(f"{n:,}", str(group), text) for n, group, text in found.largest if text]

@@ -139,7 +139,7 @@ class SemanticDuplicates(Duplicates):
             check_text("embedder", self.embedder, "an Embedder or the name of its model")
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Find documents with a similar document that is kept; see `match_clusters`."""
+        """Find documents that have a similar document to stay; see `match_clusters`."""
         embedder = self.make_embedder()
         if embedder is not None:
             embedder.prepare()
@@ -166,19 +166,22 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """Return the mapper that embeds texts; None if `embedding_field` has embeddings."""
+        """Return the mapper that embeds texts.
+
+        None if `embedding_field` names existing embeddings.
+        """
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the embedder, if there is one."""
+        """Return the embedder; empty if `embedding_field` names existing embeddings."""
         embedder = self.make_embedder()
         return [] if embedder is None else [embedder]
 
     @property
     def signature_fields(self) -> list[str]:
-        """Columns that determine candidates."""
+        """Names of the columns that embeddings are computed or read from."""
         return [*super().signature_fields, *filter(None, [self.embedding_field])]
 
     def _check(self, frame: Frame) -> None:
@@ -194,7 +197,7 @@ class SemanticDuplicates(Duplicates):
 def embedding_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Return the embeddings of documents, without null and empty texts and embeddings.
+    """Return the embeddings of a partition's documents, leaving out documents without one.
 
     Columns are ``document`` (int64), ``number`` (int64, random, to draw a sample), ``within``
     (int64, the hash of `by`), ``embedding`` (from `pack`), and those of `ranking`.
@@ -225,13 +228,16 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Embed a partition, and return a sample as `take_sample` does."""
+    """Embed a partition's documents, and return the sample that `take_sample` takes of them."""
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
 
 
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
-    """Fit cluster centroids (column ``embedding``); warn if many documents are near a border."""
+    """Fit cluster centroids to a sample.
+
+    Warn if many documents are near the border of a cluster.
+    """
     vectors = unpack(sample["embedding"])
     if not len(vectors):
         return pd.DataFrame({"embedding": pack(NO_CENTROID)})
@@ -256,7 +262,10 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
 def to_clusters(
     embeddings: pd.DataFrame, centroids: pd.DataFrame, threshold: float
 ) -> pd.DataFrame:
-    """Add ``key`` (int64, equal within a cluster) and ``near_border`` (bool) to embeddings."""
+    """Add the cluster of each embedding, and whether it is near the cluster's border.
+
+    Columns are ``key`` (int64, equal within a cluster) and ``near_border`` (bool).
+    """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, distances = assign(vectors, centres)
     keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
@@ -266,11 +275,12 @@ def to_clusters(
 
 @retire_on_broken_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
-    """Match the documents of whole clusters with similar documents that stay.
+    """Find a similar document that stays for the documents of whole clusters.
 
     Columns are ``document``, ``root`` (int64, the document that stays; it has a row, too),
     ``similarity`` (float32) of both, and ``near_border`` (int64). The latter counts the documents
-    of a cluster near its border, in the row of its first document.
+    of a cluster near its border, in the row of its first document. Documents without a similar one
+    are left out.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -293,7 +303,7 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
 
 
 def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a column's embeddings scaled to length 1, float32, and which rows have one.
+    """Return a column's embeddings scaled to length 1, float32, and a mask of the rows with one.
 
     The column has lists of numbers of equal length: Arrow lists of any kind, or objects that Arrow
     converts to lists. Rows of null and zeros have no embedding.
@@ -335,7 +345,7 @@ def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
-    """Pack vectors, float32 (rows, width), into a column of bytes.
+    """Pack vectors, float32 (rows, width), into a column of bytes, to shuffle them.
 
     Every shuffle method of Dask preserves bytes, while "p2p" fails on Arrow's lists.
     """
@@ -364,18 +374,19 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Take the rows with the `size` smallest numbers, independent of the order of the rows."""
+    """Return the rows with the `size` smallest random numbers, independent of the order of rows."""
     rows = pd.concat(parts, ignore_index=True)
     check_widths(rows["embedding"])
     return rows.drop_duplicates("number").nsmallest(size, "number")
 
 
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
-    """Estimate the number of distinct uniform numbers from the `size` smallest ones.
+    """Estimate the number of distinct documents from the smallest of their random numbers.
 
     The k-th smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al.,
     "Counting Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its
-    relative error is about 1 / sqrt(k).
+    relative error is about 1 / sqrt(k). If there are fewer than `size` numbers, their count is
+    exact.
     """
     if len(numbers) < size:
         return len(numbers)
@@ -411,11 +422,11 @@ def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> 
 
 
 def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each vector's nearest centroid, int64, and its cluster's border distance, float32.
+    """Return each vector's nearest centroid, and its distance from the border of that cluster.
 
-    The border with the cluster of the second nearest centroid b is the plane midway between both
-    centroids. Its distance from a vector x of the cluster of a is
-    (|x - b|² - |x - a|²) / (2 |a - b|), or infinite if there is no other cluster.
+    They are int64 and float32. The border with the cluster of the second nearest centroid b is the
+    plane midway between both centroids. Its distance from a vector x of the cluster of a is (|x -
+    b|² - |x - a|²) / (2 |a - b|), or infinite if there is no other cluster.
     """
     import torch
 
@@ -450,14 +461,15 @@ def border_width(threshold: float, width: int) -> float:
 def match(
     vectors: np.ndarray, staying: int, threshold: float, tile_numbers: int = TILE_NUMBERS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find for each vector, in order, the most similar survivor before it, if similar enough.
+    """Find the most similar vector that stays before each vector, if it is similar enough.
 
-    A vector without a similar survivor survives itself. So each other vector is similar to a
-    survivor, not only to a vector that goes.
+    A vector without such a vector stays itself. So each vector that goes is similar to one that
+    stays, not only to another that goes.
 
     Vectors are float32, of length 1, and sorted with those to keep first; the first `staying`
-    vectors always survive. Similar means a cosine of at least `threshold`. Returns the row of the
-    survivor, int64 (its own for a survivor), and the cosine with it, float32, at most 1.
+    vectors always stay. Similar means a cosine of at least `threshold`. Returns the row of the
+    vector that stays, int64 (its own row if it stays itself), and the cosine with it, float32, at
+    most 1.
     """
     points = _on_device(vectors)
     limit = threshold - ROUNDING
@@ -477,7 +489,7 @@ def match(
 def _most_similar(
     block: torch.Tensor, points: torch.Tensor, survivors: np.ndarray, tile_numbers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's highest cosine with a survivor, and the first survivor that has it."""
+    """Return each row's highest cosine with a survivor (a vector that stays), and that survivor."""
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
     step = tile_numbers // BLOCK_ROWS
@@ -494,7 +506,7 @@ def _most_similar(
 def _match_within(
     cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
 ) -> None:
-    """Update `best` and `nearest` with the survivors in the block itself."""
+    """Update `best` and `nearest` with those vectors of the block itself that stay."""
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)
     for row in np.flatnonzero(((cosines >= limit) & is_before).any(axis=1)):

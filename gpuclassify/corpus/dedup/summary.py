@@ -1,4 +1,4 @@
-"""Summary of duplicates: counts, shares by source, the largest groups, and limits on them."""
+"""Count duplicates by source, list the largest groups, and refuse too many."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pandas as pd
 
 from gpuclassify.corpus.dedup.corpus import value_texts
 from gpuclassify.frames import Frame, to_pandas
-from gpuclassify.pages import html_table, text_table
+from gpuclassify.pages import counted, html_table, text_table
 
 MOST_GROUPS = 20  # largest groups listed, with the beginnings of their texts
 SHOWN, SHOWN_CHARS = 5, 60  # sources and groups in a repr, and characters of their texts
 BINS = 20  # bins of the histogram of similarities, from 0 to 1
-COUNTS = ("in_groups", "groups", "removed", "compared", "accepted", "rejected", "near_border")
+COUNTS = ("in_groups", "groups", "duplicates", "compared", "accepted", "rejected", "near_border")
 FEWEST_DOCUMENTS = 1_000  # minimum documents of a source whose share is checked
 
 
 class TooManyDuplicatesError(ValueError):
-    """More duplicates to remove than the settings allow."""
+    """Error if more duplicates would be removed than the settings allow."""
 
 
 class Group(NamedTuple):
@@ -44,17 +44,17 @@ class DuplicatesSummary:
         Documents that have a duplicate, and their groups, including those of an earlier corpus.
     blank : int
         Documents in groups whose text is only white space.
-    removed : int
-        Documents that are not kept.
+    duplicates : int
+        Documents that duplicate one that is kept: to be removed, or only marked.
     compared, accepted, rejected : int
         Pairs of candidates whose texts were compared, were similar enough, or were not.
     near_border : int
         Documents near the border of a cluster, whose semantic duplicates may be missed; see
         `gpuclassify.corpus.dedup.semantic.SemanticDuplicates`.
     sources : dict of str to (int, int)
-        Number of documents, and of removed ones, by source.
+        Number of documents, and of duplicates, by source.
     similarities : list of int
-        Removed documents by similarity to the kept one, in equal bins from 0 to 1.
+        Duplicates by similarity to the kept document, in equal bins from 0 to 1.
     largest : list of Group
         The largest groups; of groups of blank texts, only the largest one.
     """
@@ -63,7 +63,7 @@ class DuplicatesSummary:
     in_groups: int = 0
     groups: int = 0
     blank: int = 0
-    removed: int = 0
+    duplicates: int = 0
     compared: int = 0
     accepted: int = 0
     rejected: int = 0
@@ -73,13 +73,13 @@ class DuplicatesSummary:
     largest: list[Group] = field(default_factory=list)
 
     @property
-    def removed_share(self) -> float:
-        """Share of all documents that is removed."""
-        return self.removed / self.documents if self.documents else 0.0
+    def duplicate_share(self) -> float:
+        """Share of all documents that are duplicates."""
+        return self.duplicates / self.documents if self.documents else 0.0
 
     @property
     def shown(self) -> list[str]:
-        """Lines about the largest groups for people; groups of blank texts share one line."""
+        """Lines that describe the largest groups; groups of blank texts share one line."""
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
         blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
@@ -93,26 +93,27 @@ class DuplicatesSummary:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         """Yield lines for people, each a name (possibly empty) and a text."""
-        yield "removed", f"{self.removed:,} of {self.documents:,} ({self.removed_share:.1%})"
+        share = f"({self.duplicate_share:.1%})"
+        yield "duplicates", f"{self.duplicates:,} of {self.documents:,} documents {share}"
         pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
-        size = f"{self.in_groups:,} documents in {self.groups:,} groups"
+        size = f"{counted(self.groups, 'group')} of {counted(self.in_groups, 'document')}"
         yield "found", size + (pairs if self.compared else "")
         large = {k: v for k, v in self.sources.items() if v[0] >= FEWEST_DOCUMENTS} or self.sources
         by_share = sorted(large.items(), key=lambda item: -item[1][1] / max(item[1][0], 1))
         if len(self.sources) > 1:
             shown = [f"{name}: {gone:,} of {n:,}" for name, (n, gone) in by_share[:SHOWN]]
-            yield "sources", f"the largest share goes of {'; '.join(shown)}"
+            yield "sources", f"the largest share of duplicates is in {'; '.join(shown)}"
         for number, line in enumerate(self.shown):
             yield "" if number else "largest", line
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON."""
+        """Return plain values by name, for JSON; see `of`."""
         groups = [group._asdict() for group in self.largest]
-        return {**asdict(self), "removed_share": self.removed_share, "largest": groups}
+        return {**asdict(self), "duplicate_share": self.duplicate_share, "largest": groups}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> DuplicatesSummary:
-        """Make a summary from the values that `as_dict` returned."""
+        """Make a summary from values that `as_dict` returned."""
         known = {
             figure.name: values[figure.name] for figure in fields(cls) if figure.name in values
         }
@@ -122,7 +123,10 @@ class DuplicatesSummary:
 
 
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
-    """Count a partition's ``documents`` by ``source``, which is "" without `source_field`."""
+    """Return the number of a partition's ``documents`` for each ``source``.
+
+    The source is "" without `source_field`.
+    """
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
     values = frame[[source_field]]
@@ -133,14 +137,14 @@ def count_documents(frame: Frame, partition: int, source_field: str | None) -> p
 
 
 def source_names(values: pd.Series) -> pd.Series:
-    """Convert values to text; null becomes "null"."""
+    """Convert values of the source column to texts; null becomes "null"."""
     return pd.Series(value_texts(values), dtype="str").fillna("null")
 
 
 def summarize(
     documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
 ) -> DuplicatesSummary:
-    """Sum the partitions' results of `count_documents` and `count_decisions`."""
+    """Sum the results of `count_documents` and `count_decisions` for all partitions."""
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
@@ -162,7 +166,7 @@ def summarize(
 
 
 def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
-    """Count one partition's result of `gpuclassify.corpus.dedup.groups.decide`."""
+    """Count duplicates in one partition of `gpuclassify.corpus.dedup.groups.decide`'s results."""
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
@@ -175,7 +179,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
         in_groups=len(in_groups),
         groups=len(heads),
         blank=int(heads.loc[heads["beginning"] == "", "size"].sum()),
-        removed=len(goes),
+        duplicates=len(goes),
         compared=compared,
         accepted=accepted,
         rejected=compared - accepted,
@@ -189,7 +193,7 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if a limit is exceeded; None is no limit."""
+    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit."""
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(
@@ -200,7 +204,7 @@ def refuse(
         )
     if max_removed_share is None:
         return
-    shares = [("the corpus", summary.documents, summary.removed)]
+    shares = [("the corpus", summary.documents, summary.duplicates)]
     sources = ((f"source {name!r}", *counts) for name, counts in summary.sources.items())
     shares += [share for share in sources if share[1] >= FEWEST_DOCUMENTS]
     for where, documents, gone in shares:
@@ -213,7 +217,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the largest groups, but only one with blank texts."""
+    """Return the largest groups, with at most one group of blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
     blank = [group for group in ordered if not group.beginning][1:]
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

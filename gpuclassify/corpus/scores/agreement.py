@@ -22,6 +22,9 @@ from gpuclassify.corpus.statistics.agreement import (
 from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
 from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, frame_of
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, text_columns, visible
 from gpuclassify.pages.sections import Section, Table, Text, sections_page
@@ -84,7 +87,7 @@ class Agreement:
         return html_table("Agreement", rows)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Yield name, columns, rows, value and interval of each figure, for people."""
+        """Yield the lines of a table: name, columns, rows, value and interval of each figure."""
         for row in _records(self.figures):
             value, low, group = row["value"], row["low"], row["group"]
             yield (
@@ -96,7 +99,7 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with the differing rows of the page."""
+        """Return plain values for JSON, with the rows that differ most."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -110,7 +113,7 @@ class Agreement:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the page, one file of HTML that opens without a network."""
+        """Write an HTML page to a file, which opens without a network."""
         figures = Table(_COLUMNS, [*self.lines()], is_cross=True)
         sections = [Section("Figures", [figures, Text(_INTERVALS)])]
         for (one, other), counts in self.confusion.items():
@@ -137,12 +140,13 @@ class Agreement:
 
 @with_plain_values
 def agreement(
-    dataset: Frame | LazyFrame,
+    dataset: Frame | LazyFrame | FileReader,
     between: Sequence[str],
     *,
     by: str | None = None,
     weight: str | None = None,
     text_field: str = "text",
+    on_error: OnError = "raise",
 ) -> Agreement:
     """Measure the agreement of people or models that labelled or scored the same rows.
 
@@ -154,7 +158,7 @@ def agreement(
 
     Parameters
     ----------
-    dataset : pandas.DataFrame, dask.dataframe.DataFrame or cudf.DataFrame
+    dataset : pandas.DataFrame, dask.dataframe.DataFrame, cudf.DataFrame or FileReader
         Labelled rows. All of them are loaded into memory.
     between : sequence of str
         Two columns or more, all of labels or all of numbers; null is ignored.
@@ -165,6 +169,9 @@ def agreement(
         the whole dataset. Intervals assume independent rows, and are a little wide for strata.
     text_field : str
         Column of text shown with rows that differ, if it exists.
+    on_error : {"raise", "quarantine"}
+        Raise for the first file, line or row of a reader that cannot be read, or leave it out and
+        count it in Python's log. Rows that annotations list as left out never raise.
 
     Returns
     -------
@@ -184,9 +191,11 @@ def agreement(
     names = tuple(dict.fromkeys(label_tuple("between", between, keep_order=True) or ()))
     if len(names) < 2:
         raise ValueError(f"between={[*names]}: name two columns or more")
-    frame = _frame_of(
-        dataset, [*names, *(name for name in (by, weight) if name is not None)], text_field
-    )
+    needed = [*names, *(name for name in (by, weight) if name is not None)]
+    with left_out_logged():
+        if isinstance(dataset, FileReader):
+            dataset = frame_of(dataset, on_error)
+        frame = _columns_of(dataset, needed, text_field)
     labels, values = _values(frame, names)
     weights = _weights(frame, weight)
     groups, group_names = ScoreColumns((), by=by).groups(frame)
@@ -219,7 +228,7 @@ def agreement(
     )
 
 
-def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
+def _columns_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
     """Return the columns as a pandas frame. Raises ValueError unless each exists once."""
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
@@ -230,7 +239,10 @@ def _frame_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return the labels, and each value's index in them, or None, and numbers: (rows, names)."""
+    """Return the labels, and the index of each value among them, float64 (rows, columns).
+
+    For columns of numbers, returns None and the numbers.
+    """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
         columns = [ScoreColumns((name,)).values(frame, name) for name in names]
@@ -249,7 +261,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None
 
 
 def _plain(key: str) -> str:
-    """Return the value of a `group_key` as text."""
+    """Return the value in a `group_key`, which is JSON, as text."""
     return key if key == ALL else str(json.loads(key))
 
 
@@ -267,7 +279,7 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield name, columns, rows, value, and interval of each figure."""
+    """Yield each figure: name, columns, number of rows, value, and both ends of its interval."""
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
         both = ~np.isnan(values[:, [one, other]]).any(axis=1)
@@ -288,7 +300,7 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes the figures of two columns, float64 (rows,), for some rows.
+    """Return a function that computes the figures of two columns for some rows, for `bootstrap`.
 
     The bootstrap calls it a thousand times, so that scikit-learn, at milliseconds per call, is too
     slow; scipy's correlation takes no weights.
@@ -320,7 +332,7 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes Krippendorff's alpha of all columns for some rows.
+    """Return a function that computes Krippendorff's alpha for some rows, for `bootstrap`.
 
     One-hot labels let nominal and interval alpha share one formula: the squared distance of two
     different labels is 2, and sums of vectors and of their squares give the distances of all pairs.
@@ -366,7 +378,7 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows whose values differ, by number of labels or spread (largest first)."""
+    """Return the rows whose values differ, by number of labels or by spread (largest first)."""
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":
         spread = (np.diff(ordered, axis=1) > 0).sum(axis=1)

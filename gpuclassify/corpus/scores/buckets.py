@@ -22,6 +22,7 @@ from gpuclassify.corpus.statistics.quantiles import (
     Compute,
     ScoreColumns,
     compute_here,
+    group_value,
     weighted_quantiles,
 )
 from gpuclassify.frames import Frame, LazyFrame, backend_of
@@ -39,15 +40,15 @@ SETTINGS = ("combine", "bucket_field", "overwrite")  # settings of `ScoreBuckets
 
 @dataclass(frozen=True)
 class ScoreEdges(Saved):
-    """Edges of score buckets.
+    """Edges of score buckets: the scores that divide rows into buckets of equal weight.
 
     Attributes
     ----------
     n : int
         Number of buckets, from 0 for the lowest scores to n - 1.
-    edges : dict of str to dict of str to list of float
-        Lowest score of each bucket except the first (n - 1 numbers), by score column and group.
-        Groups are JSON values, such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    edges : dict of str to dict to list of float
+        Lowest score of each bucket except the first (n - 1 numbers), by score column and value of
+        `by`, such as ``"de"``, and None for null; without groups there is one, None.
     by : str, optional
         Column of groups.
     weight : str, optional
@@ -55,14 +56,14 @@ class ScoreEdges(Saved):
     """
 
     n: int
-    edges: Mapping[str, Mapping[str, Sequence[float]]]
+    edges: Mapping[str, Mapping[Any, Sequence[float]]]
     by: str | None = None
     weight: str | None = None
 
     what: ClassVar[str] = "edges of buckets"
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have ascending edges, one less than n."""
+        """Raise ValueError unless each group has ascending edges, and `n` - 1 of them."""
         check_buckets(self.n)
         rows = [row for groups in self.edges.values() for row in groups.values()]
         if any(len(row) != self.n - 1 or sorted(row) != [*row] for row in rows):
@@ -124,7 +125,7 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """Return the columns to compute edges for; see `score_edges` for the arguments."""
+    """Check the arguments that name columns; see `score_edges`. Returns them as one object."""
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
         raise ValueError("scores=None: name a column of scores, or several")
@@ -132,7 +133,7 @@ def score_columns(
 
 
 def check_buckets(n: int) -> None:
-    """Raise unless `n` is a possible number of buckets."""
+    """Raise ValueError unless `n` is a possible number of score buckets."""
     check_count("n", n)
     if not 2 <= n <= MOST_BUCKETS:
         raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
@@ -141,14 +142,18 @@ def check_buckets(n: int) -> None:
 def find_edges(
     dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
 ) -> ScoreEdges:
-    """Find the edges of `score_edges`; `compute` computes a list of delayed tasks."""
+    """Find the edges of score buckets; see `score_edges`. `compute` runs delayed tasks."""
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
 
     edges = weighted_quantiles(dataset, columns, ranks, compute)
     _refuse_empty(edges)
-    return ScoreEdges(n, edges, columns.by, columns.weight)
+    by_value = {
+        name: {group_value(key): own for key, own in groups.items()}
+        for name, groups in edges.items()
+    }
+    return ScoreEdges(n, by_value, columns.by, columns.weight)
 
 
 def add_buckets(
@@ -159,7 +164,7 @@ def add_buckets(
     bucket_field: str = "bucket",
     overwrite: bool = False,
 ) -> Any:
-    """Add the bucket of each score, and a combined bucket, to a dataset.
+    """Add the bucket of each score, and a combined score bucket, to a dataset.
 
     Applies `ScoreBuckets` with these arguments.
     """
@@ -197,7 +202,7 @@ class ScoreBuckets(Declared, RowWiseMap):
     overwrite: bool = setting(default=False, changes_results=False)
 
     def check_together(self) -> None:
-        """Raise ValueError if two buckets would be in one column."""
+        """Raise ValueError if `bucket_field` is also the column of a single score's bucket."""
         *bucket_columns, combined = self.schema().names
         if combined in bucket_columns:
             raise ValueError(
@@ -209,53 +214,53 @@ class ScoreBuckets(Declared, RowWiseMap):
 
     @property
     def columns(self) -> ScoreColumns:
-        """Columns of the scores and of groups."""
+        """Names of the score columns, and of the column of groups."""
         return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
 
     def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
-        """Return a mapper with the same settings and other edges."""
+        """Return a mapper with the same settings, but these edges."""
         return replace(self, edges=edges)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns of the scores and of groups."""
+        """Names of the score columns, and of the column of groups."""
         return tuple(self.columns.needed)
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the bucket columns."""
+        """Return the fields of a bucket column for each score, and of the combined bucket."""
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, and a digest of the edges."""
+        """Return the settings that change results, with a digest instead of the edges."""
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}
 
     def code(self, show: Callable[[Any], str] = short) -> str:
-        """Return the call that makes the object, with edges shortened."""
+        """Return the constructor call as Python code, with edges shortened."""
         return super().code(short)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the columns of scores exist, and the new columns do not."""
+        """Raise unless the columns of scores exist, and the bucket columns do not."""
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
-        """Return the empty frame with the buckets' columns."""
+        """Return an empty frame with the bucket columns."""
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
-        """Add the buckets to a pandas or cudf frame."""
+        """Add the bucket columns to a pandas or cudf frame."""
         codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
         for column, (name, edges) in zip(buckets, self.edges.edges.items(), strict=True):
             values = self.columns.values(frame, name).astype(np.float64)
             for code, group in enumerate(groups):
-                if group in edges:
+                if (own := edges.get(group_value(group))) is not None:
                     rows = (codes == code) & ~np.isnan(values)
-                    column[rows] = np.digitize(values[rows], edges[group])
+                    column[rows] = np.digitize(values[rows], own)
         if self.combine == "max":
             combined = buckets.max(0, initial=UNKNOWN)
         else:  # minimum of the known buckets

@@ -1,4 +1,4 @@
-"""Calibrate scores to probabilities of a positive label, and measure their reliability."""
+"""Calibrate scores to probabilities of a positive label, and measure how reliable these are."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Labelled(NamedTuple):
     def of(
         cls, scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray | None = None
     ) -> Labelled:
-        """Sort rows by all values, so that results do not depend on the order of the input."""
+        """Sort rows by score, label and weight, so that the order of the input has no effect."""
         keys = (is_positive, -scores) if weights is None else (weights, is_positive, -scores)
         return cls(scores, is_positive, weights).take(np.lexsort(keys))
 
     def take(self, rows: Any) -> Labelled:
-        """Return rows by index, slice or mask."""
+        """Return the rows with these indices, or in this slice or mask."""
         weights = None if self.weights is None else self.weights[rows]
         return Labelled(self.scores[rows], self.is_positive[rows], weights)
 
@@ -38,9 +38,10 @@ class Labelled(NamedTuple):
 
 
 def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
-    """Fit the probability of a positive label as a function of the score, as JSON values.
+    """Fit the probability of a positive label as a function of the score; return it as JSON values.
 
     `kind` is "isotonic", for isotonic regression, or "sigmoid", for the sigmoid of J. Platt (1999).
+    `calibrated` applies the result.
     """
     scores, weights = rows.scores.astype(np.float64), rows.weight()
     if kind == "isotonic":
@@ -69,7 +70,7 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 
 
 def check_calibration(calibration: dict[str, Any]) -> None:
-    """Raise ValueError unless these are possible results of `fit_calibration`."""
+    """Raise ValueError unless the JSON values of a calibration are as `fit_calibration` returns."""
     lists = [values for values in calibration.values() if isinstance(values, list)]
     is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
     is_isotonic = (
@@ -86,7 +87,7 @@ def check_calibration(calibration: dict[str, Any]) -> None:
 
 
 def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the probabilities of scores, float64 (rows,); NaN for NaN."""
+    """Return the calibrated probability of each score, float64 (rows,); NaN for NaN."""
     scores = scores.astype(np.float64)
     if "slope" in calibration:
         with np.errstate(over="ignore"):
@@ -95,10 +96,10 @@ def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
 
 
 def reliability(kind: str, rows: Labelled) -> list[list[float]]:
-    """Compare probabilities with shares of positive rows, in bins of equal size.
+    """Compare calibrated probabilities with the shares of positive labels, in ten bins of rows.
 
-    Probabilities are cross-validated: each fold is predicted by a calibration of the other folds.
-    A bin has mean probability, share, both ends of its interval, and number of rows.
+    Probabilities are cross-validated: each fold is predicted by a calibration of the other folds. A
+    bin has mean probability, share, both ends of its interval, and number of rows.
     """
     folds = np.arange(len(rows.scores)) % FOLDS
     predicted = np.zeros(len(folds))

@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """Larger share of rows with another label, or with another decision."""
+        """Share of rows with another label, or with another decision; the larger of both."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with the moved rows of the page."""
+        """Return plain values for JSON, with the rows that moved most."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)
@@ -97,7 +97,7 @@ class Comparison:
         return plain | {"moved": moved.where(moved.notna(), None).to_dict("records")}
 
     def save(self, path: str | Path) -> None:
-        """Write the page, one file of HTML that opens without a network."""
+        """Write an HTML page to a file, which opens without a network."""
         figures = [line for line in self._lines() if line[0]]
         sections = [Section("Figures", [Table(("figure", "value"), figures)])]
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
@@ -206,7 +206,7 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
 
 
 class _Run:
-    """Outputs of one classifier for the rows of a frame."""
+    """Results of one classifier for the rows of a frame, and the seconds that they took."""
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
@@ -250,7 +250,7 @@ class _Run:
 
 
 def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
-    """Return the spans that a mapper has found; None if it has no column of spans."""
+    """Return the spans in a mapper's new columns; None if it has no column of spans."""
     columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
     return Spans.from_arrow(columns) if columns else None
 
@@ -267,7 +267,10 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
-    """Return the numbers of a column of scores or embeddings, (rows, numbers), or None."""
+    """Return the numbers in a column of scores or embeddings, (rows, numbers).
+
+    None for a column of other values, or of lists of different lengths.
+    """
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]
         return np.hstack(parts) if parts else None

@@ -1,10 +1,10 @@
-"""Job that finds the edges of buckets of equal weight, and assigns buckets to rows."""
+"""Job that finds the edges of score buckets of equal weight, and writes rows with their buckets."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,33 @@ from gpuclassify.jobs.job import Job
 from gpuclassify.jobs.output.writers import FileWriter
 from gpuclassify.jobs.pipeline import Pipeline, stage_list
 from gpuclassify.jobs.recipe import RecipeJob
+from gpuclassify.jobs.report.report import report_of
 from gpuclassify.jobs.report.summary import JobSummary
 from gpuclassify.jobs.steps import Steps
 from gpuclassify.mapping.chain import Chain
+from gpuclassify.pages.sections import ReportPart
 from gpuclassify.settings.declared import declared, setting
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "_buckets"  # folder in the output that dataset readers skip
 SCORED, EDGES = "scored", f"{FOLDER}/edges.json"
+# Counts of the input, which only classifiers read: the last pass reads their output.
+READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
+
+
+class ScoringReport(ReportPart):
+    """Part of a report about the input, if classifiers read it before buckets were assigned."""
+
+    def entries(
+        self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the counts and the problems of the classifiers' pass."""
+        try:
+            report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
+        except FileNotFoundError:  # the scores were in the input
+            return {}
+        return {name: report[name] for name in (*READ_ONCE, "warnings", "problems")}
 
 
 @declared
@@ -103,6 +121,7 @@ class AssignBuckets(Pipeline):
 
     folder = FOLDER
     ledger = EDGES
+    report_parts = (ScoringReport(),)
     last_step = "buckets"
 
     def check_together(self) -> None:
@@ -112,18 +131,21 @@ class AssignBuckets(Pipeline):
 
     @functools.cached_property
     def columns(self) -> ScoreColumns:
-        """Columns that edges are computed from."""
+        """Names of the columns that edges are computed from."""
         return score_columns(self.scores, self.weight, self.by, self.text_field)
 
     @functools.cached_property
     def buckets(self) -> ScoreBuckets:
-        """Stage that adds buckets; its edges are empty, because they are not known yet."""
+        """Stage that adds score buckets.
+
+        It has no edges, which are not known before the job runs.
+        """
         unknown: dict[str, Any] = {name: {} for name in self.columns.names}
         edges = ScoreEdges(self.n, unknown, self.by, self.weight)
         return ScoreBuckets(edges, **{name: getattr(self, name) for name in SETTINGS})
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the reader, the classifiers and the buckets, and the writer."""
+        """Return the reader, the stages (classifiers and `ScoreBuckets`), and the writer."""
         reader = self.stages[0] if self.stages else None
         if not isinstance(reader, FileReader):
             raise TypeError(
@@ -139,13 +161,16 @@ class AssignBuckets(Pipeline):
         return reader, [*classifiers, self.buckets], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the input has the scores, or the classifiers write them."""
+        """Raise unless the input has the scores, or the job's classifiers write them."""
         self.columns.check(_scoring(job).meta(job.source.meta))
 
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Score documents and find the edges; return None if the job is finished."""
+        """Score documents, and find edges.
+
+        Return source of the scores and edges, None if finished.
+        """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
             return None
@@ -165,7 +190,7 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Classify remaining documents, and return the source of the scored ones."""
+        """Run the classifiers over documents not scored yet; return the source of scored ones."""
         scores = steps.job(
             SCORED,
             job.source,
@@ -179,7 +204,7 @@ class AssignBuckets(Pipeline):
         return steps.source(SCORED)
 
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
-        """Return the job that adds buckets to the documents, or to their scored copies."""
+        """Return the job that adds score buckets to the documents, or to their scored copies."""
         if results is None:
             return job
         source, edges = results
@@ -190,19 +215,23 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, and take over the classifiers' quarantine."""
-        left_out = steps.take_over(SCORED, job, _scoring(job).report_parts)
-        summary.left_out = left_out or summary.left_out
+        """Remove the scored copies, and add the counts of reading the input to the summary."""
+        report = steps.take_over(SCORED, job, _scoring(job).report_parts)
+        if report:
+            vars(summary).update({name: report[name] for name in READ_ONCE})
         return summary
 
 
 def _scoring(job: RecipeJob) -> Chain:
-    """Return the classifiers of a job, whose last stage adds buckets."""
+    """Return a job's classifiers: all stages before the last one, which adds score buckets."""
     return Chain(job.spec.chain.mappers[:-1])
 
 
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
-    """Read the saved result of an earlier run's steps; None if it is missing or damaged."""
+    """Read the result that the recipe's steps saved in an earlier run.
+
+    Returns None if it is missing or damaged.
+    """
     try:
         return kind.from_json(job.directory.read(job.recipe.ledger))
     except FileNotFoundError:
@@ -214,6 +243,6 @@ def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
 
 
 def keep_result(job: RecipeJob, result: Saved) -> None:
-    """Write the result of steps, so that no later run computes it again."""
+    """Save the result of a recipe's steps, so that no later run computes it again."""
     job.directory.make(job.recipe.folder)
     job.directory.replace(job.recipe.ledger, result.as_json().encode())

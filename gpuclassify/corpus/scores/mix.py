@@ -1,12 +1,11 @@
-"""Plan a mixture: the number of epochs of each cell of a corpus for a budget of tokens."""
+"""Plan a data mixture: how often to repeat each cell of a corpus for a budget of tokens."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import dask
@@ -20,11 +19,15 @@ from gpuclassify.corpus.statistics.quantiles import (
     cells_of,
     compute_here,
     group_key,
+    group_value,
     refuse_many,
     require_columns,
 )
 from gpuclassify.frames import Frame, LazyFrame
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import short_number, text_columns
 from gpuclassify.settings.checks import check_number, label_tuple, with_plain_values
 from gpuclassify.settings.declared import Declared, declared, setting
@@ -63,7 +66,7 @@ class MixCell:
 
 @dataclass(frozen=True)
 class Mix(Saved):
-    """Mixture of the cells of a corpus.
+    """Data mixture: for each cell of a corpus, such as a topic, the number of epochs (repeats).
 
     Attributes
     ----------
@@ -71,8 +74,8 @@ class Mix(Saved):
         Columns whose combined values define a cell.
     tokens : float
         Total tokens of the mixture.
-    cells : dict of str to MixCell
-        Cells, by a JSON list of the values of `by`.
+    cells : dict of tuple to MixCell
+        Cells, by the values of `by`, such as ``("News", 3)``; None for null.
     max_epochs : float
     """
 
@@ -80,26 +83,28 @@ class Mix(Saved):
 
     by: list[str]
     tokens: float
-    cells: Mapping[str, MixCell]
+    cells: Mapping[Any, MixCell]
     max_epochs: float
 
     @classmethod
     @with_plain_values
     def plan(
         cls,
-        dataset: Frame | LazyFrame,
+        dataset: Frame | LazyFrame | FileReader,
         *,
         by: str | Sequence[str],
         tokens: float,
         weights: Sequence[Mapping[str, Any]] | None = None,
         max_epochs: float = 4,
         token_field: str = "tokens",
+        on_error: OnError = "raise",
     ) -> Mix:
         """Count the tokens of each cell in one pass, and compute its epochs.
 
         Parameters
         ----------
-        dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         by : str or sequence of str
             Columns, such as topic and bucket, whose combined values define a cell.
         tokens : float
@@ -113,6 +118,9 @@ class Mix(Saved):
             Maximum number of epochs of a cell, at most 1,000.
         token_field : str
             Column of whole numbers, such as `TokenCounter` writes; null is 0.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -133,20 +141,21 @@ class Mix(Saved):
         ...     weights=[{"topic": "News", "weight": 1}, {"topic": "Health", "weight": 3}],
         ... )  # doctest: +SKIP
         """
-        return MixSettings(
+        settings = MixSettings(
             by=by,
             tokens=tokens,
             weights=weights,
             max_epochs=max_epochs,
             token_field=token_field,
-        ).find(dataset)
+        )
+        with left_out_logged():
+            return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
-        """Raise ValueError unless cells have values of `by`, and numbers are in range."""
+        """Raise ValueError unless cells have a value for each column, and numbers are in range."""
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
-            values = json.loads(name)
-            if not isinstance(values, list) or len(values) != len(self.by):
+            if not isinstance(name, tuple) or len(name) != len(self.by):
                 raise ValueError(f"the cell {name!r} has no value for each of {self.by}")
             numbers = (cell.rows, cell.tokens, cell.asked, cell.missing)
             if not all(0 <= number < np.inf for number in numbers):
@@ -159,17 +168,67 @@ class Mix(Saved):
         if not any(cell.tokens for cell in self.cells.values()):
             raise ValueError("no cell has tokens")
 
+    @with_plain_values
+    def compare(
+        self,
+        dataset: Frame | LazyFrame | FileReader,
+        *,
+        token_field: str = "tokens",
+        on_error: OnError = "raise",
+    ) -> MixComparison:
+        """Compare a selection, such as the output of `gpuclassify select`, with this mixture.
+
+        Parameters
+        ----------
+        dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Rows that were selected for the mixture, with its columns `by`.
+        token_field, on_error
+            See `plan`.
+
+        Returns
+        -------
+        MixComparison
+
+        Raises
+        ------
+        TypeError, ValueError
+            An argument is invalid, or a column is missing.
+        """
+        with left_out_logged():
+            counting = self.counting(token_field)
+            return self.compared(counting, read_columns(dataset, counting.read_fields, on_error))
+
+    def counting(self, token_field: str) -> MixSettings:
+        """Return the settings that count the rows and tokens of this mixture's cells."""
+        return MixSettings(by=self.by, tokens=self.tokens, token_field=token_field)
+
+    def compared(
+        self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
+    ) -> MixComparison:
+        """Count the cells of a selection by the result of `counting`, and compare them."""
+        counts = counting.count(dataset, compute)
+        found = {group_value(cell): count for cell, count in counts.items()}
+        nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
+        cells = {}
+        for name in sorted({*self.cells, *found}, key=group_key):
+            cell, (rows, tokens) = self.cells.get(name, nothing), found.get(name, (0, 0))
+            given, asked = tokens * cell.epochs, cell.asked
+            # Rounding of epochs leaves less than a token.
+            missing = asked - given if asked - given >= 1 else 0.0
+            cells[name] = SelectedCell(cell.rows, rows, tokens, cell.epochs, given, asked, missing)
+        return MixComparison(cells)
+
     @property
     def missing(self) -> float:
-        """Tokens that the mixture lacks."""
+        """Number of tokens that the mixture lacks, because epochs are limited."""
         return sum(cell.missing for cell in self.cells.values())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each cell."""
+        """Return the lines of a table: a header, and a line for each cell."""
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
-        """Return sentences about the mixture as a whole."""
+        """Return sentences about the mixture as a whole, to show below the table."""
         total = sum(cell.tokens for cell in self.cells.values())
         used = self.tokens - self.missing
         notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
@@ -181,13 +240,16 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return each cell's name, and its tokens present and asked, relative to the maximum."""
+        """Return lengths of bars: each cell's name, and its tokens that exist and are asked for.
+
+        Both are relative to the largest number of all cells.
+        """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
         return [(_name(name), cell.tokens / most, cell.asked / most) for name, cell in cells]
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
@@ -212,6 +274,66 @@ class Mix(Saved):
         return "\n".join([*text_columns(lines), *self.notes()])
 
 
+@dataclass(frozen=True)
+class SelectedCell:
+    """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
+
+    Attributes
+    ----------
+    planned_rows : int
+        Rows in the corpus that the mixture was planned for.
+    rows, tokens : int
+        Rows and tokens that were selected.
+    epochs : float
+        Epochs in the mixture; 0 for a cell that it does not have.
+    given : float
+        Tokens that the selection gives: its tokens times the epochs.
+    asked : float
+        Tokens that the mixture should have of this cell.
+    missing : float
+        Tokens that the selection lacks.
+    """
+
+    planned_rows: int
+    rows: int
+    tokens: int
+    epochs: float
+    given: float
+    asked: float
+    missing: float
+
+
+@dataclass(frozen=True, repr=False)
+class MixComparison:
+    """Comparison of selected rows with their mixture, cell by cell; ``print`` shows a table.
+
+    Attributes
+    ----------
+    cells : dict of tuple to SelectedCell
+        Cells of the mixture and of the selection, by the values of `by`; None for null.
+    """
+
+    cells: Mapping[tuple[Any, ...], SelectedCell]
+
+    def __repr__(self) -> str:
+        header = ("cell", "rows planned", "rows", "tokens", "epochs", "given", "asked", "missing")
+        lines = [header, *(_selected_line(*pair) for pair in self.cells.items())]
+        cells = self.cells.values()
+        given, asked = sum(cell.given for cell in cells), sum(cell.asked for cell in cells)
+        missing = sum(cell.missing for cell in cells)
+        return "\n".join(
+            [
+                *text_columns(lines),
+                f"{short_number(given)} tokens are given of {short_number(asked)} asked, and "
+                f"{short_number(missing)} are missing.",
+            ]
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values by name, for JSON."""
+        return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
+
+
 @declared
 class MixSettings(Declared):
     """Arguments of `Mix.plan`, checked before anything is counted."""
@@ -223,7 +345,7 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless there are columns of cells, and numbers are in range."""
+        """Raise ValueError unless `by` names columns, and numbers are in range."""
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
@@ -234,29 +356,33 @@ class MixSettings(Declared):
 
     @property
     def names(self) -> list[str]:
-        """Columns whose combined values define a cell."""
+        """Names of the columns whose combined values define a cell."""
         return [*dict.fromkeys(self.by)]
 
     @property
     def read_fields(self) -> list[str]:
-        """Columns needed to count tokens."""
+        """Names of the columns to read in order to count tokens."""
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame, possibly empty, has the columns of cells and tokens."""
+        """Raise unless the frame, which may be empty, has the columns of cells and tokens."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
 
-    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and plan the mix; `compute` runs delayed tasks."""
+    def count(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Counts:
+        """Count the rows and tokens of each cell; `compute` runs delayed tasks."""
         frame = as_dask(dataset)
         self.check(frame._meta)
         count = dask.delayed(_part_counts, pure=True)
         columns = ScoreColumns((), weight=self.token_field)
         parts = frame[self.read_fields].to_delayed()
         (sums,) = compute([reduce_tree(_added, [count(p, self.names, columns) for p in parts])])
-        counts = {cell: sums[cell] for cell in sorted(sums)}
+        return {cell: sums[cell] for cell in sorted(sums)}
+
+    def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
+        """Count the tokens of each cell, and plan the mixture; `compute` runs delayed tasks."""
+        counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
             rows = sum(rows for rows, _ in counts.values())
             raise ValueError(
@@ -266,7 +392,8 @@ class MixSettings(Declared):
             dict(entry) for entry in ([{WEIGHT: 1}] if self.weights is None else self.weights)
         ]
         matched = _matched(entries, self.names, counts)
-        cells = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        planned = _planned(counts, matched, float(self.tokens), self.max_epochs)
+        cells = {group_value(cell): each for cell, each in planned.items()}
         mix = Mix(self.names, float(self.tokens), cells, float(self.max_epochs))
         if mix.missing:
             logger.warning("%s", mix.notes()[-1])
@@ -274,7 +401,7 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell in one partition."""
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -300,7 +427,10 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return each entry's weight and cells. Raises ValueError if two entries match a cell."""
+    """Return the weight of each entry of ``weights=``, and the cells that it matches.
+
+    Raises ValueError if two entries match one cell.
+    """
     owners: dict[str, dict[str, Any]] = {}
     matched = []
     for entry in entries:
@@ -313,10 +443,10 @@ def _matched(
         cells = [
             cell
             for cell in counts
-            if all(group_key(json.loads(cell)[index]) == key for index, key in wanted.items())
+            if all(group_key(group_value(cell)[index]) == key for index, key in wanted.items())
         ]
         if not cells:
-            known = ", ".join([*map(_name, counts)][:10])
+            known = ", ".join([*map(_name, map(group_value, counts))][:10])
             raise ValueError(f"weights= has {entry!r}, and no row is of it; cells are {known}")
         for cell in cells:
             if cell in owners:
@@ -346,11 +476,18 @@ def _planned(
     return cells
 
 
-def _name(cell: str) -> str:
-    return ", ".join("null" if value is None else str(value) for value in json.loads(cell))
+def _name(cell: tuple[Any, ...]) -> str:
+    return ", ".join("null" if value is None else str(value) for value in cell)
 
 
-def _line(name: str, cell: MixCell) -> tuple[str, ...]:
+def _line(name: tuple[Any, ...], cell: MixCell) -> tuple[str, ...]:
     numbers = (cell.rows, cell.tokens, cell.asked)
     missing = short_number(cell.missing) if cell.missing else "–"
     return (_name(name), *map(short_number, numbers), f"{cell.epochs:.3g}", missing)
+
+
+def _selected_line(name: tuple[Any, ...], cell: SelectedCell) -> tuple[str, ...]:
+    rows, selected = (f"{number:,}" for number in (cell.planned_rows, cell.rows))
+    tokens, given, asked = map(short_number, (cell.tokens, cell.given, cell.asked))
+    missing = short_number(cell.missing) if cell.missing else "–"
+    return (_name(name), rows, selected, tokens, f"{cell.epochs:.3g}", given, asked, missing)

@@ -25,11 +25,14 @@ from gpuclassify.frames.hashing import id_keys, row_keys, uniform
 from gpuclassify.frames.lazy import as_dask, reduce_tree
 from gpuclassify.jobs.input import schema as schemas
 from gpuclassify.jobs.input.annotation_reader import ROW_POSITION, AnnotationReader
+from gpuclassify.jobs.input.left_out import left_out_logged, report_left_out
 from gpuclassify.jobs.input.parts import InputSchema, Part, read_chosen, read_table
 from gpuclassify.jobs.input.readers import FileReader
+from gpuclassify.jobs.ledger.quarantine import ON_ERROR, OnError
 from gpuclassify.jobs.stores.hub import share_tokens
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.settings.checks import (
+    check_choice,
     check_count,
     check_number,
     check_text,
@@ -51,7 +54,7 @@ STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 
 
 class Candidates(NamedTuple):
-    """Candidate rows of a sample by stratum and order, and the totals of all strata."""
+    """Rows of some partitions that may be in the sample, and the number of rows in each stratum."""
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
@@ -60,7 +63,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample for workers; see `sample`."""
+    """Settings of a sample, as sent to workers; see `sample`."""
 
     n: int
     by: tuple[str, ...]
@@ -73,13 +76,13 @@ class Draw:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that determine the drawn rows."""
+        """Names of the columns that determine which rows are drawn."""
         condition = self.select.read_fields if self.select else ()
         names = [*self.by, self.near, self.id_field, *condition]
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame, possibly empty, has the columns, but no column of weights."""
+        """Raise unless the frame, which may be empty, has the columns, and none of weights yet."""
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -89,18 +92,24 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Hash the id of each row, uint64 (rows,)."""
+        """Return the hash of each row's id, uint64 (rows,)."""
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
-        """Return the relative probability of each row, float64 (rows,); NaN without a score."""
+        """Return the relative probability to draw each row, float64 (rows,).
+
+        NaN without a score.
+        """
         if self.near is None:
             return np.ones(len(frame))
         values = ScoreColumns((self.near,)).values(frame, self.near).astype(np.float64)
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the rows of one partition that may be in the sample."""
+        """Return the rows of partition `part` that may be in the sample.
+
+        `at` identifies rows in it.
+        """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
         order = uniform(keys) / self.sizes(frame)
@@ -112,19 +121,19 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join the candidates of several partitions."""
+        """Join the candidates of several partitions, and leave out rows that others replace."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
     def compute(self, source: _Files | _Partitions) -> Candidates:
-        """Compute the candidates of all partitions."""
+        """Compute the candidates of all partitions by Dask."""
         (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
         return candidates
 
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
-        """Return the rows of the sample with their weights, sorted by part and `AT`."""
+        """Return the drawn rows with their weights, sorted by part and `AT`."""
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
         rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
@@ -151,6 +160,7 @@ def sample(
     id_field: str | None = None,
     weight_field: str = "weight",
     seed: int = 0,
+    on_error: OnError = "raise",
 ) -> pd.DataFrame:
     """Draw a stratified sample, with weights that describe the whole dataset.
 
@@ -182,6 +192,11 @@ def sample(
         its probability to be drawn.
     seed : int
         Seed of the hash.
+    on_error : {"raise", "quarantine"}
+        Raise for the first file, line or row of a reader that cannot be read, or leave it out. If a
+        drawn row turns out to be unreadable, the sample has one row less, and the other weights
+        still describe the readable rows. What is left out is counted in Python's log. Rows that
+        annotations list as left out never raise.
 
     Returns
     -------
@@ -199,28 +214,39 @@ def sample(
     >>> rows = sample(ddf, 50, by=["label", "source"], id_field="id")  # doctest: +SKIP
     >>> numpy.average(rows["score"], weights=rows["weight"])  # doctest: +SKIP
     """
+    check_choice("on_error", on_error, ON_ERROR)
     check_count("n", n)
     check_count("seed", seed, 0)
     check_text("weight_field", weight_field, "a column name")
     check_number("score", score)
+    if width is not None:
+        check_number("width", width)
+        if not 0 < width < np.inf:
+            raise ValueError(f"width={width!r} must be above 0, and finite")
+        if near is None:
+            raise ValueError(f"width={width!r} has no score to be near to: name its column (near=)")
     width = abs(score) * WIDTH_SHARE if width is None else width
-    check_number("width", width)
     if near is not None and not width > 0:
         raise ValueError(
-            f"width={width} must be above 0: name the score to be near to (score=), or pass the "
-            f"distance from score={score} at which a row is half as likely"
+            f"score={score} has no default width: name the score to be near to (score=), or pass "
+            "the distance from it at which a row is half as likely (width=)"
         )
     columns = label_tuple("by", by, keep_order=True) or ()
     draw = Draw(n, columns, near, float(score), float(width), id_field, seed)
-    source = _Files(dataset) if isinstance(dataset, FileReader) else _Partitions(dataset, draw)
-    draw.check(source.meta, weight_field)
-    candidates = draw.compute(source)
-    if candidates.unscored:
-        logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
-    if candidates.rows.empty:
-        raise ValueError("the dataset has no rows to draw from" + f" with a {near}" * bool(near))
-    drawn = draw.weigh(candidates, weight_field)
-    frame = source.rows(draw, drawn)
+    source: _Files | _Partitions
+    with left_out_logged():
+        if isinstance(dataset, FileReader):
+            source = _Files(dataset, on_error)
+        else:
+            source = _Partitions(dataset, draw)
+        draw.check(source.meta, weight_field)
+        candidates = draw.compute(source)
+        if candidates.unscored:
+            logger.warning("%d rows have no %s, and are left out", candidates.unscored, near)
+        if candidates.rows.empty:
+            words = f" with a {near}" * bool(near)
+            raise ValueError(f"the dataset has no rows to draw from{words}")
+        drawn, frame = source.rows(draw, draw.weigh(candidates, weight_field))
     if len(frame) != len(drawn) or drawn[KEY].duplicated().any():
         raise ValueError(f"two rows have the same id_field={id_field!r}: name a column of ids")
     frame[weight_field] = drawn[weight_field].to_numpy()
@@ -228,83 +254,106 @@ def sample(
     return frame.iloc[order].reset_index(drop=True)
 
 
-def draw_rows(reader: FileReader, n: int, seed: int, select: Select | None = None) -> pd.DataFrame:
+def draw_rows(
+    reader: FileReader,
+    n: int,
+    seed: int,
+    select: Select | None = None,
+    on_error: OnError = "raise",
+) -> pd.DataFrame:
     """Draw rows of files that meet a condition, in the order of the files, without weights.
 
-    Draws the same rows as `sample` does without strata; only their texts are read.
+    Draws the same rows as `sample` does without strata; texts of other rows are not read.
     """
-    draw, source = Draw(n, (), None, 0.0, 1.0, None, seed, select), _Files(reader)
-    return source.rows(draw, draw.weigh(draw.compute(source), "weight"))
+    draw = Draw(n, (), None, 0.0, 1.0, None, seed, select)
+    with left_out_logged():
+        source = _Files(reader, on_error)
+        if select is not None:
+            select.check(source.meta)
+        return source.rows(draw, draw.weigh(draw.compute(source), "weight"))[1]
 
 
 def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the first `count` rows of each stratum by ``order``."""
+    """Return the first `count` rows of each stratum, sorted by their random numbers (``order``)."""
     ordered = rows.sort_values([STRATUM, ORDER, KEY], ignore_index=True)
     return ordered.groupby(STRATUM, sort=False).head(count).reset_index(drop=True)
 
 
 class _Files:
-    """Rows of files, identified by number of the piece and row number in the file."""
+    """Rows of files to draw from, identified by number of the file piece and row number."""
 
-    def __init__(self, reader: FileReader) -> None:
-        self.source = reader.find_parts()
+    def __init__(self, reader: FileReader, on_error: OnError) -> None:
+        self.source, self.on_error = reader.find_parts(on_error), on_error
         self.schema, self.meta = self.source.schema, self.source.schema.meta()
         self.pieces = [piece for part in self.source.parts for piece in part.pieces]
         share_tokens(reader.paths)
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return the delayed candidates of each part."""
+        """Return the delayed candidates of each part of the input."""
         names = {file.path: redacted(file.real) for file in self.source.files}
         known = replace(self.schema.projected(self._fields(draw)), has_positions=True)
         call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
         for part in self.source.parts:
             files = [names[piece.path] for piece in part.pieces]
-            tasks.append(call(part, known, draw, first, files))
+            tasks.append(call(part, known, draw, first, files, self.on_error))
             first += len(part.pieces)
         return tasks
 
-    def rows(self, draw: Draw, drawn: pd.DataFrame) -> pd.DataFrame:
-        """Read the drawn rows."""
+    def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Read the drawn rows; return the entries of `drawn` that can be read, and the rows."""
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
-        tables = [
-            call(self.pieces[n], self.schema, fields, drawn[AT][drawn[PART] == n].tolist())
-            for n in drawn[PART].unique().tolist()
+        by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}
+        tasks = [
+            call(self.pieces[n], self.schema, fields, numbers, self.on_error)
+            for n, numbers in by_piece.items()
         ]
-        found = [self.schema.arrow.empty_table(), *dask.compute(*tables)]
-        return schemas.to_pandas(pa.concat_tables(found))
+        tables, is_read = [self.schema.arrow.empty_table()], [np.zeros(0, dtype=bool)]
+        for table, mask in dask.compute(*tasks):
+            tables.append(table)
+            is_read.append(mask)
+        drawn = drawn[np.concatenate(is_read)].reset_index(drop=True)
+        return drawn, schemas.to_pandas(pa.concat_tables(tables))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
-        """Return the columns to read; at least one, to count rows."""
+        """Return the names of the columns to read before drawing; at least one, to count rows."""
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
 @dataclass(frozen=True)
 class _RowFilter:
-    """Filter for rows by row number in the file."""
+    """Filter that keeps the rows with these row numbers while a file is read."""
 
     read_fields: tuple[str, ...]
     numbers: list[int]
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of the rows, bool (rows,)."""
+        """Return the mask of rows to keep, bool (rows,); see `RowFilter.choose`."""
         return np.isin(columns[ROW_POSITION].to_numpy(), self.numbers)
 
 
 def _rows_at(
-    part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int]
-) -> pa.Table:
-    """Read the rows of a piece by number; `fields` are read to find them."""
-    rows = _RowFilter(fields, numbers)
-    return read_chosen(part, schema, "refuse", AnnotationReader(part, schema), rows)[0]
+    part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int], on_error: OnError
+) -> tuple[pa.Table, np.ndarray]:
+    """Read the rows of a piece by number; `fields` are read to find them.
+
+    Returns the rows, and the mask of those `numbers`, in ascending order, that can be read.
+    """
+    rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
+    annotations = AnnotationReader(part, schema)
+    table, problems, _ = read_chosen(part, schema, on_error, annotations, rows)
+    report_left_out(part, problems)
+    is_read = np.isin(numbers, table[ROW_POSITION].to_numpy())
+    return table.drop_columns([ROW_POSITION]), is_read
 
 
 def _candidates_of_part(
-    part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str]
+    part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Return the candidates of a part; its first piece has the number `first`."""
+    """Return the candidates of a part of the input; its first file piece has the number `first`."""
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
-        table = read_table(piece, schema, annotations=annotations)[0]
+        table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
+        report_left_out(piece, problems)
         if draw.select is not None:
             table = table.filter(pa.array(draw.select.choose(table)))
         rows = table[ROW_POSITION].to_numpy()
@@ -316,7 +365,7 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a frame, identified by the number of the partition and the hash of the id."""
+    """Rows of a frame to draw from, identified by number of the partition and hash of the id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
@@ -334,8 +383,8 @@ class _Partitions:
         self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
-    def rows(self, draw: Draw, drawn: pd.DataFrame) -> pd.DataFrame:
-        """Compute the drawn rows."""
+    def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Compute the drawn rows; return `drawn`, and the rows."""
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = drawn[KEY].to_numpy()
         # Dask joins small files if few columns are read, so that partitions may have been others.
@@ -343,8 +392,8 @@ class _Partitions:
         frames = dask.compute(*(call(parts[number], draw, keys) for number in numbers))
         frame = pd.concat(frames, ignore_index=True)
         if len(frame) != len(keys):
-            return frame  # two rows have the same id
-        return frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
+            return drawn, frame  # two rows have the same id
+        return drawn, frame.iloc[np.argsort(draw.keys(frame))[np.argsort(np.argsort(keys))]]
 
 
 def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidates:
@@ -352,5 +401,5 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows with these hashes."""
+    """Return the rows whose ids have these hashes."""
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

@@ -1,4 +1,4 @@
-"""Results that are saved as JSON with a digest, which detects changed values."""
+"""Results that are saved as JSON with a digest, to detect values that were changed by hand."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import posixpath
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Self, cast, get_args, get_origin, get_type_hints
 
+from gpuclassify.corpus.statistics.quantiles import group_key, group_value
 from gpuclassify.hub.saving import replace_file
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
@@ -31,7 +32,10 @@ _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class Saved:
-    """Base class of results that are saved as JSON: frozen dataclasses of plain values."""
+    """Base class of results that are saved as JSON: frozen dataclasses of plain values.
+
+    Keys of a ``Mapping[Any, ...]`` are values of groups, and have their `group_key` in the file.
+    """
 
     what: ClassVar[str]  # description of the content, for errors
 
@@ -81,17 +85,17 @@ class Saved:
             ) from err
 
     def as_json(self) -> str:
-        """Return the content of the file that `save` writes."""
-        return json.dumps(asdict(self) | {_DIGEST: self.digest()}, indent=1)
+        """Return the JSON text that `save` writes."""
+        return json.dumps(_encoded(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all values and settings."""
-        content = json.dumps(asdict(self), sort_keys=True).encode()
+        """Return the SHA-256 of all values, used to detect changes and to compare settings."""
+        content = json.dumps(_encoded(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Parse the content of a file of `save`. Raises ValueError if it is not valid."""
+        """Parse the content of a file that `save` wrote. Raises ValueError if it is not valid."""
         try:
             values = json.loads(content)
             if not isinstance(values, dict):
@@ -109,7 +113,7 @@ class Saved:
         return result
 
     def check_saved(self) -> None:
-        """Raise ValueError if values of the right types contradict each other."""
+        """Raise ValueError if loaded values of the right types contradict each other."""
 
 
 def write_file(
@@ -117,7 +121,7 @@ def write_file(
     content: bytes,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a whole file to a path or URL, and replace an earlier one."""
+    """Write a whole file to a path or URL, replacing an earlier one."""
     folder, name = posixpath.split(os.fspath(path))
     if "://" not in folder:
         replace_file(Path(path), content)
@@ -128,8 +132,23 @@ def write_file(
     store.replace(name, content)
 
 
+def _encoded(value: Any, hint: Any = Any) -> Any:
+    """Convert a value of a hint's type to JSON data."""
+    if is_dataclass(value):
+        hints = get_type_hints(type(value))
+        return {f.name: _encoded(getattr(value, f.name), hints[f.name]) for f in fields(value)}
+    if isinstance(value, Mapping):
+        names, items = get_args(*kinds_of(hint))
+        key = str if names is str else group_key
+        return {key(name): _encoded(item, items) for name, item in value.items()}
+    return value
+
+
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Convert JSON data to the type of a hint; raise ValueError for data that does not match."""
+    """Convert JSON data to the type of the hint; `where` names it in errors.
+
+    Raises ValueError for data of another type.
+    """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):
         return None
@@ -145,7 +164,11 @@ def _decoded(value: Any, hint: Any, where: str) -> Any:
         return cast(Any, kind)(**values)
     is_object = not inner or len(inner) > 1
     if is_object and inner and isinstance(value, dict):
-        return {k: _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
+        key = str if inner[0] is str else group_value
+        items = {key(k): _decoded(item, inner[1], f"{k!r} of {where}") for k, item in value.items()}
+        if len(items) < len(value):  # 1 and true
+            raise ValueError(f"{where} has groups that are equal")
+        return items
     if not is_object and isinstance(value, list):
         return [_decoded(item, inner[0], where) for item in value]
     words, types = _PLAIN.get(kind, ("an object" if is_object else "a list", ()))

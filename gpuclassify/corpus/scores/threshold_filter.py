@@ -58,7 +58,10 @@ class ApplyThresholds(Declared, RowFilter):
     _file: ClassVar[str | None] = None  # file with the thresholds
 
     def check_together(self) -> None:
-        """Load the thresholds; raise ValueError unless they match the columns."""
+        """Load the thresholds if they are a path.
+
+        Raise ValueError unless they match the columns.
+        """
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))
             self._set("thresholds", Thresholds.load(self.thresholds))
@@ -72,28 +75,28 @@ class ApplyThresholds(Declared, RowFilter):
             )
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the object, with the file of the thresholds."""
+        """Return the constructor call as Python code, with the path instead of the thresholds."""
         known, file = self.thresholds, self._file
         name = f"<thresholds of {visible(known.score, '')}>" if file is None else repr(file)
         return super().code(lambda value: name if value is known else show(value))
 
     @property
     def columns(self) -> ScoreColumns:
-        """Columns of the score and of groups."""
+        """Names of the score column, and of the column of groups."""
         return ScoreColumns((self.thresholds.score,), by=self.thresholds.by)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns of the score and of groups."""
+        """Names of the score column, and of the column of groups."""
         return self.columns.needed
 
     @property
     def drops_rows(self) -> bool:
-        """Whether rows may be dropped, because there is no column for the decision."""
+        """Whether rows may be dropped; False if a column holds the decision instead."""
         return self.keep_field is None
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the new columns."""
+        """Return the fields of the new columns for decision and probability, if they are named."""
         fields = []
         if self.keep_field is not None:
             fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
@@ -102,7 +105,7 @@ class ApplyThresholds(Declared, RowFilter):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, and a digest of the thresholds."""
+        """Return the settings that change results, with a digest instead of the thresholds."""
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
@@ -114,11 +117,14 @@ class ApplyThresholds(Declared, RowFilter):
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
-        """Return the empty frame with the new columns."""
+        """Return an empty frame with the new columns."""
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add the columns to a pandas or cudf frame, or return the rows that stay."""
+        """Add the new columns to a pandas or cudf frame, and drop rows below their threshold.
+
+        No row is dropped if `keep_field` is set.
+        """
         plain = to_pandas(frame[[*self.read_fields]])
         keep, schema = self._keep(plain), self.schema()
         if schema.names:
@@ -131,15 +137,22 @@ class ApplyThresholds(Declared, RowFilter):
         return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return which rows of a table stay, bool (rows,); see `RowFilter.choose`."""
+        """Return the mask of rows that reach their threshold, bool (rows,).
+
+        See `RowFilter.choose`.
+        """
         return self._keep(schemas.to_pandas(columns))  # the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
-        """Return which rows reach their threshold, bool (rows,); a running job counts them."""
+        """Return the mask of rows that reach their threshold, bool (rows,).
+
+        A running job counts them.
+        """
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        known = [self.thresholds.groups.get(group, self.thresholds.pooled) for group in groups]
+        by_key = self.thresholds.of_groups()
+        known = [by_key.get(group, self.thresholds.pooled) for group in groups]
         numbers = [np.nan if group is None else group.threshold for group in known]
         # Compare in the column's precision, because labelled rows may have been saved in it.
         least = np.array(numbers, np.float64).astype(values.dtype)[codes]
@@ -152,14 +165,17 @@ class ApplyThresholds(Declared, RowFilter):
         return keep
 
     def _probabilities(self, frame: Any) -> np.ndarray | None:
-        """Return the calibrated probability of each row, float64 (rows,), NaN where unknown."""
+        """Return the calibrated probability of each row, float64 (rows,); NaN if it is unknown.
+
+        None unless `probability_field` is set.
+        """
         if self.probability_field is None:
             return None
         values = self.columns.values(frame, self.thresholds.score)
         codes, groups = self.columns.groups(frame)
-        probabilities = np.full(len(values), np.nan)
+        probabilities, by_key = np.full(len(values), np.nan), self.thresholds.of_groups()
         for code, name in enumerate(groups):
-            group, rows = self.thresholds.groups.get(name, self.thresholds.pooled), codes == code
+            group, rows = by_key.get(name, self.thresholds.pooled), codes == code
             if group is not None and group.calibration:
                 probabilities[rows] = calibrated(group.calibration, values[rows])
         return probabilities

@@ -1,11 +1,10 @@
-"""Choose the minimum score to keep, per group, from labelled rows."""
+"""Choose the minimum score to keep, for each group of rows, from labelled rows."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -25,11 +24,15 @@ from gpuclassify.corpus.statistics.intervals import effective_rows, wilson_inter
 from gpuclassify.corpus.statistics.quantiles import (
     ScoreColumns,
     group_key,
+    group_value,
     refuse_many,
     require_columns,
 )
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.frames.lazy import as_dask, reduce_tree
+from gpuclassify.jobs.input.left_out import left_out_logged
+from gpuclassify.jobs.input.readers import FileReader, read_columns
+from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.pages import text_columns, visible
 from gpuclassify.settings.checks import (
     check_choice,
@@ -49,6 +52,7 @@ MOST_NAMED = 10  # groups or labels listed in an error
 PartRows = tuple[dict[str, Labelled], int, list[str]]
 _COLUMNS = ("group", "rows", "with label", "threshold", "95% interval", "precision", "recall",
             "kept")  # fmt: skip
+_AT_LOWER_END = " at the lower end of its interval"
 _RELIABILITY = (
     "Each line is a tenth of the rows: the probability of the label as other rows tell it (pale), "
     "and the share of rows that have it (strong). Probabilities are reliable if both are alike."
@@ -71,7 +75,8 @@ class GroupThreshold:
     figures : dict of str to [float, float, float]
         ``precision``, ``recall`` and ``keep_share`` at the threshold, each with its interval.
     best_precision : float
-        The highest precision of any threshold.
+        The highest precision of any threshold; if thresholds are cautious, the highest lower end of
+        the target's interval.
     calibration : dict, optional
         Probability of a positive label by score: points of a piecewise linear function, or slope
         and intercept of a sigmoid.
@@ -101,8 +106,8 @@ class Thresholds(Saved):
     target : {"precision", "recall", "keep_share"}
     value : float
         Minimum of the target.
-    groups : dict of str to GroupThreshold
-        By group, as JSON values such as ``"\\"de\\""``; without groups there is one, ``"null"``.
+    groups : dict to GroupThreshold
+        By value of `by`, such as ``"de"``, and None for null; without groups there is one, None.
     by : str, optional
         Column of groups.
     positive : list, optional
@@ -113,7 +118,7 @@ class Thresholds(Saved):
         Whether thresholds are the conservative ends of their intervals.
     pooled : GroupThreshold, optional
         Threshold of all rows, for groups with too few labels or none.
-    few : dict of str to [int, int]
+    few : dict to [int, int]
         Groups with too few labels: labelled rows, and those with a positive label.
     left_out : int
         Rows without a score, a label or a weight.
@@ -125,20 +130,20 @@ class Thresholds(Saved):
     label: str
     target: str
     value: float
-    groups: Mapping[str, GroupThreshold]
+    groups: Mapping[Any, GroupThreshold]
     by: str | None = None
     positive: list[Any] | None = None
     weight: str | None = None
     cautious: bool = False
     pooled: GroupThreshold | None = None
-    few: Mapping[str, list[int]] = field(default_factory=dict)
+    few: Mapping[Any, list[int]] = field(default_factory=dict)
     left_out: int = 0
 
     @classmethod
     @with_plain_values
     def fit(
         cls,
-        labelled: Frame | LazyFrame,
+        labelled: Frame | LazyFrame | FileReader,
         *,
         score: str,
         label: str,
@@ -152,6 +157,7 @@ class Thresholds(Saved):
         min_labels: int = 100,
         small_groups: SmallGroups = "refuse",
         calibration: Calibration | None = None,
+        on_error: OnError = "raise",
     ) -> Self:
         """Find the threshold of each group from labelled rows, in one pass.
 
@@ -162,7 +168,8 @@ class Thresholds(Saved):
 
         Parameters
         ----------
-        labelled : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
+        labelled : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
+            Of a reader, only these columns are read; if they are annotations, its files are not.
         score : str
             Column of numbers; rows with a high score should have a positive label.
         label : str
@@ -191,6 +198,9 @@ class Thresholds(Saved):
             threshold of all rows, with a note.
         calibration : {"isotonic", "sigmoid"}, optional
             Also fit the probability of a positive label by score, and measure its reliability.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log. Rows that annotations list as left out never raise.
 
         Returns
         -------
@@ -221,12 +231,14 @@ class Thresholds(Saved):
         if positive is not None:
             sought = [positive] if isinstance(positive, str) else [*positive]
         columns = _LabelColumns(ScoreColumns((score,), by=by), label, sought, weight)
-        groups, left_out = columns.read(labelled)
+        with left_out_logged():
+            names = (score, label, by, weight)
+            groups, left_out = columns.read(read_columns(labelled, names, on_error))
         fit = functools.partial(
             _fit_group, target=target, value=value, cautious=cautious, calibration=calibration
         )
         few = {
-            group: [len(rows.scores), int(rows.is_positive.sum())]
+            group_value(group): [len(rows.scores), int(rows.is_positive.sum())]
             for group, rows in groups.items()
             if len(rows.scores) < min_labels or not 0 < rows.is_positive.sum() < len(rows.scores)
         }
@@ -238,69 +250,67 @@ class Thresholds(Saved):
             )
         is_pooled = small_groups == "pool" and (few or by is not None)
         pooled = fit(Labelled.of(*_concatenated(groups.values()))) if is_pooled else None
-        fitted = {group: fit(rows) for group, rows in groups.items() if group not in few}
+        values = ((group_value(group), rows) for group, rows in groups.items())
+        fitted = {value: fit(rows) for value, rows in values if value not in few}
         all_fitted = [*fitted.values(), *([pooled] if pooled else [])]
         if all(group.threshold is None for group in all_fitted):
-            best = max(group.best_precision for group in all_fitted)
-            raise ValueError(
-                f"no threshold has a precision of {value}{' with such confidence' * cautious}: the "
-                f"best is {best:.3f}, of the highest scores. Ask for less, or label more"
-            )
-        if empty := [name for name, group in fitted.items() if group.threshold is None]:
-            logger.warning("no row is kept of %s: no score reaches %s %s", empty, target, value)
+            unreached = _unreached(target, value, cautious, all_fitted)
+            raise ValueError(f"{unreached}. Ask for less, or label more")
+        if empty := {name: group for name, group in fitted.items() if group.threshold is None}:
+            unreached = _unreached(target, value, cautious, empty.values())
+            logger.warning("no row is kept of %s: %s", [*empty], unreached)
         return cls(
             score, label, target, float(value), fitted, by, sought, weight, cautious, pooled, few,
             left_out,
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless groups have names and complete figures."""
+        """Raise ValueError unless names of groups are JSON values, and figures are complete."""
         check_choice("target", self.target, TARGETS)
-        for name, counts in self.few.items():
-            if _plain_group(name) is None or len(counts) != 2:
-                raise ValueError(f"{name!r} is no group with two counts")
+        for value, counts in self.few.items():
+            if len(counts) != 2:
+                raise ValueError(f"{value!r} is no group with two counts")
         for name, group in self.of_groups().items():
             lengths = [len(group.interval), *map(len, group.figures.values())]
-            is_known = name == POOLED or _plain_group(name) is not None
-            if not is_known or lengths[0] != 2 or {*lengths[1:]} - {3}:
-                raise ValueError(f"{name!r} is no group with an interval and figures")
+            if lengths[0] != 2 or {*lengths[1:]} - {3}:
+                raise ValueError(f"{name} is no group with an interval and figures")
             if any(len(row) != 5 for row in group.reliability):
                 raise ValueError(f"the reliability of {name!r} has no five numbers for each bin")
             if group.calibration is not None:
                 check_calibration(group.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
-        """Return the threshold of each group; the pooled group, if any, comes last."""
-        return {**self.groups, **({POOLED: self.pooled} if self.pooled else {})}
+        """Return the threshold of each group by its `group_key`, and of the pooled group last."""
+        pooled = {POOLED: self.pooled} if self.pooled else {}
+        return {group_key(value): group for value, group in self.groups.items()} | pooled
 
     def of_group(self, value: Any) -> GroupThreshold | None:
         """Return the threshold of rows with this value of `by`; None if there is none."""
-        return self.groups.get(group_key(value), self.pooled)
+        return self.groups.get(group_value(group_key(value)), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the header of a table, and a row for each group."""
+        """Return the lines of a table: a header, and a line for each group."""
         groups = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
         return [_COLUMNS, *(_line(name, group) for name, group in groups.items() if group)]
 
     def notes(self) -> list[str]:
-        """Return the notes shown with the table."""
+        """Return sentences to show below the table, such as about groups with too few labels."""
         notes = [f"Rows are kept from the threshold on, for {self.target} {self.value:g} or more"
-                 f"{', with 97.5% confidence' * self.cautious}."]  # fmt: skip
+                 f"{_AT_LOWER_END * self.cautious}."]  # fmt: skip
         if self.few:
             notes.append(
                 f"Too few labels, so that the threshold of all holds: {_counts(self.few)}."
             )
         for name, group in self.of_groups().items():
             if group.threshold is None:
-                notes.append(
-                    f"No row of {name} is kept: its best precision is {group.best_precision:.3f}."
-                )
+                unreached = _unreached(self.target, self.value, self.cautious, [group])
+                notes.append(f"No row of {name} is kept: {unreached}.")
         if self.left_out:
             notes.append(f"{self.left_out:,} rows without a score, label or weight took no part.")
         return notes
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         header, *lines = self.table()
@@ -327,7 +337,7 @@ class Thresholds(Saved):
 
 @dataclass(frozen=True)
 class _LabelColumns:
-    """Columns of labelled rows."""
+    """Names of the columns of labelled rows, and the labels that are positive."""
 
     scores: ScoreColumns
     label: str
@@ -362,7 +372,10 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Return one partition's rows by group, the number of incomplete rows, and the labels."""
+        """Read one partition's rows, by group.
+
+        Returns them, the number of rows without a score, label or weight, and some labels as text.
+        """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
         scores = self.scores.values(frame, *self.scores.names)
@@ -404,14 +417,17 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Sums of the weights, and squared weights, of all rows down to each score."""
+    """Sums of weights, and of squared weights, of all rows with at least each distinct score."""
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights, 1 if None, of all rows or of those in the mask."""
+        """Sum the weights (1 if None) of all rows, or of the rows in the mask, down to each score.
+
+        `last` has the index of the last row with each distinct score.
+        """
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
             return cls(counts, counts)
@@ -422,7 +438,7 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of sorted rows.
+    """Find the threshold of one group, whose rows are sorted by score.
 
     The ends of its interval are the scores at which the target leaves its 95% confidence interval.
     """
@@ -432,7 +448,10 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a target for thresholds by index, and the number of rows that it is a share of."""
+        """Return the value of a target, such as recall, with the scores at `indices` as thresholds.
+
+        Also returns the number of rows that it is a share of.
+        """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
         known = part.weights[indices] / whole.weights[at]
@@ -442,12 +461,13 @@ def _fit_group(
         return known, effective_rows(known, whole.weights[at], *squares)
 
     # Whether target, lower end and upper end reach the value, for each score as threshold.
-    reached = np.zeros((3, len(last)), dtype=bool)
+    reached, best = np.zeros((3, len(last)), dtype=bool), [0.0, 0.0, 0.0]
     for start in range(0, len(last), _BLOCK):  # millions of scores then need little memory
         block = slice(start, start + _BLOCK)
         shares, trials = share(target, block)
         for row, values in enumerate((shares, *wilson_interval(shares, trials))):
             reached[row, block] = values >= value
+            best[row] = max(best[row], values.max())
     # The lowest threshold with enough precision has the highest recall.
     exact, careful, other = map(_last if target == "precision" else _first, reached)
     ends = [other, careful] if target == "precision" else [careful, other]
@@ -463,7 +483,7 @@ def _fit_group(
         None if threshold is None else float(scores[threshold]),
         [None if end is None else float(scores[end]) for end in ends],
         figures,
-        float((right.weights / kept.weights).max()),
+        float(best[1] if cautious else (right.weights / kept.weights).max()),
         fit_calibration(calibration, rows) if calibration else None,
         reliability(calibration, rows) if calibration else [],
     )
@@ -478,7 +498,10 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Concatenate the rows of partitions by group. Raises ValueError for too many groups."""
+    """Concatenate the rows of several partitions by group.
+
+    Raises ValueError for too many groups.
+    """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
         for group, rows in groups.items():
@@ -499,7 +522,10 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the only target that is asked for."""
+    """Return name and value of the target that is given, such as ("precision", 0.9).
+
+    Raises ValueError unless exactly one target is given.
+    """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         raise ValueError(
@@ -513,23 +539,26 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
     return name, value
 
 
-def _counts(few: Mapping[str, Sequence[int]]) -> str:
-    """List groups with their labelled and positive rows, smallest first."""
-    ordered = sorted(few.items(), key=lambda pair: (pair[1][0], pair[0]))
+def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
+    """Say which figure of all these groups is below the target, and how close it comes."""
+    best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
+    which = "lower end" if cautious else target
+    return (
+        f"no threshold has a {target} of {value:g}{_AT_LOWER_END * cautious}; the best {which} is "
+        f"{best:g}"
+    )
+
+
+def _counts(few: Mapping[Any, Sequence[int]]) -> str:
+    """List groups with numbers of labelled and positive rows, smallest first, for messages."""
+    counts = ((group_key(value), pair) for value, pair in few.items())
+    ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(
         f"{group} ({rows:,} labelled, {positives:,} with the label)"
         for group, (rows, positives) in ordered[:MOST_NAMED]
     )
     more = len(ordered) - MOST_NAMED
     return shown + (f" and {more:,} more groups" if more > 0 else "")
-
-
-def _plain_group(group: str) -> str | None:
-    """Return the value of a `group_key` as text; None if the key is invalid."""
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(group)
-        return None if isinstance(value, (list, dict)) else str(value)
-    return None
 
 
 def _line(group: str, fitted: GroupThreshold) -> tuple[str, ...]:
@@ -540,7 +569,7 @@ def _line(group: str, fitted: GroupThreshold) -> tuple[str, ...]:
         "{:.3f} ({:.3f} to {:.3f})".format(*fitted.figures[name]) if name in fitted.figures else "–"
         for name in TARGETS
     )
-    shown = (group.startswith('"') and _plain_group(group)) or group
+    shown = group_value(group) if group.startswith('"') else group
     ends = " to ".join(map(number, fitted.interval))
     counts = (f"{fitted.rows:,}", f"{fitted.positives:,}")
     return (shown, *counts, number(fitted.threshold), ends, *figures)

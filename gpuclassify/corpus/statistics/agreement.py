@@ -8,7 +8,7 @@ MOST_GRADES = 20  # range of whole numbers that count as grades
 
 
 def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
-    """Return the range of numbers if they are grades, few whole numbers; else None."""
+    """Return the lowest and highest number if all are grades (few whole numbers), else None."""
     is_whole = (numbers == np.rint(numbers)).all()
     if not is_whole or np.ptp(numbers) >= MOST_GRADES:
         return None
@@ -16,12 +16,18 @@ def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
 
 
 def chance_corrected(observed: float, by_chance: float) -> float | None:
-    """Return ``1 - observed / by_chance``; None if nothing is expected by chance."""
+    """Return ``1 - observed / by_chance``, such as kappa from disagreements.
+
+    None if no disagreement is expected by chance.
+    """
     return float(1 - observed / by_chance) if by_chance > 1e-12 else None
 
 
 def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Pearson's correlation of two columns, float64 (rows,); None if one is constant."""
+    """Return Pearson's weighted correlation of two columns, float64 (rows,).
+
+    None if one is constant.
+    """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     (x, products), (_, y) = np.cov(np.stack([a, b]), aweights=weights)
@@ -29,7 +35,7 @@ def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | No
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Spearman's correlation of two columns of codes, int64 (rows,), sorted as values are.
+    """Return Spearman's weighted correlation of two columns of codes, int64, sorted as values.
 
     scipy's correlations take no weights, and milliseconds per call, too long for a bootstrap.
     """
@@ -43,9 +49,9 @@ def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float
 def confusion(
     rows: np.ndarray, columns: np.ndarray, count: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Count rows, or sum their weights, by two columns of codes below `count`.
+    """Count rows, or sum their weights, for each pair of codes in two columns.
 
-    The result has the shape (count, count).
+    Codes are below `count`; the result has the shape (count, count).
     """
     cells = np.bincount(rows * count + columns, weights, count * count)
     return cells.reshape(count, count)

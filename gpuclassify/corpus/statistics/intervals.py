@@ -1,4 +1,4 @@
-"""95% confidence intervals of shares and other figures."""
+"""95% confidence intervals of shares, by Wilson, and of other figures, by the bootstrap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEVIATIONS = 1.959963984540054  # 97.5% quantile of the standard normal distrib
 
 
 def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
-    """Return both ends of Wilson's 95% confidence interval of a share.
+    """Return both ends of Wilson's 95% confidence interval of a share of `trials` rows.
 
     Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212. Takes
     numbers or arrays. `trials` must be above 0, and may be a fraction, as for weighted rows.
@@ -29,7 +29,7 @@ def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
 
 
 def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> Any:
-    """Return the effective sample size of a share of weighted rows.
+    """Return the number of unweighted rows that give a weighted share the same variance.
 
     `weight` and `squares` are the sums of all rows' weights and of their squares; `part_squares` is
     the sum of squares of the rows counted in the share. The variance of a ratio of sums is W. G.
@@ -46,12 +46,13 @@ def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> 
 def bootstrap(
     figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
 ) -> dict[str, list[float] | None]:
-    """Compute the interval of each figure: Wilson's for ``accuracy``, by the bootstrap for others.
+    """Compute the 95% interval of each figure in `summary`; `figures` computes them for some rows.
 
-    The bootstrap resamples `groups`, int64 (rows,), with a fixed seed, and takes the 2.5th and
-    97.5th percentiles of each figure. For groups of several rows, Wilson's interval uses the number
-    of independent rows with the same variance: E. L. Korn and B. I. Graubard, Survey Methodology 24
-    (1998), 193-201. An interval is None if all draws are equal, or there is only one group.
+    ``accuracy`` gets Wilson's interval. For others, the bootstrap resamples `groups`, int64
+    (rows,), with a fixed seed, and takes the 2.5th and 97.5th percentiles. For groups of several
+    rows, Wilson's interval uses the number of independent rows with the same variance: E. L. Korn
+    and B. I. Graubard, Survey Methodology 24 (1998), 193-201. An interval is None if all draws are
+    equal, or there is only one group.
     """
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)

@@ -8,8 +8,10 @@ do not depend on partitions or their order. A pass that would need too many sums
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -38,7 +40,7 @@ Key = tuple[str, str]  # column, and group as `group_key` returns it
 
 @dataclass(frozen=True)
 class ScoreColumns:
-    """Score columns of a frame, with columns of weights and groups.
+    """Names of score columns of a frame, and of the columns with weights and groups of rows.
 
     Columns of float32 or float16 are compared in float32, others in float64.
     """
@@ -50,13 +52,13 @@ class ScoreColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """All columns to read."""
+        """Names of all columns to read."""
         weight = self.text_field if self.weight == BYTES else self.weight
         names = [*self.names, weight, self.by]
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame, possibly empty, has these columns with the right types."""
+        """Raise unless the frame, which may be empty, has these columns with the right types."""
         require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -75,14 +77,14 @@ class ScoreColumns:
             )
 
     def values(self, frame: Frame, name: str) -> np.ndarray:
-        """Return a column as float32 or float64 (rows,); null becomes NaN, and -0.0 becomes 0.0."""
+        """Return a score column as float32 or float64 (rows,). Null becomes NaN, and -0.0 0.0."""
         plain = to_pandas(frame[[name]])[name]
         is_single = plain.dtype.kind == "f" and plain.dtype.itemsize <= 4
         kind = np.float32 if is_single else np.float64
         return plain.to_numpy(dtype=kind, na_value=np.nan) + kind(0)
 
     def weights(self, frame: Frame) -> np.ndarray:
-        """Return the weight of each row, int64 (rows,), at least 0; null becomes 0."""
+        """Return the weight of each row, int64 (rows,), 0 or more. Null has the weight 0."""
         if self.weight is None:
             return np.ones(len(frame), np.int64)
         if self.weight == BYTES:
@@ -95,7 +97,7 @@ class ScoreColumns:
         return weights
 
     def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
-        """Return each row's group number, int64 (rows,), and the groups' `group_key`s."""
+        """Return the index of each row's group, int64 (rows,), and each group's `group_key`."""
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
         column = to_pandas(frame[[self.by]])[self.by]
@@ -112,7 +114,10 @@ class ScoreColumns:
 
 
 def cells_of(frame: Frame, by: Iterable[str]) -> tuple[np.ndarray, list[str]]:
-    """Return the number of each row's cell, int64 (rows,), and each cell's values as JSON."""
+    """Return the index of each row's cell, int64 (rows,), and each cell's values as a JSON list.
+
+    A cell is a combination of values of the columns `by`.
+    """
     codes, cells = np.zeros(len(frame), np.int64), [""]
     for name in by:
         more, groups = ScoreColumns((), by=name).groups(frame)
@@ -134,15 +139,32 @@ def require_columns(frame: Frame, names: Iterable[str]) -> None:
 
 
 def group_key(value: Any) -> str:
-    """Return a group's value as JSON, which distinguishes 1, "1" and null.
+    """Return a group's value as JSON, so that 1, "1" and null are distinct.
 
-    1.0 becomes 1, because pandas converts whole numbers to floats in a column with null.
+    1.0 becomes 1, because pandas converts whole numbers to floats in a column with null. A tuple of
+    values becomes a list.
     """
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(group_key, value))}]"
     if pd.isna(value):
         return ALL
     plain = plain_value(value)
     is_whole = isinstance(plain, float) and plain.is_integer()
     return json.dumps(int(plain) if is_whole else plain, default=str)
+
+
+def group_value(key: str) -> Any:
+    """Return the value of a `group_key`: a text, number, True, False, None, or a tuple of them.
+
+    Raises ValueError for other keys.
+    """
+    with contextlib.suppress(ValueError, RecursionError, TypeError):
+        value = json.loads(key)
+        value = tuple(value) if isinstance(value, list) else value
+        hash(value)  # raises for lists and objects
+        if group_key(value) == key:
+            return value
+    raise ValueError(f"{reprlib.repr(key)} is no value of a group as JSON")
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:
@@ -157,14 +179,14 @@ def weighted_quantiles(
     compute: Compute = compute_here,
     most_sums: int = MOST_SUMS,
 ) -> dict[str, dict[str, list[float]]]:
-    """Find the smallest number of a column whose cumulative weight reaches each rank.
+    """Find, for each rank, the smallest score with at least this cumulative weight.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
     ignored. The dataset is read twice for columns of float32, and four times for others, or more
     often if a pass would need more than `most_sums` sums.
 
-    Returns the numbers by column and `group_key`, without groups of weight 0. Raises the errors of
+    Returns the scores by column and `group_key`, without groups of weight 0. Raises the errors of
     `ScoreColumns` and `add_sums`.
     """
     frame = as_dask(dataset)
@@ -200,20 +222,20 @@ def weighted_quantiles(
 
 
 class _Weights(NamedTuple):
-    """Sums of weights, int64 (n,), by prefix of the numbers' bits, uint64 (n,), ascending."""
+    """Sums of weights, int64 (n,), for each prefix of the scores' bits, uint64 (n,), ascending."""
 
     digits: np.ndarray
     weights: np.ndarray
 
 
 class _Pass(NamedTuple):
-    """Sums by column and group, by prefixes with `width` more bits than the previous pass."""
+    """Sums of one pass, by column and group, for prefixes with `width` more bits than before it."""
 
     width: int
     by_key: dict[Key, _Weights]
 
     def narrowed(self, width: int) -> _Pass:
-        """Return the sums for prefixes with fewer bits."""
+        """Return the sums for prefixes with fewer bits: `width` instead of the pass's own."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
@@ -224,26 +246,26 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the pass with the most bits, at least 1, that has at most `most_sums` sums."""
+        """Return the pass with the most bits, at least 1, that needs at most `most_sums` sums."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
         return sums
 
     def size(self) -> int:
-        """Return the number of sums."""
+        """Return the number of sums, over all columns and groups."""
         return sum(len(group_sums.digits) for group_sums in self.by_key.values())
 
 
 @dataclass
 class _Search:
-    """State of the search for the quantiles of one column and group."""
+    """State of the search for all quantiles of one column and group."""
 
     digits: np.ndarray  # uint64 (ranks,): known prefix of each quantile
     ranks: np.ndarray  # int64 (ranks,): its rank among the numbers with this prefix
 
     def descend(self, sums: _Weights, width: int) -> None:
-        """Find the next `width` bits of the quantiles."""
+        """Extend the known prefix of each quantile by `width` bits, from the sums of a pass."""
         reached = np.concatenate([[0], np.cumsum(sums.weights)])
         begins = sums.digits >> np.uint64(width)
         before = reached[np.searchsorted(begins, self.digits)]  # weight of lower prefixes
@@ -261,9 +283,9 @@ def part_sums(
     width: int,
     most_sums: int,
 ) -> _Pass:
-    """Sum the weights of one partition by prefix, for `weighted_quantiles`.
+    """Sum one partition's weights for each prefix of the scores' bits; see `weighted_quantiles`.
 
-    Prefixes have `known` + `width` bits. Only numbers whose first `known` bits are in `begins`,
+    Prefixes have `known` + `width` bits. Only scores whose first `known` bits are in `begins`,
     uint64 by column and group, are summed.
     """
     weights = columns.weights(frame)
@@ -284,7 +306,10 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """Add the sums of several partitions. Raises ValueError for too many groups, or weights."""
+    """Add the sums of several partitions.
+
+    Raises ValueError for too many groups, or too large weights.
+    """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
     for part in parts:
@@ -320,7 +345,7 @@ def _summed(digits: np.ndarray, weights: np.ndarray) -> _Weights:
 
 
 def ordered_bits(values: np.ndarray) -> np.ndarray:
-    """Convert floats of 32 or 64 bits to whole numbers, uint64, in the same order."""
+    """Convert floats of 32 or 64 bits to whole numbers, uint64, with the same order."""
     size = values.dtype.itemsize
     bits = values.view(f"u{size}")
     sign = bits.dtype.type(1 << (size * 8 - 1))
@@ -328,7 +353,7 @@ def ordered_bits(values: np.ndarray) -> np.ndarray:
 
 
 def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
-    """Convert whole numbers of `ordered_bits` back to floats."""
+    """Convert results of `ordered_bits` back to floats of this number of bits."""
     kind = np.dtype(f"u{bits // 8}")
     sign = kind.type(1 << (bits - 1))
     keys = ordered.astype(kind)

@@ -1,4 +1,4 @@
-"""Evaluate a head: figures with intervals, a page, and the head's card."""
+"""Evaluate a trained head: figures with intervals, an HTML page, and a model card."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ pipeline_tag: text-classification
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Agreement of the scores of annotated texts with their labels.
+    """Figures that compare a head's scores of annotated texts with their labels.
 
     Attributes
     ----------
@@ -147,12 +147,12 @@ class Evaluation:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON values. ``Evaluation(**values)`` restores the object."""
+        """Return all attributes as JSON values; ``Evaluation(**values)`` makes an equal object."""
         return asdict(self)
 
     @property
     def evaluated(self) -> str:
-        """Description of the evaluated texts."""
+        """Words for the evaluated texts: their number, and whether they were cross-validated."""
         if self.folds is None:
             return f"{self.rows:,} annotated texts"
         return (
@@ -162,7 +162,7 @@ class Evaluation:
 
     @property
     def caution(self) -> str | None:
-        """Caution about figures of few rows; None for `ENOUGH_ROWS` or more."""
+        """Sentence about too few evaluated rows, with advice; None if there are `ENOUGH_ROWS`."""
         if self.rows >= ENOUGH_ROWS:
             return None
         too_few = f"{self.rows:,} annotated texts are few"
@@ -178,7 +178,7 @@ class Evaluation:
         return f"{too_few} to judge by. {more}."
 
     def html(self) -> str:
-        """Render the page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page: one file without script, font or picture from elsewhere."""
         most = sorted(self.labels, key=lambda label: -(self.labels[label]["count"] or 0))
         rows = zip(self.labels, self.confusion or [], strict=False)
         return _template().render(
@@ -194,7 +194,10 @@ class Evaluation:
         )
 
     def card(self, name: str, record: Mapping[str, Any]) -> str:
-        """Render the head's card as Markdown, from the name of its directory and its record."""
+        """Render the head's model card (README.md) as Markdown.
+
+        `name` is the name of the head's directory, and `record` the record of its training.
+        """
         settings = record["settings"]
         arguments = [f"{key}={value!r}" for key, value in record["reading"].items()]
         if settings["kind"] != "pooler":
@@ -220,7 +223,7 @@ class Evaluation:
         )
 
     def _figures(self) -> list[tuple[str, str, str, str]]:
-        """List name, value, interval and baseline of each figure."""
+        """Return the lines of a table: name, value, interval and baseline of each figure."""
         return [
             (
                 self._figure_name(name),
@@ -232,19 +235,19 @@ class Evaluation:
         ]
 
     def _figure_name(self, name: str) -> str:
-        """Return a figure's name, with the threshold if it is of labels above one."""
+        """Return a figure's name, with the threshold if labels from one on count as positive."""
         is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
         return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
     def _notes(self) -> list[str]:
-        """List notes about the figures."""
+        """Return sentences about baseline and intervals, to show below the figures."""
         grades = self.task == "regression" and "accuracy" in self.baseline
         by_grade = ", for the accuracy the commonest grade" if grades else ""
         notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
         return notes + ([f"Caution: {self.caution}"] if self.caution else [])
 
     def save(self, path: StrPath) -> None:
-        """Write the page to a file."""
+        """Write an HTML page to a file."""
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def __repr__(self) -> str:
@@ -271,7 +274,7 @@ def evaluate(
     bounds: tuple[int, int] | None = None,
     about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Evaluation:
-    """Compare a head's outputs with the labels of the same rows.
+    """Compare a head's outputs with the annotated labels of the same rows.
 
     Outputs are float32 (rows, outputs) with the names `labels`; targets are those of the task.
     `groups`, int64 (rows,), are equal for rows that are not independent. `bounds` are the lowest
@@ -301,7 +304,10 @@ def evaluate(
 
 
 def require_libraries(action: str) -> None:
-    """Raise ModuleNotFoundError, with the extra to install, without scikit-learn or scipy."""
+    """Raise ModuleNotFoundError, which names the extra to install, without scikit-learn or scipy.
+
+    `action` names for the message what needs them.
+    """
     for module in ("scipy", "sklearn"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"{action} needs {module}: {install('train')}", name=module)
@@ -391,7 +397,10 @@ def _evaluate_regression(
 def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
-    """Compute figures of annotated and predicted labels, one per row, as indices in `labels`."""
+    """Compute tables, and a function for `bootstrap`, from annotated and predicted labels.
+
+    There is one label per row, as an index in `labels`.
+    """
     from sklearn.metrics import precision_recall_fscore_support
 
     positions, is_right = np.arange(len(labels)), targets == decided
@@ -428,7 +437,7 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 
 
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute a curve for each column of scores, if enough rows have, and lack, the label.
+    """Compute a precision-recall curve for each label that enough rows have, and enough lack.
 
     A curve has threshold, precision, recall and share kept, at up to `CURVE_POINTS` scores.
     """
@@ -446,7 +455,7 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 
 
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
-    """Compute the area under the ROC curve of each column, by Mann and Whitney's U statistic.
+    """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
     scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
     """
@@ -466,7 +475,7 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Return a histogram of the scores for each bin of numbers, which begin at `edges`."""
+    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`."""
     bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())
     highest = highest if highest > lowest else lowest + 1
@@ -491,7 +500,7 @@ def _template() -> Template:
 
 
 def _shown(value: float | None) -> str:
-    """Format a figure with three digits, or as a dash if it is undefined."""
+    """Format a figure's value with three digits, or as a dash if it is undefined."""
     return "–" if value is None else f"{value:.3f}"
 
 

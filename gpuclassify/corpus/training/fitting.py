@@ -1,4 +1,4 @@
-"""Fit the layers of a head to the train part, and select them by the validation part.
+"""Fit the layers of a head to the train part, and select the best by the validation part.
 
 The layers may also be the pooler and classifier of a BERT, as in FineWeb-Edu. All other layers are
 frozen, so that training only reads the state of ``[CLS]``, which is computed once.
@@ -38,14 +38,14 @@ _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this ki
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows for training or evaluation."""
+    """Embeddings, targets and weights of the rows for training or validation."""
 
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
     targets: np.ndarray  # targets in the task's form
     weights: np.ndarray  # float32 (rows,)
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Return some rows, by index."""
+        """Return the rows with these indices."""
         return Examples(self.vectors[rows], self.targets[rows], self.weights[rows])
 
 
@@ -69,7 +69,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Training of a head's layers, with the `settings` of `Head.fit`.
+    """Training of a head's layers on examples, with the `settings` of `Head.fit`.
 
     `record` has, for a linear head, ``penalty`` and ``losses``, the validation losses by penalty,
     and for others ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
@@ -83,7 +83,7 @@ class Fit:
     record: dict[str, Any] = field(default_factory=dict)
 
     def layers(self, embedder: Embedder) -> list[Layer]:
-        """Fit the layers, and return them for the best penalty or epoch."""
+        """Train, and return weight and bias of each layer, for the best penalty or epoch."""
         import torch
         from threadpoolctl import threadpool_limits
 
@@ -114,7 +114,10 @@ class Fit:
         return [layers[best]]
 
     def _mlp(self) -> list[Layer]:
-        """Train two layers with a ReLU between them, up to the least validation loss."""
+        """Train two layers with a ReLU between them.
+
+        Return those with the least validation loss.
+        """
         from torch import nn
 
         mean, deviation = _spread(self.train.vectors)
@@ -131,7 +134,7 @@ class Fit:
         return [_unstretched(first, mean, deviation), last]
 
     def _pooler(self, embedder: Embedder) -> list[Layer]:
-        """Train the model's own pooler and a new classifier.
+        """Train the model's own pooler, and a new classifier.
 
         The best epoch has the highest macro-F1 of rounded scores if labels are grades, else the
         least loss.
@@ -156,7 +159,7 @@ class Fit:
         network: nn.Sequential,
         quality: Callable[[np.ndarray, np.ndarray], float] | None = None,
     ) -> None:
-        """Train a network, and restore its best epoch.
+        """Train a network in place, and restore the weights of its best epoch.
 
         That epoch has the highest `quality`, a function of the validation part's outputs and
         targets, or the least loss if None.
@@ -199,7 +202,10 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """Return the quality of a network on the validation part; larger is better."""
+        """Return a network's quality on the validation part, or the negative loss.
+
+        Larger is better.
+        """
         import torch
 
         with torch.inference_mode():
@@ -209,7 +215,7 @@ class Fit:
         return -self._loss(outputs)
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """Compute the mean loss of the validation part."""
+        """Return the weighted mean loss of outputs for the validation part."""
         import torch
 
         targets = torch.from_numpy(self.validation.targets)
@@ -218,7 +224,7 @@ class Fit:
 
 
 def _layers_of(network: nn.Sequential) -> list[Layer]:
-    """Return weight and bias of each dense layer."""
+    """Return weight and bias of each linear layer of a network."""
     return [
         (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
         for layer in network
@@ -227,20 +233,20 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the mean and standard deviation of each feature, to standardize the vectors."""
+    """Return the mean and standard deviation of each dimension, to standardize embeddings."""
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:
-    """Convert a layer for standardized vectors to a layer for the original vectors."""
+    """Convert a layer that reads standardized embeddings to one that reads the original ones."""
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
 
 
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
-    """Return an embedder of the state of ``[CLS]``, the input of a BERT's pooler.
+    """Return an embedder that gives the state of ``[CLS]``, which is the input of a BERT's pooler.
 
     Raises for other models, and for an embedder with other settings.
     """
@@ -265,10 +271,10 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
 
 
 def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> None:
-    """Write the whole classifier as a BertForSequenceClassification, and the tokenizer."""
+    """Write head and frozen model as one BertForSequenceClassification, with the tokenizer."""
     import torch
 
-    from gpuclassify.models.loading import quiet_transformers
+    from gpuclassify.models.transformers_state import quiet_transformers
 
     model = _classifier(embedder, network.problem_type, network.labels)
     tensors = {
@@ -286,7 +292,7 @@ def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> N
 
 
 def read_layers(folder: Path) -> list[Layer]:
-    """Read pooler and classifier of a BertForSequenceClassification."""
+    """Read weight and bias of pooler and classifier from a saved BertForSequenceClassification."""
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "np") as tensors:
@@ -299,11 +305,14 @@ def read_layers(folder: Path) -> list[Layer]:
 def _classifier(
     embedder: Embedder, problem_type: str, labels: Sequence[str]
 ) -> BertForSequenceClassification:
-    """Load the model in float32; pooler and classifier are random if they do not match."""
+    """Load the embedding model as a BertForSequenceClassification in float32, to train its head.
+
+    Pooler and classifier are random if they do not match.
+    """
     import torch
     from transformers import BertForSequenceClassification
 
-    from gpuclassify.models.loading import building_lock, quiet_transformers
+    from gpuclassify.models.transformers_state import building_lock, quiet_transformers
 
     directory = hub.download(embedder.model.identity, cache_dir=embedder.options.cache_dir)
     with building_lock, quiet_transformers():

@@ -1,4 +1,4 @@
-"""Read labelled texts as embeddings and labels, and cache the embeddings."""
+"""Read labelled texts, embed them, and cache the embeddings in files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import dask
 import numpy as np
 import pandas as pd
-from dask.base import tokenize
 
 from gpuclassify.classifiers.embedder import Embedder
 from gpuclassify.corpus.training.split import join_groups
 from gpuclassify.frames import backend_of, to_pandas
 from gpuclassify.hub.saving import sweep, workshop
 from gpuclassify.settings.checks import nearest
+from gpuclassify.settings.code_digest import value_digest
 from gpuclassify.settings.options import StrPath
 from gpuclassify.settings.paths import exists
 
@@ -34,7 +34,7 @@ _DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of a dataset that have a text and a label, in its order.
+    """Labels, groups and embeddings of the rows with a text and a label, in the dataset's order.
 
     Rows are in one group if they have the same text, or the same value in the column of groups; see
     `join_groups`.
@@ -49,7 +49,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Names of the columns of labelled rows."""
+    """Names of the columns with text, label and group of labelled rows."""
 
     text: str
     label: str
@@ -57,11 +57,11 @@ class LabelColumns:
 
     @property
     def others(self) -> list[str]:
-        """Columns of labels and groups."""
+        """Names of the columns with labels and groups."""
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame has the columns, texts are strings, and no label is the text."""
+        """Raise unless a frame has the columns, texts are strings, and labels are not the texts."""
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -79,7 +79,7 @@ class LabelColumns:
 def read_labels(
     dataset: Any, columns: LabelColumns, embedder: Embedder, directory: StrPath | None = None
 ) -> LabelledRows:
-    """Read the labels, groups and embeddings of a dataset.
+    """Read labels and groups of a dataset, and embed its texts.
 
     A lazy dataset is persisted on Dask's workers meanwhile, so that it is computed once; texts stay
     there, and numbers come to this process. The text column of the embedder may have any name.
@@ -123,7 +123,7 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return a pandas frame of label, group and digest of the text of each row."""
+    """Return label, group and digest of the text of each row, and whether there is one."""
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]
@@ -134,7 +134,7 @@ def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
 
 
 def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
-    """Embed the texts of a frame, float32 (texts, numbers)."""
+    """Return the embeddings of a frame's texts, float32 (texts, dimensions)."""
     field = embedder.options.embedding_field
     rows = embedder(texts)[[field]]
     rows = rows.compute() if dask.is_dask_collection(rows) else rows
@@ -145,13 +145,16 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return ``make()``, or an undamaged copy of it in `directory`."""
+    """Return the embeddings in `directory` for these digests, or make and save them.
+
+    Without a directory, and if the file is damaged, they are made.
+    """
     from safetensors.numpy import save_file
 
     if directory is None:
         return make()
     folder = Path(os.fspath(directory)).expanduser()
-    path = folder / f"embeddings-{tokenize(embedder, digests)}.safetensors"
+    path = folder / f"embeddings-{value_digest((embedder, digests))[:32]}.safetensors"
     sweep(folder)
     if exists(path):
         try:
@@ -170,7 +173,7 @@ def _cached(
 
 
 def _read_vectors(path: Path) -> np.ndarray:
-    """Read saved embeddings; raise ValueError if the file is damaged."""
+    """Read embeddings from a file. Raises ValueError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -15,7 +15,7 @@ _ROUNDING = 1e-6  # tolerance of sums of shares
 
 
 def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
-    """Split the rows into parts; return the sorted row indices, int64, of each of `PARTS`.
+    """Split rows into train, validation and test part; return the sorted row indices of each.
 
     Groups are sorted by stratum, then by size (largest first), and randomly if these are equal.
     Each is assigned to the part that lacks most rows of its share so far, unless it is larger than
@@ -41,7 +41,7 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
 
 
 def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Split the rows for cross-validation, so that each row is in one test part.
+    """Split rows several times for cross-validation, so that each row is in one test part.
 
     Groups, in the order of `split`, are assigned to `FOLDS` folds in turn. Each fold is a test part
     once, and a validation part once.
@@ -62,7 +62,7 @@ def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[st
 
 
 def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return groups numbered from 0, and their row counts by stratum (groups, strata)."""
+    """Return the groups of rows, numbered from 0, and the row counts, (groups, strata)."""
     groups = np.unique(groups, return_inverse=True)[1]
     counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
     np.add.at(counts, (groups, strata), 1)
@@ -70,7 +70,7 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Deal:
-    """Assignment of groups to parts, from their row counts by stratum (groups, strata)."""
+    """Assignment of groups to the three parts, from row counts of each group, (groups, strata)."""
 
     def __init__(self, counts: np.ndarray) -> None:
         self.counts = counts
@@ -82,7 +82,7 @@ class _Deal:
         self.trained = counts.sum(axis=0)  # rows of the train part by stratum
 
     def deal(self, order: np.ndarray) -> None:
-        """Assign each group to the part that lacks most rows of its share so far."""
+        """Assign each group, in this order, to the part that lacks most rows of its share."""
         so_far = [0.0] * len(PARTS)
         trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # one per stratum
         for group, size in zip(order.tolist(), self.sizes[order].tolist(), strict=True):
@@ -96,7 +96,7 @@ class _Deal:
                 self._move(group, part)
 
     def fill(self, largest_first: np.ndarray) -> None:
-        """Fill the held-out parts up to their shares, and leave none empty."""
+        """Move groups from the train part to the others, up to their shares; leave none empty."""
         held_out = range(1, len(PARTS))
         for part in held_out:
             for group in self._groups_of(0, largest_first):
@@ -112,7 +112,10 @@ class _Deal:
             pass
 
     def _move_nearer(self, part: int, order: np.ndarray) -> bool:
-        """Move a group that brings a held-out part nearer to its share; return whether one did."""
+        """Move a group to or from a held-out part if its size then is nearer to its share.
+
+        Returns whether a group was moved.
+        """
         lacking, parts = self.lacking[part], self.part_of[order]
         moves = np.where(parts == part, -1, 1) * self.sizes[order]
         can_move = (parts == 0) | (parts == part) if (parts == part).sum() > 1 else parts == 0
@@ -128,7 +131,7 @@ class _Deal:
         return order[self.part_of[order] == part].tolist()
 
     def _can_spare(self, group: int) -> bool:
-        """Return whether the train part has other rows of all strata of the group."""
+        """Return whether the train part has rows of all the group's strata in other groups."""
         counts = self.counts[group]
         return bool((self.trained > counts)[counts > 0].all())
 
@@ -144,8 +147,8 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     """Join groups that share a text, unless the joined group is too large for the train part.
 
     Texts in few groups come first, because a text in very many, such as an error page, would join
-    everything. Groups and texts of rows are int64 (rows,), numbered from 0. Returns the groups, and
-    the number of texts that are in several of them.
+    everything. `groups` and `texts` are int64 (rows,), numbered from 0. Returns the joined group of
+    each row, and the number of texts that are still in several groups.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -181,7 +184,7 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
 
 
 def refuse_small(parts: Mapping[str, np.ndarray], groups: np.ndarray) -> None:
-    """Raise ValueError if large groups leave a part too small for validation or test."""
+    """Raise ValueError if large groups leave the validation or test part too few rows."""
     rows = len(groups)
     for name in PARTS[1:]:
         count = len(parts[name])

@@ -1,4 +1,4 @@
-"""Tasks of a head: one of several classes, several labels per text, or a number."""
+"""Tasks that a head can learn: one of several classes, several labels per text, or a number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 5
 
 
 class Task(ABC):
-    """Base class of tasks, which convert labels to targets and fit a linear model."""
+    """Base class of tasks, which convert labels to numbers and fit a linear model to them."""
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
@@ -35,47 +35,55 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, labels: pd.Series) -> list[Any]:
-        """Convert a column of labels without null. Raises TypeError or ValueError for others."""
+        """Convert the column of labels, without nulls, to a list of plain values.
+
+        Raises TypeError or ValueError for values that the task cannot learn.
+        """
 
     @abstractmethod
     def outputs(self, labels: Sequence[Any]) -> tuple[str, ...]:
-        """Return the names of the outputs of a head that learns `labels`."""
+        """Return the names of the outputs of a head that learns these labels."""
 
     @abstractmethod
     def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
-        """Convert labels to numbers. Raises ValueError if a label is not among the outputs."""
+        """Convert labels to an array of numbers to train on.
+
+        Raises ValueError if a label is not among the outputs.
+        """
 
     @abstractmethod
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if all labels are the same."""
+        """Raise ValueError if there is nothing to learn, because all labels are the same."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of each label that the train part needs; empty for numbers."""
+        """Count the rows of each label, because every part needs some; empty for numbers."""
         return {}
 
     @abstractmethod
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return strata for the split into parts, int64 (rows,) from 0."""
+        """Return the stratum of each row for splitting into parts, int64 (rows,) from 0."""
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the names of the strata, in order."""
+        """Return the names of the strata, in order, used to find their class weights."""
         return [*outputs, ""]  # the last stratum has no label
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the loss of each row, float32 (rows,), of outputs (rows, outputs)."""
+        """Compute the loss of each row, float32 (rows,), from outputs (rows, outputs)."""
 
     @abstractmethod
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit scikit-learn's linear model: weight (outputs, numbers) and bias (outputs,).
+        """Fit a linear model of scikit-learn.
+
+        Return weight (outputs, dimensions) and bias (outputs,).
 
         The penalty is on the squares of the weights, against a sum over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert a head's outputs to scores, float32 (rows, outputs): probabilities or numbers."""
+        """Convert a head's outputs to scores, (rows, outputs), such as probabilities."""
         return outputs
 
 
@@ -86,19 +94,19 @@ class Classes(Task):
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Convert whole numbers and booleans to texts."""
+        """Convert labels to texts, also whole numbers and booleans."""
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the distinct labels, sorted as numbers or as texts."""
+        """Return the distinct labels, sorted as numbers if all are numbers, else as texts."""
         return _in_order(set(labels))
 
     def targets(self, labels: Sequence[str], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return the index of each label, int64 (rows,)."""
+        """Return the index of each row's label in `outputs`, int64 (rows,)."""
         return np.array(_indices(labels, outputs, self.label_field), dtype=np.int64)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError for a single label."""
+        """Raise ValueError if all rows have the same label."""
         if len(outputs) == 1:
             raise ValueError(
                 f"all rows of {self.label_field!r} have the label {outputs[0]!r}: a classifier "
@@ -111,11 +119,11 @@ class Classes(Task):
         return dict(zip(outputs, counts, strict=True))
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the labels."""
+        """Return the index of each row's label, so that parts have similar shares of each label."""
         return targets
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the cross-entropy."""
+        """Compute the cross-entropy of each row."""
         from torch.nn import functional as F
 
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -123,7 +131,7 @@ class Classes(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression; for two labels, the first output is always 0."""
+        """Fit a LogisticRegression. With two labels, the first output is always 0."""
         weight, bias = _logistic(vectors, targets, weights, penalty)
         if len(weight) == 1:
             weight, bias = np.vstack([0 * weight, weight]), np.append(0.0, bias)
@@ -141,7 +149,7 @@ class MultiLabel(Task):
     problem_type = MULTI_LABEL
 
     def read(self, labels: pd.Series) -> list[list[str]]:
-        """Convert lists of labels, with the same types as for `Classes`."""
+        """Convert lists of labels to lists of texts; see `Classes.read`."""
         rows = labels.tolist()
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Iterable):
@@ -154,7 +162,7 @@ class MultiLabel(Task):
         return [[_class_name(value, self.label_field) for value in row] for row in rows]
 
     def outputs(self, labels: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """Return the distinct labels in order."""
+        """Return the distinct labels, sorted as numbers if all are numbers, else as texts."""
         return _in_order({label for row in labels for label in row})
 
     def targets(self, labels: Sequence[Sequence[str]], outputs: tuple[str, ...]) -> np.ndarray:
@@ -165,12 +173,12 @@ class MultiLabel(Task):
         return targets
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if there is no label."""
+        """Raise ValueError if no row has a label."""
         if not outputs:
             raise ValueError(f"no row of {self.label_field!r} has a label: a head needs one")
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows with each label, and without it."""
+        """Count the rows with each label, and the rows without it."""
         counts = targets.sum(axis=0).astype(int).tolist()
         without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
         return dict(zip(outputs, counts, strict=True)) | without
@@ -182,7 +190,7 @@ class MultiLabel(Task):
         return np.where(targets.any(axis=1), rarest, targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the binary cross-entropy, averaged over labels."""
+        """Compute the binary cross-entropy of each row, averaged over labels."""
         from torch.nn import functional as F
 
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -190,12 +198,12 @@ class MultiLabel(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression per label."""
+        """Fit a LogisticRegression for each label."""
         layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
         return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Return independent probabilities."""
+        """Return an independent probability for each label."""
         return sigmoid(outputs)
 
 
@@ -221,32 +229,32 @@ class Regression(Task):
         return numbers.tolist()
 
     def outputs(self, labels: Sequence[float]) -> tuple[str, ...]:
-        """Return the name of the column."""
+        """Return the name of the label column, as the name of the only output."""
         return (self.label_field,)
 
     def targets(self, labels: Sequence[float], outputs: tuple[str, ...]) -> np.ndarray:
-        """Return the numbers, float32 (rows,)."""
+        """Return the numbers to learn, float32 (rows,)."""
         return np.array(labels, dtype=np.float32)
 
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if all numbers are the same."""
+        """Raise ValueError if all rows have the same number."""
         if np.ptp(targets) == 0:
             raise ValueError(
                 f"all rows of {self.label_field!r} hold {targets[0]:g}: there is nothing to learn"
             )
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return a stratum per grade, or ten strata of equal size."""
+        """Return a stratum for each grade, or ten strata with equal numbers of rows."""
         if grades_of(targets) is not None:
             return np.unique(targets, return_inverse=True)[1]
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return grades as texts; other strata have no names."""
+        """Return the grades as texts; strata of other numbers have no names."""
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute squared errors."""
+        """Compute the squared error of each row."""
         return (outputs[:, 0] - targets) ** 2
 
     def fit_linear(
@@ -262,9 +270,10 @@ class Regression(Task):
 def row_weights(
     strata: np.ndarray, names: Sequence[str], trained: int, settings: Mapping[str, Any]
 ) -> np.ndarray:
-    """Return the weights of rows by stratum, float32 (rows,), like scikit-learn's `class_weight`.
+    """Return the training weight of each row, by stratum, float32 (rows,).
 
-    With ``balanced``, all strata have the same total weight in the first `trained` rows.
+    Weights are those of scikit-learn's `class_weight`. With ``balanced``, all strata have the same
+    total weight in the first `trained` rows.
     """
     weights = settings["class_weight"] or {}
     check_names("class_weight is by label, and there is", "label", weights, names)
@@ -276,7 +285,7 @@ def row_weights(
 
 
 def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example for each part."""
+    """Raise ValueError unless every label has an example for each of the three parts."""
     counts = task.examples(targets, outputs)
     rare = [f"{label!r} ({count})" for label, count in counts.items() if count < LEAST_EXAMPLES]
     if rare:
@@ -288,7 +297,7 @@ def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> No
 
 
 def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example in the train part."""
+    """Raise ValueError unless every label has an example among the targets of the train part."""
     if missing := untrained(task, targets, outputs):
         raise ValueError(
             f"the groups with {', '.join(map(repr, missing))} are all in the validation and test "
@@ -298,7 +307,7 @@ def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) 
 
 
 def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-    """List labels without an example in the train part."""
+    """Return the labels without an example among the targets of the train part."""
     return [label for label, count in task.examples(targets, outputs).items() if not count]
 
 
@@ -331,7 +340,7 @@ def _class_name(value: object, label_field: str) -> str:
 
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:
-    """Sort labels, by size if all are numbers."""
+    """Sort labels, as numbers if all are numbers."""
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return tuple(sorted(labels, key=int))
     return tuple(sorted(labels))

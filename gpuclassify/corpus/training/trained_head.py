@@ -1,4 +1,4 @@
-"""Trained heads: the last layers of classifiers, trained on embeddings of annotated texts."""
+"""Trained heads: small networks that read embeddings of annotated texts, as last layers do."""
 
 from __future__ import annotations
 
@@ -175,20 +175,19 @@ class TrainedHead:
             examples, there are fewer than three groups, or groups are so large that a part has too
             few rows.
         """
-        settings: dict[str, Any] = {
-            "kind": kind,
-            "task": task,
-            "text_field": text_field,
-            "label_field": label_field,
-            "group": group,
-            "balanced": balanced or class_weight == "balanced",
-            "class_weight": None if class_weight == "balanced" else by_label(class_weight),
-            "hidden_size": hidden_size if kind == "mlp" else None,
-            "epochs": epochs,
-            "learning_rate": learning_rate,
-            "seed": seed,
-        }
-        _check_fit(settings)
+        settings = fit_settings(
+            kind=kind,
+            task=task,
+            text_field=text_field,
+            label_field=label_field,
+            group=group,
+            balanced=balanced,
+            class_weight=class_weight,
+            hidden_size=hidden_size,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
         embedder = _embedder_of(backbone, kind)
         columns = LabelColumns(text_field, label_field, group)
         labelled, selection = read_labels(annotated, columns, embedder, embeddings), None
@@ -199,17 +198,17 @@ class TrainedHead:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the outputs, in order."""
+        """Names of the network's outputs, in order."""
         return self.network.labels
 
     @property
     def evaluation(self) -> Evaluation:
-        """Evaluation on the test part, or by cross-validation if that is small."""
+        """Evaluation on the test part, or by cross-validation if the test part is small."""
         return Evaluation(**self.record["evaluation"], about=_about(self.record))
 
     @property
     def task(self) -> Task:
-        """Task that the head has learned."""
+        """Task that the head has learned, such as to select one of several classes."""
         settings = self.record["settings"]
         return TASKS[settings["task"]](settings["label_field"])
 
@@ -375,8 +374,23 @@ class TrainedHead:
         )
 
 
+def fit_settings(**arguments: Any) -> dict[str, Any]:
+    """Return the settings of a head's record, from the arguments of `TrainedHead.fit`.
+
+    Raises TypeError or ValueError if one of them is invalid.
+    """
+    weight = arguments["class_weight"]
+    settings = arguments | {
+        "balanced": arguments["balanced"] or weight == "balanced",
+        "class_weight": None if weight == "balanced" else by_label(weight),
+        "hidden_size": arguments["hidden_size"] if arguments["kind"] == "mlp" else None,
+    }
+    _check_fit(settings)
+    return settings
+
+
 def _check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raise CheckpointError if the record has unknown settings."""
+    """Raise CheckpointError if a training record, read from a file, has unknown settings."""
     backbone, settings = record["backbone"], record["settings"]
     if not (
         isinstance(backbone["model"], str)
@@ -402,7 +416,7 @@ def _fit(
     settings: dict[str, Any],
     validation: LabelledRows | None,
 ) -> TrainedHead:
-    """Split, train, and evaluate on the test part, or by cross-validation if that is small.
+    """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
     If other rows are passed for validation, they are appended to the labelled rows.
     """
@@ -484,7 +498,7 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return tables about the training of a head, for people."""
+    """Return tables about a head's data, settings and versions, for the page and the card."""
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -525,7 +539,7 @@ def _check_fit(settings: Mapping[str, Any]) -> None:
 
 
 def by_label(weights: object) -> Any:
-    """Convert labels to texts, as for classes and grades; other weights are unchanged."""
+    """Convert the labels of class weights to texts; weights that are no dict are unchanged."""
     if not isinstance(weights, Mapping):
         return weights
     return {f"{k:g}" if isinstance(k, float) else str(k): number for k, number in weights.items()}
@@ -543,7 +557,7 @@ def check_directory(directory: StrPath, kind: Kind) -> Path:
 
 
 def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    """Return the embedder of a head, made from a model's name or passed by the caller."""
+    """Return the embedder for a head, made from a model's name if `backbone` is one."""
     if not isinstance(backbone, (str, os.PathLike, Embedder)):
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):
@@ -559,7 +573,7 @@ def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
 
 
 def _backbone_of(embedder: Embedder) -> Backbone:
-    """Describe a head's embedder for the head's own files."""
+    """Describe the embedder of a head, for the head's own files."""
     identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
     return Backbone(
         model=identity.name,

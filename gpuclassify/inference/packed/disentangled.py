@@ -1,4 +1,4 @@
-"""DeBERTa-v2's encoder with the outputs of transformers, without padding or repeated projections.
+"""DeBERTa-v2's encoder, faster than in transformers: no padding, and no repeated projections.
 
 transformers' encoder projects its table of relative positions again in every layer of every
 forward, repeats the projections for each row, and holds several copies of all attention scores.
@@ -35,8 +35,8 @@ from gpuclassify.inference.layer_states import current_states
 from gpuclassify.inference.packed.layout import Layout, States, current_layout
 from gpuclassify.workers.run_context import set_variable
 
-# Bytes of scores computed at once. A core is fastest while these, and the products of a block of
-# tokens, stay in its caches.
+# Bytes of attention scores computed at once. A core is fastest while these, and the products of
+# CPU_BLOCK_TOKENS tokens, stay in its caches.
 CPU_PART_BYTES = 2**20
 CPU_BLOCK_TOKENS = 64
 GPU_PART_BYTES = 256 * 2**20
@@ -51,14 +51,14 @@ def reference_forward() -> contextlib.AbstractContextManager[None]:
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
-    """Return the encoder within `module` that `speed_up_deberta` has sped up."""
+    """Return the DeBERTa encoder within `module` that `speed_up_deberta` has changed, or None."""
     parts = module.modules()
     return next((part for part in parts if isinstance(part, DisentangledEncoder)), None)
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Indices into the position tables for all distances within a batch's texts."""
+    """Rows of DeBERTa's table of relative positions, for all distances within a batch's texts."""
 
     # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # `width` is the length of the longest text.
@@ -69,13 +69,16 @@ class RelativePositions:
 
 @dataclass(frozen=True)
 class PositionTables:
-    """A layer's projected relative positions, scaled, each (heads, positions, head size)."""
+    """A layer's projections of relative positions, scaled: (heads, positions, head size) each.
+
+    A table is None if the layer's attention has no such term.
+    """
 
     keys: torch.Tensor | None  # multiplied with queries (content to position)
     queries: torch.Tensor | None  # multiplied with keys (position to content)
 
     def ordered(self, positions: RelativePositions) -> PositionTables:
-        """Return the tables sorted by distance, from the lowest to the highest."""
+        """Return the tables with one row per distance, from the lowest to the highest distance."""
         order = positions.by_distance
         return PositionTables(
             None if self.keys is None else self.keys[:, order.flip(0)],
@@ -83,12 +86,12 @@ class PositionTables:
         )
 
     def float(self) -> PositionTables:
-        """Return the tables in float32."""
+        """Return these tables in float32."""
         tables = (self.keys, self.queries)
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
     def part(self, heads: slice, positions: slice = slice(None)) -> PositionTables:
-        """Return a slice of heads and positions of the tables."""
+        """Return the tables for some attention heads and some positions."""
         return PositionTables(
             None if self.keys is None else self.keys[heads, positions],
             None if self.queries is None else self.queries[heads, positions],
@@ -96,21 +99,22 @@ class PositionTables:
 
 
 class DisentangledAttention:
-    """DeBERTa's attention for the texts of one batch, in any number of layers."""
+    """DeBERTa's attention for the packed texts of one batch; all layers use the same object."""
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
         self.layout = layout
         self.positions = positions
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad states, (1, tokens, size), as the attention requires; this one needs no padding."""
+        """Pad states, (1, tokens, size), as this attention's kernel needs; here, not at all."""
         return states
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
         """Compute attention within each text, (1, queries, heads * head size).
 
-        Queries belong to all tokens, or only to each text's first token. `scale` applies to the
-        products of queries and keys; the tables are scaled already.
+        `states` are queries, keys and values. Queries belong to all tokens, or only to each text's
+        first token. `scale` applies to the products of queries and keys; the tables are scaled
+        already.
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
@@ -137,7 +141,9 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute attention for texts of one width, each state (texts, heads, tokens, head size).
+    """Compute DeBERTa's attention for texts padded to one width.
+
+    Each of `states` is (texts, heads, tokens, head size), and `is_token` is False for padding.
 
     The result has the shape of the queries.
     """
@@ -155,7 +161,7 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of texts and heads whose scores fit into the bytes of one part."""
+    """Yield slices of texts and heads whose attention scores may be in memory at once."""
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES
@@ -169,7 +175,7 @@ def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slic
 def _relative_scores(
     query: torch.Tensor, key: torch.Tensor, tables: PositionTables
 ) -> torch.Tensor:
-    """Compute the sum of both relative terms, (heads, texts, queries, keys)."""
+    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys)."""
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
@@ -190,11 +196,11 @@ def _relative_scores(
 def _position_scores(
     states: torch.Tensor, start: int, columns: int, table: torch.Tensor
 ) -> torch.Tensor:
-    """Multiply tokens with the position table, for the first `columns` tokens of their text.
+    """Compute one relative-position term of some tokens' scores, (heads, texts, rows, columns).
 
     `states`, (heads, texts, rows, head size), belong to consecutive tokens of each text, beginning
-    with token `start`; `table` is (heads, 2 * width - 1, head size). Returns a view, (heads, texts,
-    rows, columns).
+    with token `start`. They are multiplied with `table`, (heads, 2 * width - 1, head size), for the
+    first `columns` tokens of their text. Returns a view.
     """
     heads, texts, rows, _ = states.shape
     width = rows + columns - 1
@@ -208,14 +214,15 @@ def _position_scores(
 
 
 class DisentangledEncoder(DebertaV2Encoder):
-    """DeBERTa-v2's encoder for inference. Falls back to transformers' forward where needed.
+    """DeBERTa-v2's encoder for inference, in place of transformers' class in a loaded model.
 
     Layers run on the concatenated tokens of all texts. The relative-position tables are projected
-    once and cached while the weights stay the same.
+    once and cached while the weights stay the same. In training or under autocast, and with
+    arguments that it does not know, transformers' own forward runs.
     """
 
-    # Whether the last layer runs only each text's first token, and returns its state for all
-    # tokens.
+    # Whether the last layer runs only each text's first token, and returns this token's state for
+    # all tokens.
     is_first_enough = False
     attention_type: type[DisentangledAttention] = DisentangledAttention
     _tables: tuple[object, list[PositionTables], list[torch.Tensor]] | None = None
@@ -257,21 +264,24 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        """Tell whether cached tables apply: neither in training nor under autocast."""
+        """Tell whether this class's own forward applies: neither in training nor under autocast."""
         if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
 
     @property
     def attention(self) -> str:
-        """Name of the attention's implementation, for logs."""
+        """Class name of the attention in use, for logs."""
         return self.attention_type.__name__
 
     @contextlib.contextmanager
     def running(
         self, lengths: np.ndarray, width: int, device: torch.device, side: str = "right"
     ) -> Iterator[None]:
-        """Set the layout for the block, so that `forward` need not copy the mask to the host."""
+        """Set a batch's layout during the block, so that `forward` need not read the mask for it.
+
+        `lengths` are the texts' numbers of tokens, and `side` is the padded side.
+        """
         with set_variable(
             current_layout,
             Layout(lengths, width, device, width - lengths if side == "left" else None),
@@ -281,7 +291,7 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Compute the embedding and every layer's output, each (rows, width, size)."""
+        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
@@ -315,7 +325,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Return every layer's tables; recompute them if a weight was changed, moved or cast."""
+        """Return each layer's tables, cached until a weight is changed, moved or cast."""
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(position_projections(layer.attention.self))
@@ -355,7 +365,10 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 
 
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return the projections of positions as keys and as queries, None if the layer has none."""
+    """Return a DeBERTa layer's linear projections of relative positions: for keys, for queries.
+
+    Each is None if the layer's attention has no such term.
+    """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
         getattr(attention, f"{name}_proj" if is_shared else f"pos_{name}_proj", None)
@@ -365,7 +378,7 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Project relative positions; `embedded` is (positions, size)."""
+    """Compute a layer's position tables from the embedded relative positions, (positions, size)."""
     scale = _score_scale(attention)
     keys, queries = (
         None
@@ -383,7 +396,7 @@ def _score_scale(attention: Any) -> float:
 
 
 def _split_heads(projected: torch.Tensor, attention: Any) -> torch.Tensor:
-    """Convert (1, tokens, size) to (1, heads, tokens, head size), without a copy."""
+    """Split projected states by head, from (1, tokens, size) to (1, heads, tokens, head size)."""
     return projected.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
 
@@ -394,7 +407,10 @@ def _layer_output(
     tables: PositionTables,
     attention: DisentangledAttention,
 ) -> torch.Tensor:
-    """Compute the layer's output for the tokens `queried`, (1, queries, size), reading `states`."""
+    """Compute a DeBERTa layer's output, (1, queries, size), for the tokens in `queried`.
+
+    `queried` are the states of all tokens or of first tokens; all `states` are attended to.
+    """
     heads = layer.attention.self
     query, key, value = heads.query_proj(queried), heads.key_proj(states), heads.value_proj(states)
     by_head = (_split_heads(query, heads), _split_heads(key, heads), _split_heads(value, heads))

@@ -1,4 +1,4 @@
-"""DeBERTa-v2's attention as one compiled kernel, used where a measurement at load favours it."""
+"""DeBERTa-v2's attention as one compiled kernel, used if it is measured to be faster at load."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gpuclassify.workers.device_errors import is_broken_device, is_out_of_memory
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128  # block size of torch's block mask
-FEWEST_BLOCKS = 2  # torch would compile a graph for a single block only
+FEWEST_BLOCKS = 2  # with a single block, torch would compile for that size only
 _MOST_GRAPHS = 256  # graphs of one kernel for all head shapes; torch's default limit is eight
 _CHECKED_LENGTHS = (24, 9)
 _CHECKED_LAYERS = 2
@@ -44,13 +44,13 @@ _TOLERANCE = 1e-6  # relative to the largest state
 # Blocks of matrix products are faster on a CPU.
 FUSED_DEVICES = {"cuda"}
 FUSED_LENGTHS = (512,) * 16 + (384, 300, 129, 128, 60, 7, 1)
-# Root mean square of differences, relative to that of the states.
+# Largest root mean square of differences from plain attention, relative to that of the states.
 FUSED_TOLERANCE = 1e-5
 FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """Block sizes, warps and stages of torch's kernel. 0 means torch's choice."""
+    """Tuning of flex_attention's kernel: block sizes, warps and stages; 0 is torch's choice."""
 
     query_tokens: int = 0
     key_tokens: int = 0
@@ -58,7 +58,7 @@ class Kernel(NamedTuple):
     stages: int = 0
 
     def options(self) -> dict[str, int]:
-        """Return the options in the form that flex_attention takes."""
+        """Return the ``kernel_options`` for flex_attention."""
         names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
         return {name: value for name, value in zip(names, self, strict=True) if value}
 
@@ -74,7 +74,7 @@ _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads
 
 
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
-    """Give every DeBERTa-v2 encoder within `module` the forward of `DisentangledEncoder`.
+    """Speed up each DeBERTa-v2 encoder within `module`, by the forward of `DisentangledEncoder`.
 
     Weights and their names do not change. An encoder whose outputs would differ from transformers'
     keeps transformers' forward, with a warning in the log. The module must be on the device where
@@ -99,9 +99,9 @@ def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
 
 
 def _agrees_with_transformers(encoder: DisentangledEncoder) -> bool:
-    """Return whether the first layers agree with transformers on two ragged rows of random states.
+    """Tell whether the encoder's first layers have the same outputs as with transformers' forward.
 
-    Compared in float64, where rounding hides no difference.
+    They run two rows of random states in float64, where rounding hides no difference.
     """
     first = _first_layers(encoder).to("cpu", torch.float64)
     states, mask = _random_rows(first, _CHECKED_LENGTHS)
@@ -120,7 +120,10 @@ def _first_layers(encoder: DisentangledEncoder) -> Any:
 def _random_rows(
     encoder: DisentangledEncoder, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make ragged rows of states (rows, width, size), and their mask (rows, width)."""
+    """Make random hidden states of texts with these lengths, and their attention mask.
+
+    The shapes are (rows, width, size) and (rows, width).
+    """
     weight = encoder.rel_embeddings.weight
     shape = (len(lengths), max(lengths), weight.shape[1])
     states = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -129,7 +132,10 @@ def _random_rows(
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """Return the fused attention if it works here, agrees and is faster; else the plain one."""
+    """Choose the class of an encoder's attention, by a measurement on its device.
+
+    `FusedAttention` is chosen if it compiles, agrees with `DisentangledAttention` and is faster.
+    """
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:
         return DisentangledAttention
@@ -144,9 +150,10 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
 
 
 def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kernel | None:
-    """Return the fastest kernel for fused attention; None if plain attention is faster.
+    """Return the fastest kernel for fused attention; None if `DisentangledAttention` is faster.
 
-    On a GPU the choice is saved, so that later processes compile and check only that kernel.
+    `key` is a key of `_kernels`. On a GPU the choice is saved, so that later processes compile and
+    check only that kernel.
     """
     device, dtype, *shape = key
     if device.type != "cuda":
@@ -166,9 +173,10 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
 def _try_kernels(
     encoder: DisentangledEncoder, key: tuple[Any, ...], kernels: Sequence[Kernel], is_known: bool
 ) -> tuple[Kernel | None, bool]:
-    """Return the fastest kernel that agrees with plain attention and beats it, and if all ran.
+    """Compile and time kernels; return the best one, or None, and whether all of them ran.
 
-    With `is_known`, a kernel need not beat plain attention.
+    A kernel must have the outputs of `DisentangledAttention` and be faster. With `is_known`, an
+    earlier process has measured that it is faster.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -209,7 +217,10 @@ def _time_attention(
     states: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, float]:
-    """Return the tokens' states after the first layers, and the minimum seconds of a few runs."""
+    """Time the encoder's first layers with a class of attention.
+
+    Returns the tokens' states after these layers, and the minimum seconds of a few runs.
+    """
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -231,7 +242,7 @@ def _time_attention(
 
 
 def _compilations() -> int:
-    """Count the graphs that torch has compiled in this process."""
+    """Return the number of graphs that torch has compiled in this process, for a log message."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -260,11 +271,11 @@ class FusedAttention(DisentangledAttention):
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad states, (1, tokens, size), to whole blocks."""
+        """Pad hidden states, (1, tokens, size), to whole blocks of `BLOCK_TOKENS` tokens."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention; queries of first tokens only use `DisentangledAttention`."""
+        """Compute attention like `DisentangledAttention`; leave queries of first tokens to it."""
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)
@@ -283,9 +294,9 @@ class FusedAttention(DisentangledAttention):
 
 @functools.cache
 def _compiled(kernel: Kernel, is_dynamic: bool) -> Any:
-    """Compile the attention, for batches of any size if `is_dynamic`.
+    """Return `_attend` compiled with a kernel's options, for batches of any size if `is_dynamic`.
 
-    torch 2.13 cannot compile a dynamic one for a CPU.
+    torch 2.13 cannot compile it for any size on a CPU.
     """
     attend = functools.partial(_attend, kernel.options())
     return torch.compile(attend, dynamic=is_dynamic, fullgraph=True)
@@ -303,7 +314,11 @@ def _attend(
     scale: float,
     mask: Any,
 ) -> torch.Tensor:
-    """Run flex_attention with both relative terms, (heads, tokens, positions) each or None."""
+    """Run flex_attention with DeBERTa's relative-position terms added to the scores.
+
+    `query_terms` and `key_terms` are (heads, tokens, positions), or None if the layer has no such
+    term. `indices` maps a distance, shifted by `farthest`, to a position.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     def add_terms(
@@ -327,7 +342,7 @@ def _attend(
 
 
 def _text_blocks(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the text of each token, and the key blocks that each query block attends to.
+    """Divide packed tokens into blocks, and find the key blocks of each query block.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Layout of a packed batch: the tokens of its texts concatenated into one row."""
+"""Layout of a packed batch: where each text's tokens are in the row of all concatenated tokens."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from gpuclassify.inference.device import to_device
 
 _GPU_SHORTEST_SHARE = 0.75
 
-# Queries, keys and values, each (1, heads, tokens, head size); queries may be of fewer tokens.
+# Attention's queries, keys and values, each (1, heads, tokens, head size). Queries may be those of
+# some tokens only.
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def shortest_share(device: torch.device) -> float:
-    """Return the minimum length of a text in an attention call, relative to the call's longest.
+    """Return the smallest ratio of lengths of two texts that may share one call of attention.
 
-    On a GPU, fewer kernel launches are worth some padding within attention.
+    On a CPU only texts of equal length share a call. On a GPU, fewer kernel launches are worth some
+    padding within attention.
     """
     return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Consecutive texts that share one call of the attention kernel."""
+    """Consecutive texts of a packed batch that share one call of the attention kernel."""
 
-    start: int  # range of their tokens
+    start: int  # range of the texts' tokens in the row of all tokens
     stop: int
     texts: int  # number of texts
     # Token index of every position, int64 (texts, width); padding repeats a token. None if all
@@ -40,25 +42,27 @@ class TextGroup:
     token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the texts' part of (1, heads, tokens, size) as (texts, heads, width, size)."""
+        """Select these texts' states from (1, heads, tokens, size): (texts, heads, width, size)."""
         if self.indices is not None:
             return states[0][:, self.indices].transpose(0, 1)
         rows = states[0, :, self.start : self.stop]
         return rows.unflatten(1, (self.texts, -1)).transpose(0, 1)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Convert (texts, heads, width, size) to concatenated tokens, (tokens, heads, size)."""
+        """Concatenate states (texts, heads, width, size) without padding: (tokens, heads, size)."""
         by_token = rows.transpose(1, 2).flatten(0, 1)
         return by_token if self.token_indices is None else by_token[self.token_indices]
 
 
 class Layout:
-    """Offsets of a batch's texts in one row of tokens, longest text first.
+    """Offsets of a batch's texts in one row of all their tokens, longest text first.
+
+    Converts tensors between this packed form and the padded form, (texts, width, ...).
 
     Parameters
     ----------
     lengths : ndarray of int64, shape (texts,)
-        Tokens of each text in the padded batch; the attribute is sorted in falling order.
+        Number of tokens of each text in the padded batch. The attribute is sorted, longest first.
     width : int
         Width of the padded batch.
     device : torch.device
@@ -99,10 +103,10 @@ class Layout:
 
     @classmethod
     def from_mask(cls, mask: torch.Tensor) -> Layout | None:
-        """Return the layout of padded texts, or None if a text has padding inside.
+        """Return the layout of a padded batch, or None if there is padding between a row's tokens.
 
-        The mask, (texts, width), is 1 for a token and 0 for padding. A row with padding only counts
-        as one token.
+        `mask` is the attention mask, (texts, width): 1 for a token and 0 for padding. A row with
+        padding only counts as one token.
         """
         is_token = mask.cpu().numpy().astype(bool)
         lengths = np.maximum(is_token.sum(1), 1)
@@ -114,11 +118,14 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Tokens of the longest text."""
+        """Number of tokens of the longest text."""
         return int(self.lengths[0])
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
-        """Convert (texts or 1, width, ...) to (1, tokens, ...); return other shapes unchanged."""
+        """Concatenate a padded tensor's tokens: (texts or 1, width, ...) to (1, tokens, ...).
+
+        Tensors of other shapes are returned unchanged.
+        """
         texts, width = self._shape
         if value.ndim < 2 or value.shape[1] != width or value.shape[0] not in (1, texts):
             return value
@@ -127,26 +134,26 @@ class Layout:
         return value[self._rows, self._columns][None]
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Convert (1, tokens, size) to (texts, width, size), with zeros for padding.
+        """Convert packed states, (1, tokens, size), to padded states, (texts, width, size).
 
-        Padding that a kernel needs after the tokens is dropped.
+        Padding is zeros. Padding that a kernel needs after the last token is dropped.
         """
         padded = states.new_zeros(*self._shape, states.shape[-1])
         padded[self._rows, self._columns] = states[0, : len(self._rows)]
         return padded
 
     def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Select each text's first token: (1, texts, size) of (1, tokens, size)."""
+        """Select the state of each text's first token from (1, tokens, size): (1, texts, size)."""
         return states[:, self.ends[:-1]]
 
     def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Convert (1, texts, size) to (texts, width, size), the same in every column of a text."""
+        """Repeat first tokens' states, (1, texts, size), in all columns: (texts, width, size)."""
         by_row = torch.empty_like(states[0])
         by_row[self._rows[self.ends[:-1]]] = states[0]
         return by_row[:, None].expand(-1, self._shape[1], -1)
 
     def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Convert (1, texts, size) to (texts, width, size), with NaN for all other tokens."""
+        """Put first tokens' states, (1, texts, size), into (texts, width, size) of NaN."""
         padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
         first = self.ends[:-1]
         padded[self._rows[first], self._columns[first]] = states[0]
@@ -154,13 +161,13 @@ class Layout:
 
     @functools.cached_property
     def ends(self) -> torch.Tensor:
-        """Bounds of the texts in the row of tokens, int32 (texts + 1,)."""
+        """Offsets of the texts in the row of tokens, and its end, int32 (texts + 1,)."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return to_device(ends, self._device)
 
     @functools.cached_property
     def groups(self) -> list[TextGroup]:
-        """All texts, grouped by equal length on a CPU, and by similar length elsewhere."""
+        """Texts grouped for calls of attention, equally long on a CPU, else of similar length."""
         share = shortest_share(self._device)
         groups: list[TextGroup] = []
         first = start = 0

@@ -1,9 +1,9 @@
-"""Running a model's layers without padding.
+"""Layers of a transformers model, run on real tokens only, without padding.
 
-Before the first layer, a batch of padded rows is packed to one row of real tokens, and after the
-last layer it is unpacked. So embeddings, pooling and heads need no change. The layers are
-transformers' own, with an attention function that keeps the texts separate. When a model is loaded,
-packed and padded outputs are compared.
+Before the first layer, a batch of padded rows is packed: its real tokens are concatenated into one
+row. After the last layer it is unpacked. So embeddings, pooling and heads need no change. The
+layers are transformers' own, with an attention function that keeps the texts separate. Before the
+first use of a model, packed and padded outputs are compared.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ _WITHOUT_EFFECT = {
     "return_dict",
     "use_cache",
 }
-# Longest text for attention by matrix products, and most scores in memory at once.
+# Longest text (in tokens) for attention by matrix products, and most scores in memory at once.
 _MOST_BY_PRODUCTS, _MOST_SCORES = 1_024, 1 << 24
-# Root mean square of differences, relative to the outputs and to the spread of token states.
+# Largest root mean square of differences between packed and padded runs, relative to the outputs
+# and to the spread of token states.
 _TOLERANCE = 1e-4
 _HALF_PRECISION_TOLERANCE = 0.1
-# Rounding relative to the states' size, for tokens whose states hardly differ.
+# Largest rounding error relative to the states' size, for tokens whose states hardly differ.
 _ROUNDING = 1e-5
 _HALF_PRECISION_ROUNDING = 1e-2
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
@@ -65,9 +66,9 @@ class NotPackableError(ValueError):
 
 
 class PackedLayers:
-    """Layers of a transformers model within a module, run on real tokens only.
+    """Layers of the transformers model within a network, run on real tokens only.
 
-    Raises NotPackableError if it has no list of layers.
+    Raises NotPackableError if the model has no list of layers.
 
     Attributes
     ----------
@@ -99,7 +100,10 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def running(self, lengths: np.ndarray, width: int, device: torch.device) -> Iterator[None]:
-        """Pack one forward in the block, of texts padded on the right to `width`."""
+        """Make the network's next forward run its layers without padding, within the block.
+
+        The batch's texts have `lengths` tokens, and are padded on the right to `width`.
+        """
         layout = Layout(lengths, width, device)
         layout.is_tried = self.is_tried
         with self._changed_layers.active(), set_variable(current_layout, layout):
@@ -108,7 +112,10 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Make layers pack inputs and unpack outputs in the block, by their thread's layout."""
+        """Set hooks for the block that pack the first layer's input and unpack the last's output.
+
+        Each thread has its own layout, `current_layout`.
+        """
         with contextlib.ExitStack() as stack:
             for config in self._configs:
                 stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
@@ -131,16 +138,17 @@ class PackedLayers:
 
     @property
     def attention_outputs(self) -> list[nn.Module]:
-        """Module that takes attention's output and the layer's input in the last layer, if any.
+        """Submodule of the last layer that adds attention's output to the layer's input, if any.
 
-        BERT and similar models have one. In other models, the last layer runs all tokens.
+        There the last layer is cut to first tokens. BERT and similar models have one; in other
+        models the list is empty, and the last layer runs all tokens.
         """
         output = getattr(getattr(self.layers[-1], "attention", None), "output", None)
         return [output] if isinstance(output, nn.Module) else []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Yield a list that collects the layers' outputs during the block."""
+        """Yield a list that gets each layer's output during the block."""
         seen: list[torch.Tensor] = []
 
         def note(_: nn.Module, _arguments: object, output: Any) -> None:
@@ -162,7 +170,7 @@ def _keep_first(_: nn.Module, arguments: Any) -> Any:
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to the tensors in `value`."""
+    """Apply `change` to all tensors in a layer's arguments or outputs, nested ones included."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -187,7 +195,10 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention within each text of the `current_layout`, as transformers' functions do."""
+    """Compute attention within each packed text, as an attention function of transformers.
+
+    The offsets of the texts are in `current_layout`.
+    """
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
         unsupported = sorted(unknown) or "a mask or dropout"
@@ -259,7 +270,10 @@ def _attend_by_products(
 def _mask(
     group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the attention mask, bool (texts or 1, 1, width or 1, width); None if not needed."""
+    """Return the attention mask of a group of texts; None if not needed.
+
+    It is bool, (texts or 1, 1, width or 1, width). `window` is the reach of local attention.
+    """
     mask = None
     if group.is_token is not None and not is_causal:  # causal attention never reads later padding
         mask = group.is_token[:, None, None]
@@ -321,12 +335,12 @@ def find_packed_layers(
     lengths: np.ndarray,
     forward: Forward,
 ) -> PackedLayers:
-    """Return the module's layers if packed texts have the same outputs as single texts.
+    """Return a network's packed layers, if a trial run has equal outputs packed and padded.
 
-    The last layer's states and the module's outputs are compared. Raises NotPackableError if they
-    differ, or a layer cannot run packed. `lengths` belong to a probe batch of ragged texts, padded
-    on the right. ``forward(rows)`` runs rows of that batch, a single row without padding, and
-    returns outputs (texts, outputs).
+    `lengths` are the numbers of tokens of the trial's texts, padded on the right. ``forward(rows)``
+    runs rows of that batch, a single row without padding, and returns outputs (texts, outputs). The
+    last layer's states and the network's outputs are compared. Raises NotPackableError if they
+    differ, or a layer cannot run packed.
     """
     packed = PackedLayers(module)
     is_single = dtype == torch.float32
@@ -358,7 +372,10 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the outputs of the texts, and the last layer's states (tokens, size) of each text."""
+    """Run each text of the trial alone, unpacked, to compare packed runs with.
+
+    Returns the outputs of all texts, and the last layer's states (tokens, size) of each text.
+    """
     outputs, states = [], []
     for row in range(texts):
         with packed.watching() as seen:
@@ -392,5 +409,5 @@ def _are_close(outputs: torch.Tensor, expected: torch.Tensor, tolerance: float) 
 
 
 def rms(values: torch.Tensor) -> float:
-    """Return the root mean square."""
+    """Return the root mean square of all elements."""
     return float(values.float().square().mean().sqrt())

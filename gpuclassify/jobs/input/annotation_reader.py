@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from gpuclassify.jobs.input.files import open_parquet
 from gpuclassify.jobs.ledger.arrow_types import cast, changed, restored
-from gpuclassify.jobs.ledger.encoding import LEFT_OUT, PLACE
+from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import UnreadableInputError
@@ -29,7 +29,7 @@ _DAMAGE = (
 )
 # Column of positions in tables that are being read; input files may have a column `PLACE`.
 ROW_POSITION = "\0place"
-# Key of a record's source: row count, first and last position by input file.
+# Key in the source of a part's record: row count, first and last position by input file.
 ANNOTATED = "annotated"
 
 
@@ -46,21 +46,22 @@ class AnnotationRange:
     count: int
     low: int  # first position
     high: int  # last position
-    has_unread: bool  # whether some rows may stand for lines that could not be read
-    total: int  # rows of the whole annotation file
+    left_out: tuple[str, ...]  # "file", "line" or "row" if some were left out of the file's part
+    total: int  # number of rows of the whole annotation file
+    file: str  # input file, as the column `FILE` names it
 
     @property
     def is_dense(self) -> bool:
-        """Whether every position from `low` to `high` has a row."""
+        """Whether every position from `low` to `high` has a row, so that none need be read."""
         return self.high - self.low + 1 == self.count
 
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and its address; `fields` maps names in files to frames."""
+    """Columns of an annotation set, and the set's address, for tasks that read parts."""
 
     address: str
-    fields: Mapping[str, str]
+    fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
     key: str  # changes whenever the annotation set changes
     is_complete: bool  # whether every row of the input has its annotations
     labels: tuple[str, ...] = ()  # names in frames of the columns that reports count
@@ -70,9 +71,9 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of one part's annotations, which opens each annotation file once and reads a section.
+    """Reader of one part's annotations, which opens each annotation file once to read a section.
 
-    `positions` and `columns` take the pieces of the part.
+    The methods take the pieces of the part.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -81,20 +82,20 @@ class AnnotationReader:
         self._schema = schema
         for number, columns in enumerate(schema.annotations):
             fields = {n: name for n, name in columns.fields.items() if name in schema.arrow.names}
-            if not fields:
-                continue
-            self._sets.append((number, columns, fields))
+            if fields:
+                self._sets.append((number, columns, fields))
             by_file: dict[str, list[AnnotationRange]] = {}
             for piece in part.pieces:
-                for rows in piece.annotations[number] if piece.annotations else ():
-                    by_file.setdefault(rows.name, []).append(rows)
+                for rows in (piece.annotations[number] if piece.annotations else None) or ():
+                    if fields or rows.left_out:
+                        by_file.setdefault(rows.name, []).append(rows)
             for name, ranges in by_file.items():
                 with naming_damage(redacted(columns.address), name):
                     for rows, table in self._read_ranges(columns, name, ranges, fields):
                         self._read[number, rows] = _read_positions(rows, table), table
 
     def positions(self, piece: Any) -> np.ndarray | None:
-        """Return the positions of a piece's rows, int64 (rows,).
+        """Return the positions (row numbers or byte offsets) of a piece's rows, int64 (rows,).
 
         Returns None if no complete annotation set lists them, so that the input file must be read.
         """
@@ -103,19 +104,37 @@ class AnnotationReader:
             return None
         low, high = piece.position_range
         found = [np.zeros(0, dtype=np.int64)]
-        for rows in piece.annotations[complete]:
-            positions, table = self._read[complete, rows]
+        for rows in piece.annotations[complete] or ():
+            positions, _ = self._read[complete, rows]
             is_inside = (positions >= low) & (positions < high)
-            if rows.has_unread:  # Rows that were read but not scored are marked "row".
-                unread = pc.fill_null(pc.not_equal(table[LEFT_OUT], "row"), False)
-                is_inside &= ~unread.to_numpy()
             found.append(positions if is_inside.all() else positions[is_inside])
         return np.concatenate(found)
 
+    def unreadable(self, piece: Any) -> np.ndarray:
+        """Return the positions of rows of a piece that annotations list as unreadable, int64."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for number, ranges in enumerate(piece.annotations):
+            for rows in ranges or ():
+                if rows.left_out:
+                    positions, table = self._read[number, rows]
+                    # Rows that were read but not scored are marked "row".
+                    unread = pc.fill_null(pc.not_equal(table[LEFT_OUT], "row"), False)
+                    found.append(positions[unread.to_numpy()])
+        low, high = piece.position_range or (0, np.inf)
+        positions = np.unique(np.concatenate(found))
+        return positions[(positions >= low) & (positions < high)]
+
+    def lacks_content(self, piece: Any) -> bool:
+        """Return whether an annotation set may list this piece, or part of it, as unreadable."""
+        return any(
+            ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
+            for ranges in piece.annotations
+        )
+
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield the name and values of each annotation column at these positions of a piece."""
+        """Yield the name and values of each annotation column, for a piece's rows by position."""
         for number, columns, fields in self._sets:
-            pairs = [self._read[number, rows] for rows in piece.annotations[number]]
+            pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
             annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
             tables = [table.select([*fields]) for _, table in pairs]
             table = pa.concat_tables([pa.schema(self._types(fields)).empty_table(), *tables])
@@ -132,7 +151,7 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the columns' types, which hold the values of all folders of the set."""
+        """Return the Arrow types of annotation columns, which all annotation files are cast to."""
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(
@@ -142,16 +161,16 @@ class AnnotationReader:
         ranges: Sequence[AnnotationRange],
         fields: Mapping[str, str],
     ) -> Iterator[tuple[AnnotationRange, pa.Table]]:
-        names = [*fields]
+        names = [*fields, FILE]
         names += [PLACE] * any(not rows.is_dense for rows in ranges)
-        names += [LEFT_OUT] * any(rows.has_unread for rows in ranges)
+        names += [LEFT_OUT] * any(rows.left_out for rows in ranges)
         start = min(rows.first for rows in ranges)
         stop = max(rows.first + rows.count for rows in ranges)
         # The path is checked again: since the set was opened, a link or a FIFO may have come there.
         store = open_store(columns.address, self._schema.storage_options).below(name)
         with store.reading() as file:
             first, table = _read_row_groups(file, names, start, stop, ranges[0].total)
-        types = {**self._types(fields), PLACE: pa.int64(), LEFT_OUT: pa.string()}
+        types = {**self._types(fields), FILE: pa.string(), PLACE: pa.int64(), LEFT_OUT: pa.string()}
         table = cast(table, pa.schema([(name, types[name]) for name in names]))
         for rows in ranges:
             yield rows, table.slice(rows.first - first, rows.count)
@@ -159,6 +178,10 @@ class AnnotationReader:
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
     """Return the ascending positions of a range; raise ValueError if they contradict the range."""
+    if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
+        raise ValueError(
+            f"its rows {rows.first} to {rows.first + rows.count - 1} are not of {rows.file}"
+        )
     if rows.is_dense:
         return np.arange(rows.low, rows.high + 1)
     positions = table[PLACE].to_numpy()
@@ -170,7 +193,7 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups that overlap rows `start` to `stop`; return the first row and a table."""
+    """Read the row groups with rows `start` to `stop`; return the number of the first row, too."""
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
@@ -199,7 +222,7 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def naming_damage(folder: str, name: str) -> Iterator[None]:
-    """Convert errors from reading a damaged file of a set to AnnotationError, which names the file.
+    """Convert errors from reading a damaged annotation file to AnnotationError, which names it.
 
     Anybody may have written the file: values may be missing or of any type.
     """

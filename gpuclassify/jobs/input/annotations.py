@@ -50,7 +50,7 @@ MOST_NAMED = 3  # files that an error lists
 
 @dataclass
 class FileAnnotations:
-    """Annotations of one input file: the annotated state, and row ranges in a folder of the set.
+    """Annotations of one input file: its size and version then, and row ranges in the set.
 
     The folder identifies the rows. A job's key does not: if a file is changed back, the job that
     annotates it again has the settings, the input and so the key of an earlier job.
@@ -63,7 +63,7 @@ class FileAnnotations:
 
 @dataclass
 class AnnotationSet:
-    """An annotation set, as the manifests and records of its jobs describe it."""
+    """Annotation set (a folder of annotation files), as the records of its jobs describe it."""
 
     store: Store
     prefix: str = ""
@@ -79,7 +79,7 @@ class AnnotationSet:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the columns in frames, by their names in files."""
+        """Names of annotation columns in frames, maybe with a prefix, by their names in files."""
         return {name: f"{self.prefix}{name}" for name in self.columns.names}
 
     @classmethod
@@ -111,15 +111,22 @@ class AnnotationSet:
     def unfinished(self) -> str | None:
         """First folder of an unfinished job that holds the latest annotations of a file."""
         folders = (file.folder for file in self.files.values())
-        return min((folder or "." for folder in folders if folder in self.undone), default=None)
+        return min((folder for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
         """Size and version of each input file when it was last annotated, by name."""
         return {name: file.state for name, file in self.files.items()}
 
+    def has_unread(self, name: str) -> bool:
+        """Return whether some of an input file may have been left out as unreadable."""
+        file = self.files.get(name)
+        if file is None or file.folder in self.undone:
+            return False
+        return not file.ranges or any(rows.left_out for rows in file.ranges)
+
     def job_keys(self, files: Collection[str]) -> str:
-        """Return the keys of the jobs that last annotated these files, joined by "-"."""
+        """Return the joined keys of the jobs that last annotated these files, to detect changes."""
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
@@ -169,7 +176,7 @@ class AnnotationSet:
                     raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Read the columns from the first readable file of each folder; `read_records` is strict.
+        """Read the columns from the first readable file of each folder, and ignore damaged files.
 
         Files whose columns contradict the columns of earlier folders are skipped.
         """
@@ -192,7 +199,7 @@ class AnnotationSet:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
     def _merge_columns(self, name: str) -> pa.Schema:
-        """Return the columns, with types widened for the values of an annotation file."""
+        """Return the set's columns, with types widened for the values of an annotation file."""
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
         stored = metadata.schema.to_arrow_schema()
@@ -221,7 +228,7 @@ class AnnotationSet:
     def check(
         self, states: Mapping[str, str], was_input: Callable[[str], bool], is_complete: bool
     ) -> bool:
-        """Return True if every input file is annotated.
+        """Check that the set is of this input; return True if every input file is annotated.
 
         `states` maps the names of the input's files to their states. `was_input` returns True for
         names that the reader's paths match and that are not there any more. Raises AnnotationError
@@ -246,8 +253,9 @@ class AnnotationSet:
         unfinished = self.unfinished
         if is_complete and unfinished is not None:
             raise AnnotationError(
-                f"{self.shown} is not finished ({unfinished}): run the command that writes it "
-                "again, or take null for what is missing (annotations_complete=False)"
+                f"{redacted(self.folder(unfinished).address)} is not finished: run the command "
+                "that writes it again, or take null for what is missing "
+                "(annotations_complete=False)"
             )
         if is_complete and missing:
             raise AnnotationError(
@@ -280,7 +288,7 @@ class AnnotationSet:
 
 
 def later_folders(store: Store) -> list[str]:
-    """List the folders of a set's later jobs.
+    """List the folders of an annotation set's later jobs, which annotated further files.
 
     A folder in which no job has begun is left out: a run that is killed early may leave one.
     """
@@ -294,7 +302,7 @@ def job_folders(store: Store) -> list[Store]:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others, as text."""
+    """Return the first names as text for a message, with the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -306,12 +314,12 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
     """
     ranges, first, total = [], 0, record.rows_out
     for part in record.parts:
-        has_unread = bool(part.left_out)
+        left_out = tuple(map(str, part.left_out))
         for file, numbers in part.source[ANNOTATED].items():
             count, low, high = map(operator.index, numbers)
             if not (0 < count <= high - low + 1 and low >= 0 and high < POSITION_LIMIT):
                 raise ValueError(f"it has {count} rows of {file} from {low} to {high}")
-            rows = AnnotationRange(name, first, count, low, high, has_unread, total)
+            rows = AnnotationRange(name, first, count, low, high, left_out, total, file)
             ranges.append((file, rows))
             first += count
     if first != record.rows_out:
@@ -320,12 +328,12 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of both types; see `union`."""
+    """Return the Arrow type that holds the values of both types; see `union`."""
     return one if one == other else union(plain_type(one), plain_type(other))
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Return True if a type holds the values of another one."""
+    """Return True if an Arrow type holds the values of another one."""
     try:
         return bool(common_type(kind, other) == kind)
     except pa.ArrowException:
@@ -387,11 +395,12 @@ def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, st
 
     def add(piece: Part) -> Part:
         low, high = piece.position_range or (0, math.inf)
-        by_set = []
+        by_set: list[tuple[AnnotationRange, ...] | None] = []
         for opened in sets:
             file = opened.files.get(real[piece.path])
-            ranges = file.ranges if file else ()
-            by_set.append(tuple(rows for rows in ranges if rows.low < high and rows.high >= low))
+            found = [r for r in file.ranges if r.low < high and r.high >= low] if file else []
+            is_done = file is not None and file.folder not in opened.undone
+            by_set.append(tuple(found) if found or is_done else None)
         return replace(piece, annotations=tuple(by_set))
 
     first, *rest = map(add, part.pieces)

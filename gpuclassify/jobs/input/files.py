@@ -36,11 +36,11 @@ from gpuclassify.settings.paths import exists
 
 Options = Mapping[str, Any]
 
-DIGESTED_BYTES = 1 << 20
+DIGESTED_BYTES = 1 << 20  # read size for digests
 # A file that unpacks to more than 256 MiB and to over 200 times its stored bytes is refused before
 # memory is taken. Documents usually compress to a tenth.
 UNPACKED_BYTES, MOST_UNPACKED = 256 << 20, 200
-_UNPACKED, _STORED = 2, 3  # numbers of the sizes in Parquet's PageHeader
+_UNPACKED, _STORED = 2, 3  # field numbers of the sizes in Parquet's PageHeader
 # Types of Thrift's compact protocol, and the bytes of those that have a fixed size.
 _INT32, _INTEGERS, _BINARY, _STRUCT = 5, (4, 5, 6), 8, 12
 _FIXED_BYTES = {1: 0, 2: 0, 3: 1, 7: 8}
@@ -50,7 +50,7 @@ _digests: dict[tuple[str, str], str] = {}
 
 
 class BrokenInputError(UnreadableInputError):
-    """Error for an unreadable file, line or row that the job must not leave out."""
+    """Error for an unreadable file, line or row, unless ``on_error="quarantine"`` allows it."""
 
 
 class ChangedInputError(UnreadableInputError):
@@ -61,8 +61,8 @@ class ChangedInputError(UnreadableInputError):
 class InputFile:
     """A file of the input, or a folder of it that cannot be listed.
 
-    `version` changes when the file does: its store's tag, the time of its last change, or a digest
-    of its content. For a digest, `stamp` is the tag or time at which it was computed.
+    `version` changes when the file does: its ETag, the time of its last change, or a digest of its
+    content. For a digest, `stamp` is the ETag or time at which it was computed.
     """
 
     path: str  # path or URL as listed: folder names in it may give columns
@@ -101,30 +101,24 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
         raise UnreadableInputError("no input is given: name files, directories or globs")
     files = [file for file in by_name.values() if file.problem is None]
     unreadable = [file for file in by_name.values() if file.problem is not None]
-    formats = {file_format(file.path): file.path for file in files}
-    if not formats:
+    if not files:
         raise UnreadableInputError(
             f"nothing of the input can be read; {redacted(unreadable[0].path)}: "
             f"{unreadable[0].problem}"
-        )
-    if len(formats) > 1:
-        one, other, *_ = formats.values()
-        raise UnreadableInputError(
-            f"inputs are of several formats, such as {one} and {other}: read them separately"
         )
     return [*files, *unreadable]
 
 
 def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return a reader's paths and the targets of links to folders below them."""
+    """Return a reader's paths and the targets of links to folders, where no output may lie."""
     return (*paths, *sorted({file.linked for file in files} - {""}))
 
 
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
     """Replace the files' versions by SHA-256 digests of their content.
 
-    All bytes are read, from several files at a time. Unchanged are unreadable files, files of the
-    Hub at a commit, and object stores' tags, which change whenever an object is written.
+    All bytes are read, from several files at a time. Versions stay for unreadable files, for files
+    of the Hub at a commit, and for ETags of object stores, which change with every write.
     """
 
     def digested(file: InputFile) -> InputFile:
@@ -141,7 +135,10 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 def states_like(
     files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
 ) -> dict[str, str]:
-    """Return each file's `state` by name, with a digest if its `known` state has one."""
+    """Return each file's `state` by name, to compare it with its `known` state of an earlier run.
+
+    It has a digest of the content if the known state has one.
+    """
     files = [*files]
     by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]
     digested = {file.path: file for file in with_digests(by_digest, storage_options)}
@@ -217,7 +214,7 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError if the ratio of unpacked to stored bytes is implausible."""
+    """Raise BrokenContentError for a decompression bomb, by its unpacked and stored bytes."""
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(
             f"{stored_bytes:,} stored bytes unpack to more than {UNPACKED_BYTES >> 20} MiB, over "
@@ -227,10 +224,10 @@ def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
 
 
 def open_parquet(file: BinaryIO) -> pq.ParquetFile:
-    """Open a Parquet file; reading verifies the checksums of its pages, if it has any.
+    """Open a Parquet file; reading verifies the checksums of its Parquet pages, if it has any.
 
     Verification costs no measurable time. pyarrow and Spark write checksums on request. Reading
-    raises BrokenContentError before it unpacks pages that `check_unpacked` refuses.
+    raises BrokenContentError before it unpacks Parquet pages that `check_unpacked` refuses.
     """
     metadata = pq.read_metadata(file)
     source = pa.PythonFile(_CheckedPages(file, metadata), mode="r")
@@ -238,7 +235,7 @@ def open_parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 class _CheckedPages:
-    """Open Parquet file that checks page headers whenever pyarrow reads column chunks.
+    """Open Parquet file that checks headers of Parquet pages whenever pyarrow reads column chunks.
 
     pyarrow allocates the size in a page's header, even if the footer contradicts it. It reads each
     column chunk at once, because `pq.ParquetFile` has `pre_buffer=True`.
@@ -257,7 +254,7 @@ class _CheckedPages:
         return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; raise BrokenContentError if pages in them unpack to too many bytes."""
+        """Read bytes; raise BrokenContentError if Parquet pages there unpack to too many bytes."""
         start = self._file.tell()
         content = self._file.read(size)
         first = bisect.bisect_left(self._starts, start)
@@ -276,7 +273,7 @@ class _CheckedPages:
 
 
 def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the start and end offsets of a column chunk's pages in the file."""
+    """Return the start and end offsets of a column chunk's Parquet pages in the file."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
@@ -284,7 +281,7 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
-    """Return a page header's int32 fields by number, and the header's end offset.
+    """Return the int32 fields of a Parquet page's header by number, and the header's end offset.
 
     The header is a struct in Thrift's compact protocol; numbers wrap at 32 bits. Raises IndexError
     if it is truncated.
@@ -320,7 +317,7 @@ def _zigzag(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return the unsigned number at an offset, and its end offset."""
+    """Decode the Thrift varint at an offset; return the number, and the offset behind it."""
     value = shift = 0
     while (byte := content[at]) & 128:
         value |= (byte & 127) << shift
@@ -378,7 +375,7 @@ def _digest(file: InputFile, store: Store) -> str:
 
 
 def _bare(version: str) -> str:
-    """Strip the weak mark and quotes, which some stores' answers have around a tag."""
+    """Strip quotes and the mark of weak ETags, ``W/``, so that versions compare equal."""
     return version.removeprefix("W/").strip('"')
 
 

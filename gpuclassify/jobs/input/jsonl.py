@@ -50,7 +50,7 @@ _OTHER_TYPE = ("Failed to convert JSON", ") changed from ")
 MOST_NAMED = 4
 HALF_OF_A_PAIR = (
     "a text has half of a surrogate pair, such as \\ud83d, which is no character: take U+FFFD for "
-    'it (surrogates="replace" of a JsonlReader), or name the columns to keep (fields=) without it'
+    'it (surrogates="replace"), or name the columns to keep (fields=) without it'
 )
 _BLANKS = b" \t\r\n\f\v\xef\xbb\xbf"  # white space, and the UTF-8 byte order mark
 _SEPARATOR = re.compile(r"[ \t\r\n]*[:,]?[ \t\r\n]*")
@@ -70,7 +70,7 @@ _OPENING, _CLOSING = list(b"[{"), list(b"]}")
 
 
 class BadLineError(ValueError):
-    """Error for lines that are no rows of the schema."""
+    """Error for JSON lines that cannot be read as rows of the schema."""
 
 
 # Errors that broken lines raise; a name that is not UTF-8 raises UnicodeDecodeError, a ValueError.
@@ -114,7 +114,7 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 
 
 class WholeLines(io.RawIOBase):
-    """Whole lines of a stream, up to the point where a damaged file is cut off.
+    """Stream of the whole lines of another stream, up to the point where a damaged file is cut.
 
     Lines of more than `most` bytes are skipped, and listed in `long_lines`. `cut` is the error that
     ended a damaged stream; `reopen` then opens it again, to read byte by byte as far as possible.
@@ -203,7 +203,7 @@ def parse(
     is_projected: bool = False,
     replaces: bool = False,
 ) -> pa.Table:
-    """Parse lines into a table; raise one of `BROKEN_LINES` if any line is bad.
+    """Parse JSON lines into an Arrow table; raise one of the errors `BROKEN_LINES` for a bad line.
 
     Without a schema, the columns are inferred. Fields that the schema lacks are left out if
     `is_projected`, and refused otherwise. Columns of JSON get the text of their values. With
@@ -280,7 +280,7 @@ def _check_finite(table: pa.Table, content: bytes) -> None:
 def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool, replaces: bool = False
 ) -> tuple[pa.Table, list[BadLine]]:
-    """Parse the lines at `offset` of a file into a table of good lines, and a list of bad ones."""
+    """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones."""
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
     for begin, lines in _blocks(content):
@@ -290,7 +290,7 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the offset and the lines of each block; only one block is Python objects at a time."""
+    """Yield the offset and the lines of blocks of `MOST_BYTES_AT_ONCE`, one at a time in memory."""
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -299,7 +299,7 @@ def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def line_offsets(content: bytes, offset: int) -> np.ndarray:
-    """Return the offsets in the file of lines that are not blank, int64 (rows,)."""
+    """Return the byte offset in the file of each line that is not blank, int64 (rows,)."""
     offsets = [np.zeros(0, dtype=np.int64)]
     for begin, lines in _blocks(content):
         ends = offset + begin + np.cumsum([*map(len, lines)])
@@ -325,12 +325,33 @@ def _parse_bisecting(
 
 
 def json_columns(schema: Iterable[pa.Field]) -> list[str]:
-    """List the columns of JSON text."""
+    """List the names of columns of Arrow's JSON type, which hold the text of any JSON value."""
     return [field.name for field in schema if isinstance(field.type, pa.JsonType)]
 
 
+def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
+    """Return the types for parsing columns of JSON lines, if they differ from `columns`.
+
+    Used if Parquet files give columns other types. Columns of JSON stay JSON, and a column keeps
+    its type `in_lines` if pyarrow cannot parse JSON as the type in `columns`. None means that lines
+    cannot hold the column.
+    """
+    types: dict[str, pa.DataType | None] = {}
+    own = {field.name: field.type for field in in_lines}
+    for field in columns:
+        kind = own.get(field.name)
+        if isinstance(kind, pa.JsonType):
+            types[field.name] = kind
+            continue
+        try:
+            parse([b"{}\n"], pa.schema([field]))
+        except pa.ArrowNotImplementedError:
+            types[field.name] = kind
+    return {name: kind for name, kind in types.items() if kind != columns.field(name).type}
+
+
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
-    """Quote the values of columns `texts`, so that they are read as text; null stays null.
+    """Quote the values of columns `texts` in a line, so that they are read as text, except null.
 
     Halves of surrogate pairs become U+FFFD in other columns, unless they are `kept`.
     """
@@ -359,7 +380,7 @@ def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
     """Count the lines by their schema; lines that conflict are bisected into runs that do not.
 
-    `texts` are columns of JSON.
+    `texts` are names of columns that hold any JSON.
     """
     lines = io.BytesIO(content).readlines()
     for index, line in enumerate(lines if texts else ()):
@@ -388,7 +409,8 @@ def frequent_columns(
 ) -> pa.Schema:
     """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
 
-    Each row would have all of them. Lines with other fields are refused when they are read.
+    Each row of a frame would have all of them. Lines with fields that the schema lacks are refused
+    when they are read.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema
@@ -484,7 +506,7 @@ def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
         columns = {named[1]: named[1]}
     return (
         f"a value does not fit its column {', '.join(columns.values())}: {text}; name the columns "
-        "to keep (fields=) without that one, or give a JsonlReader its type, for numbers such as "
+        "to keep (fields=) without that one, or pass its type, for numbers such as "
         f'types={{"price": "double"}}, and for values of any kinds '
         f"types={{{next(iter(columns), 'meta')!r}: 'json'}}, which keeps the text of each"
     )

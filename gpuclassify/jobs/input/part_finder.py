@@ -22,6 +22,7 @@ from gpuclassify.jobs.input.jsonl import (
     frequent_columns,
     json_columns,
     line_schemas,
+    line_types,
 )
 from gpuclassify.jobs.input.parts import (
     InputParts,
@@ -33,6 +34,7 @@ from gpuclassify.jobs.input.parts import (
     unreadable,
 )
 from gpuclassify.jobs.input.schema import (
+    NO_VALUES,
     common_schema,
     declared_types,
     folder_schema,
@@ -46,9 +48,9 @@ from gpuclassify.jobs.input.schema import (
     project,
     set_types,
 )
-from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored
+from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored, union
 from gpuclassify.jobs.ledger.quarantine import FILE, LINE, Problem
-from gpuclassify.jobs.stores.names import compression
+from gpuclassify.jobs.stores.names import PARQUET, compression, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, BrokenContentError, UnreadableInputError
 
@@ -71,7 +73,7 @@ _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 
 @dataclass(frozen=True)
 class Footer:
-    """Columns and row groups of a Parquet file, or its problem."""
+    """Columns and row groups of a Parquet file, or the problem that keeps it from being read."""
 
     schema: pa.Schema
     group_bytes: tuple[int, ...] = ()  # uncompressed sizes
@@ -84,7 +86,7 @@ def read_footers(
     storage_options: dict[str, Any],
     change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
 ) -> list[Footer]:
-    """Read the footers of files, several at a time because stores answer slowly.
+    """Read the footers of Parquet files, several at a time because stores answer slowly.
 
     `change` returns a new schema from a file's schema and metadata.
     """
@@ -115,54 +117,171 @@ def read_footers(
 
 @dataclass(frozen=True)
 class PartFinder:
-    """Finder of the parts and columns of files of one format.
+    """Finder of the parts and columns of Parquet files and JSON lines.
 
     `reader` is a `gpuclassify.jobs.input.readers.FileReader`, whose `find_parts` describes the
-    other settings.
+    other settings. `expected` are paths of files whose unreadable content annotation sets list.
     """
 
     files: Sequence[InputFile]
     reader: Any
     on_error: str
-    needed: Collection[str]
-    fields: Sequence[str] | None
+    needed: Collection[str] = ()
+    fields: Sequence[str] | None = None
+    expected: Collection[str] = ()
     is_slow: bool = True
 
-    def parquet(self) -> InputParts:
-        """Find parts that are runs of row groups, from the files' footers."""
-        footers = read_footers(self.files, self.reader.storage_options)
-        columns, schemas = self._merge_schemas(footers)
-        if wrong := {name for schema in schemas for name in misfits(schema, columns)}:
-            change = functools.partial(nulls_untyped, names=wrong)
-            footers = read_footers(self.files, self.reader.storage_options, change)
-            columns, _ = self._merge_schemas(footers)
-        pairs = list(zip(self.files, footers, strict=True))
-        if not columns.names:
-            broken = [Part(file.path, problem=footer.problem) for file, footer in pairs]
-            self._check(_problems(broken), is_all=True)
-        if self.fields is None:
-            kept = [field for field in columns if not _NAMELESS_INDEX.fullmatch(field.name)]
-            columns = pa.schema(kept or columns)
-        schema = self._input_schema(columns)
-        sizes = {file.path: sum(footer.group_bytes) for file, footer in pairs}
-        part_bytes = self._part_bytes(schema, sum(sizes.values()))
+    def find(self) -> InputParts:
+        """Find the parts, from the footers of Parquet files and samples of JSON lines."""
+        problems: list[tuple[Part, Problem]] = []
+        samples: list[Lines] = []
+        for sample in self._samples():
+            if isinstance(sample, Lines):
+                samples.append(sample)
+            else:
+                problems.append(sample)
+                self._check(problems)
+        schema = self.schema(samples, problems)
+        for sample in samples:
+            # Only if folders give a column that other files hold, the lines are parsed for it.
+            if missing_column(sample.part.path, (), schema.file_fields):
+                names = sampled_schema([sample.content]).names
+                reason = missing_column(sample.part.path, names, schema.file_fields)
+                if reason is not None:
+                    raise UnreadableInputError(f"{sample.part} does not fit other files: {reason}")
+        self._check(_bad_lines(samples, schema))
+        sizes = {file.path: _line_bytes(file) for file in self.files}
+        sizes |= {path: sum(footer.group_bytes) for path, footer in self._footers.items()}
+        part_bytes = self._part_bytes(schema, sum(size or 0 for size in sizes.values()))
         parts: list[Part] = []
-        for file, footer in pairs:
-            problem = footer.problem or _misfit(file, footer, schema, self.needed)
-            if problem is not None:
-                parts.append(Part(file.path, problem=problem))
-                continue
-            for run in _group_runs(footer, part_bytes):
-                rows = sum(footer.group_rows[: run[0]]) if run else 0
-                end = rows + sum(footer.group_rows[number] for number in run)
-                part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=(rows, end))
-                size = sum(footer.group_bytes[number] for number in run)
-                parts += self._split_rows(part, size, part_bytes)
+        for file in self.files:
+            if file.path in self._footers:
+                parts += self._row_groups(file, schema, part_bytes)
+            else:
+                parts += self._byte_ranges(file, part_bytes, splits_rows=True)
         self._check(_problems(parts))
         return self._join_small(parts, sizes, schema, part_bytes)
 
+    def schema(
+        self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
+    ) -> InputSchema:
+        """Return the columns of the footers of Parquet files and of `samples` of JSON lines.
+
+        Only the columns in `fields` are kept.
+
+        Raises UnreadableInputError if nothing can be read because of the `problems`, if the types
+        of a column cannot be unified, or if a column is missing.
+        """
+        in_tables = self._in_tables
+        types = dict(self.reader.types or {})
+        texts = [name for name, kind in types.items() if kind == "json"]
+        texts += json_columns(self.reader.known or ())
+        kept = types if self.fields is None else None
+        contents = [sample.content for sample in samples]
+        in_lines = sampled_schema(contents, texts, self.reader.known, kept)
+        if not in_tables.names and not in_lines.names and (self._reads_lines or self._footers):
+            broken = [Part(path, problem=f.problem) for path, f in self._footers.items()]
+            bad = _bad_lines(samples, InputSchema(in_lines, {}, False))
+            self._check([*_problems(broken), *bad, *problems], is_all=True)
+        if not self._lines:
+            if types and self.reader.only is None:
+                raise UnreadableInputError(
+                    f"types={types} are of JSON lines, and the input has Parquet files alone: "
+                    "leave out types="
+                )
+            return self._input_schema(in_tables)
+        by_folders = {*folder_schema(file.path for file in self.files).names}
+        by_folders -= {*in_tables.names, *in_lines.names}
+        if self._reads_lines:
+            in_lines = set_types(in_lines, {n: t for n, t in types.items() if n not in by_folders})
+        if not self._footers:
+            return self._input_schema(in_lines)
+        schema = self._input_schema(self._merge_formats(in_tables, in_lines, samples))
+        return replace(schema, line_types=line_types(schema.arrow, in_lines))
+
+    def _merge_formats(
+        self, in_tables: pa.Schema, in_lines: pa.Schema, samples: Sequence[Lines]
+    ) -> pa.Schema:
+        """Return the columns of Parquet files and of JSON lines, with a common type for each.
+
+        A column that is JSON in lines is JSON in all files. Raises UnreadableInputError if there is
+        no common type for a column that is read.
+        """
+        columns = {field.name: field for field in in_tables}
+        for field in in_lines:
+            known = columns.get(field.name, field)
+            if isinstance(field.type, pa.JsonType):  # holds values of Parquet files, too
+                columns[field.name] = known.with_type(field.type)
+                continue
+            if known.metadata == NO_VALUES or field.metadata == NO_VALUES:
+                columns[field.name] = field if known.metadata == NO_VALUES else known
+                continue
+            try:
+                columns[field.name] = known.with_type(union(known.type, field.type))
+            except pa.ArrowException as err:
+                columns[field.name] = known
+                if self.fields is not None and field.name not in self.fields:
+                    continue
+                table = next(p for p, f in self._footers.items() if field.name in f.schema.names)
+                lines = [s for s in samples if field.name in sampled_schema([s.content]).names]
+                name = redacted(lines[0].part.path) if lines else "JSON lines"
+                raise UnreadableInputError(
+                    f"the inputs' columns do not fit together: {field.name} is {known.type} in "
+                    f"{redacted(table)}, and {field.type} in {name}: read them separately, name "
+                    f"the columns to keep without it (fields=), or read values of both as JSON "
+                    f"(types={{{field.name!r}: 'json'}})"
+                ) from err
+        return pa.schema(columns.values())
+
+    @functools.cached_property
+    def _footers(self) -> dict[str, Footer]:
+        """Footers of the Parquet files by path; columns that are all null may have no type."""
+        files = [file for file in self.files if file_format(file.path) == PARQUET]
+        footers = read_footers(files, self.reader.storage_options)
+        columns, schemas = self._merge_schemas(footers)
+        if wrong := {name for schema in schemas for name in misfits(schema, columns)}:
+            change = functools.partial(nulls_untyped, names=wrong)
+            footers = read_footers(files, self.reader.storage_options, change)
+        return {file.path: footer for file, footer in zip(files, footers, strict=True)}
+
+    @functools.cached_property
+    def _in_tables(self) -> pa.Schema:
+        """Columns of the Parquet files; an index without a name only if it is asked for."""
+        if not self._footers:
+            return pa.schema([])
+        columns, _ = self._merge_schemas([*self._footers.values()])
+        if self.fields is not None:
+            return columns
+        kept = [field for field in columns if not _NAMELESS_INDEX.fullmatch(field.name)]
+        return pa.schema(kept or columns)
+
+    @functools.cached_property
+    def _lines(self) -> list[InputFile]:
+        """Files of JSON lines, and folders that cannot be listed."""
+        return [file for file in self.files if file.path not in self._footers]
+
+    @property
+    def _reads_lines(self) -> bool:
+        """Whether columns of JSON lines may be read, and not only annotations."""
+        return bool(self._lines) and (self.fields is None or bool(self.fields))
+
+    def _row_groups(self, file: InputFile, schema: InputSchema, part_bytes: int) -> list[Part]:
+        """Return the parts of a Parquet file, which are runs of row groups."""
+        footer = self._footers[file.path]
+        problem = footer.problem or _misfit(file, footer, schema, self.needed)
+        if problem is not None:
+            return [Part(file.path, problem=problem)]
+        parts: list[Part] = []
+        for run in _group_runs(footer, part_bytes):
+            rows = sum(footer.group_rows[: run[0]]) if run else 0
+            end = rows + sum(footer.group_rows[number] for number in run)
+            part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=(rows, end))
+            size = sum(footer.group_bytes[number] for number in run)
+            parts += self._split_rows(part, size, part_bytes)
+        return parts
+
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
-        """Return the merged columns, and the schemas of files with rows.
+        """Merge the columns of Parquet files; return them, and the schemas of files with rows.
 
         A file without rows cannot contradict a type; it only adds columns that others lack.
         """
@@ -173,53 +292,6 @@ class PartFinder:
             known |= {*folder_schema(file.path for file in self.files).names}
         empty = common_schema(Counter(f.schema for f in footers if not any(f.group_rows)))
         return pa.schema([*columns, *(f for f in empty if f.name not in known)]), counts.keys()
-
-    def json_lines(
-        self,
-        types: Mapping[str, str],
-        most_samples: int,
-        sample_bytes: int,
-        replaces_surrogates: bool = False,
-        max_line_bytes: int = MOST_LINE_BYTES,
-    ) -> InputParts:
-        """Find parts that are byte ranges, and infer columns from samples of the lines."""
-        pieces = self._byte_ranges(max(sample_bytes, -(-self._total_bytes // most_samples)))
-        problems = _problems(pieces)
-        self._check(problems)
-        pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
-        samples: list[Lines] = []
-        reads_files = self.fields is None or bool(self.fields)  # False: only annotations are read
-        pieces = pieces if reads_files else []
-        for sample in self._samples(pieces, most_samples, sample_bytes, max_line_bytes):
-            if isinstance(sample, Lines):
-                samples.append(sample)
-            else:
-                problems.append(sample)
-                self._check(problems)
-        known = self.reader.known
-        texts = [name for name, kind in types.items() if kind == "json"]
-        texts += json_columns(known or ())
-        kept = types if self.fields is None else None
-        columns = sampled_schema([sample.content for sample in samples], texts, known, kept)
-        if reads_files and not columns.names:
-            bad = _bad_lines(samples, InputSchema(columns, {}, False))
-            self._check([*bad, *problems], is_all=True)
-        schema = replace(
-            self._input_schema(columns, types),
-            replaces_surrogates=replaces_surrogates,
-            max_line_bytes=max_line_bytes,
-        )
-        for sample in samples:
-            # Only if folders give a column that other files hold, the lines are parsed for it.
-            if missing_column(sample.part.path, (), schema.file_fields):
-                names = sampled_schema([sample.content]).names
-                reason = missing_column(sample.part.path, names, schema.file_fields)
-                if reason is not None:
-                    raise UnreadableInputError(f"{sample.part} does not fit other files: {reason}")
-        self._check(_bad_lines(samples, schema))
-        sizes = {file.path: _line_bytes(file) for file in self.files}
-        part_bytes = self._part_bytes(schema, sum(size or 0 for size in sizes.values()))
-        return self._join_small(self._byte_ranges(part_bytes, True), sizes, schema, part_bytes)
 
     def _join_small(
         self,
@@ -246,13 +318,18 @@ class PartFinder:
         joined = tuple(replace(first, followers=tuple(rest)) for first, *rest in groups)
         return InputParts(joined, schema, tuple(self.files), part_bytes)
 
-    def _samples(
-        self, pieces: Sequence[Part], most: int, sample_bytes: int, max_line_bytes: int
-    ) -> Iterator[Lines | tuple[Part, Problem]]:
-        """Yield up to `most` samples that are not blank, and the problems of unreadable pieces.
+    def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
+        """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
 
-        Samples are from the beginning, middle and end of pieces in turn.
+        Samples are from the beginning, middle and end of byte ranges in turn.
         """
+        most, sample_bytes = self.reader.samples, self.reader.sample_bytes
+        lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
+        range_bytes = max(sample_bytes, -(-lines_bytes // most))
+        pieces = [part for file in self._lines for part in self._byte_ranges(file, range_bytes)]
+        yield from _problems(pieces)
+        pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
+        pieces = pieces if self._reads_lines else []
         last, steps = len(pieces) - 1, max(1, most - 1)
         spread = [round(step * last / steps) for step in range(most)] if pieces else []
         count = total_bytes = 0
@@ -264,7 +341,8 @@ class PartFinder:
                 start = piece.start + max(0, piece.length - sample_bytes) * (count % 3) // 2
                 piece = replace(piece, start=start, length=sample_bytes)
             try:
-                lines = read_lines(piece, self.reader.storage_options, limit, max_line_bytes)
+                options, max_line_bytes = self.reader.storage_options, self.reader.max_line_bytes
+                lines = read_lines(piece, options, limit, max_line_bytes)
             except BrokenContentError as err:
                 yield pieces[number], Problem(FILE, str(pieces[number]), str(err))
                 continue
@@ -282,7 +360,7 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_bytes(self, schema: InputSchema, total_bytes: int) -> int:
-        """Return the bytes of a part: the reader's setting, or a size for some 200 parts or fewer.
+        """Return the size to cut parts to: the reader's setting, or one for some 200 parts.
 
         The cluster does not matter, because a job may continue on another one.
         """
@@ -295,11 +373,11 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read in pieces."""
+        """Paths of files that cannot be read from the middle, such as compressed ones."""
         options = self.reader.storage_options
         return {
             file.path
-            for file in self.files
+            for file in self._lines
             if compression(file.path)
             or not open_store(file.path, options).delivers_ranges(file.size_bytes)
         }
@@ -313,61 +391,63 @@ class PartFinder:
         count = max(1, min(MOST_SHARES, size // part_bytes))
         return [replace(part, share=(n, count) if count > 1 else None) for n in range(count)]
 
-    def _byte_ranges(self, part_bytes: int, splits_rows: bool = False) -> list[Part]:
-        parts: list[Part] = []
-        for file in self.files:
-            path, end = file.path, file.size_bytes
-            if file.problem:
-                parts.append(Part(path, problem=file.problem, file_bytes=end))
-            elif end is None or path in self._indivisible:
-                part = Part(path, file_bytes=end)
-                is_split = splits_rows and compression(path)
-                size = _line_bytes(file) if is_split else None
-                parts += self._split_rows(part, size or 0, part_bytes)
-            else:
-                parts += [
-                    Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
-                    for at in range(0, max(1, end), part_bytes)
-                ]
-        return parts
+    def _byte_ranges(
+        self, file: InputFile, part_bytes: int, splits_rows: bool = False
+    ) -> list[Part]:
+        """Return the parts of a file of JSON lines, which are byte ranges."""
+        path, end = file.path, file.size_bytes
+        if file.problem:
+            return [Part(path, problem=file.problem, file_bytes=end)]
+        if end is None or path in self._indivisible:
+            part = Part(path, file_bytes=end)
+            is_split = splits_rows and compression(path)
+            size = _line_bytes(file) if is_split else None
+            return self._split_rows(part, size or 0, part_bytes)
+        return [
+            Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
+            for at in range(0, max(1, end), part_bytes)
+        ]
 
-    def _input_schema(
-        self, columns: pa.Schema, types: Mapping[str, str] | None = None
-    ) -> InputSchema:
-        """Return the schema of the files' columns and their folders', projected to `fields`."""
-        paths = [file.path for file in self.files]
-        declared = declared_types(paths, self.reader.storage_options)
+    def _input_schema(self, columns: pa.Schema) -> InputSchema:
+        """Return the files' `columns` that are in `fields`, with columns of folders and paths."""
+        paths, reader = [file.path for file in self.files], self.reader
+        types = declared_types(paths, reader.storage_options) | dict(reader.types or {})
         by_folders = [
-            field.with_type(named_type(field.name, declared.get(field.name, str(field.type))))
+            field.with_type(named_type(field.name, types.get(field.name, str(field.type))))
             for field in folder_schema(paths)
             if field.name not in columns.names
         ]
-        schema = set_types(pa.schema([*columns, *by_folders]), types or {})
-        if self.reader.path_field in schema.names:
+        schema = pa.schema([*columns, *by_folders])
+        if reader.path_field in schema.names:
             raise UnreadableInputError(
-                f"path_field={self.reader.path_field!r} is a column of the input: name another one"
+                f"path_field={reader.path_field!r} is a column of the input: name another one"
             )
         if self.fields is not None:
             schema = project(schema, self.fields)
         folder_fields = tuple(field.name for field in by_folders if field.name in schema.names)
-        if self.reader.path_field is not None:
-            schema = schema.append(pa.field(self.reader.path_field, pa.string()))
+        if reader.path_field is not None:
+            schema = schema.append(pa.field(reader.path_field, pa.string()))
         return InputSchema(
             schema,
-            self.reader.storage_options,
+            reader.storage_options,
             self.fields is not None,
             folder_fields,
-            path_field=self.reader.path_field,
+            replaces_surrogates=reader.surrogates == "replace",
+            max_line_bytes=reader.max_line_bytes,
+            path_field=reader.path_field,
         )
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
         """Raise UnreadableInputError for the first problem, unless problems are quarantined.
 
-        With `is_all`, nothing of the input can be read, which is an error in any case.
+        With `is_all`, nothing of the input can be read, which is an error in any case. Problems of
+        `expected` files are checked when the files are read.
         """
         if self.on_error == "quarantine" and not is_all:
             return
         for part, problem in problems:
+            if part.path in self.expected and not is_all:
+                continue
             if self.on_error != "quarantine":
                 raise unreadable(part, problem, self.on_error)
             raise BrokenInputError(f"nothing of the input can be read; {part}: {problem.reason}")
@@ -411,7 +491,7 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
-    """Group neighbouring row groups into runs of at least `part_bytes`; return their numbers."""
+    """Join neighbouring row groups to runs of at least `part_bytes`; return each run's numbers."""
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
     size = 0

@@ -8,7 +8,7 @@ import io
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
 
@@ -39,6 +39,7 @@ from gpuclassify.jobs.input.jsonl import (
     parse_good,
     read_range,
 )
+from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.schema import fill_folder_values, fitted, meta_frame, to_pandas
 from gpuclassify.jobs.ledger.arrow_types import changed, restored
 from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
@@ -50,10 +51,10 @@ logger = logging.getLogger(__name__)
 
 COUNTED_BYTES = 1 << 20  # read size while counting lines
 LARGE_BYTES = 1 << 30  # part size to warn about: a worker needs some three times as much memory
+KNOWN_AS_UNREADABLE = "it could not be read when it was annotated"
 # Advice in errors for unreadable input, by `on_error`.
 CURES = {
     "raise": 'To go on without it: on_error="quarantine".',
-    "refuse": "Mend the file, or leave it out of the input.",
     "whole": "An earlier corpus is read whole, whatever on_error= says: mend the file, or leave "
     "it out of against=.",
 }
@@ -76,7 +77,8 @@ class Part:
     file_bytes: int | None = None  # saves a request for the size
     followers: tuple[Part, ...] = ()
     rows: tuple[int, int] | None = None  # first and end row in the Parquet file
-    annotations: tuple[tuple[AnnotationRange, ...], ...] = ()  # ranges for each annotation set
+    # Ranges for each annotation set; None if the set may lack rows of the piece.
+    annotations: tuple[tuple[AnnotationRange, ...] | None, ...] = ()
 
     @property
     def pieces(self) -> tuple[Part, ...]:
@@ -89,8 +91,19 @@ class Part:
         return count * index // shares, count * (index + 1) // shares
 
     @property
+    def is_whole_file(self) -> bool:
+        """Whether the piece is all of its file."""
+        if self.row_groups is not None:
+            return self.rows == (0, 0)  # row groups of a file with rows may be all or some
+        is_to_end = self.length is None or self.start + self.length == self.file_bytes
+        return self.share is None and self.start == 0 and is_to_end
+
+    @property
     def position_range(self) -> tuple[float, float] | None:
-        """First and end position that the piece's rows can have; None if the file must be read."""
+        """First and end position of the piece's rows; None if they are unknown before reading.
+
+        Positions are row numbers in Parquet files, and byte offsets in JSON lines.
+        """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
             return self.rows[0] + first, self.rows[0] + end
@@ -125,6 +138,9 @@ class InputSchema:
     path_field: str | None = None  # column with the file of each row
     has_positions: bool = False  # whether `ROW_POSITION` is the last column of tables
     annotations: tuple[AnnotationColumns, ...] = ()  # annotation sets with columns of `arrow`
+    # Types in which JSON lines hold columns, if Parquet files give them others in `arrow`. None is
+    # for columns that lines cannot hold.
+    line_types: Mapping[str, pa.DataType | None] = field(default_factory=dict)
     # The reader's paths, to refuse an output that they match.
     paths: tuple[str, ...] = field(default=(), repr=False)
 
@@ -145,11 +161,18 @@ class InputSchema:
 
     @property
     def pathless(self) -> pa.Schema:
-        """Columns without `path_field`."""
+        """Columns except `path_field`, which holds the path of each row's file."""
         return pa.schema([column for column in self.arrow if column.name != self.path_field])
 
+    @property
+    def in_lines(self) -> pa.Schema:
+        """Columns of `pathless` that JSON lines may have, with their types there."""
+        types = [self.line_types.get(column.name, column.type) for column in self.pathless]
+        pairs = zip(self.pathless.names, types, strict=True)
+        return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
+
     def drop_annotations(self) -> InputSchema:
-        """Return the schema without annotation columns, which may leave none."""
+        """Return the schema without annotation columns; it may have no column left."""
         dropped = {*self.annotation_fields}
         names = [name for name in self.arrow.names if name not in dropped]
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
@@ -170,7 +193,7 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, their schema, and the files."""
+    """Parts of an input, with their common schema, all files, and the size that parts aim at."""
 
     parts: tuple[Part, ...]
     schema: InputSchema
@@ -200,8 +223,11 @@ class Lines:
 
     def parse(self, schema: InputSchema) -> tuple[pa.Table, list[BadLine]]:
         """Parse the lines; return a table of the good lines, and the bad lines."""
-        form = schema.pathless, schema.is_projected, schema.replaces_surrogates
+        columns = schema.in_lines if schema.line_types else schema.pathless
+        form = columns, schema.is_projected, schema.replaces_surrogates
         table, bad = parse_good(self.content, self.offset, *form)
+        if schema.line_types:
+            table = fitted(table, schema.pathless)
         offsets = np.zeros(0, dtype=np.int64)
         if schema.has_positions:
             offsets = line_offsets(self.content, self.offset)
@@ -229,46 +255,63 @@ class Lines:
 
 
 def read_part(
-    part: Part, schema: InputSchema, columns: Sequence[str] | None = None
+    part: Part,
+    schema: InputSchema,
+    columns: Sequence[str] | None = None,
+    on_error: str = "raise",
 ) -> pd.DataFrame:
     """Read all columns or some of a part as a pandas frame with the dtypes of `schema`.
 
     Columns that a file lacks are null. Columns that the schema lacks are left out if it is a
-    projection. Otherwise they raise UnreadableInputError, as unreadable files do.
+    projection. Otherwise they raise UnreadableInputError, as unreadable files do. What is left out
+    is reported by `report_left_out`.
     """
     schema = schema if columns is None else schema.projected(columns)
-    annotations = AnnotationReader(part, schema)
-    tables = (read_table(piece, schema, annotations=annotations)[0] for piece in part.pieces)
+    annotations, tables = AnnotationReader(part, schema), []
+    for piece in part.pieces:
+        table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
+        report_left_out(piece, problems)
+        tables.append(table)
     return to_pandas(pa.concat_tables(tables))
 
 
 def read_table(
     part: Part,
     schema: InputSchema,
-    on_error: str = "refuse",
+    on_error: str = "raise",
     limit: Limit | None = None,
     annotations: AnnotationReader | None = None,
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read one piece of a part; return its good rows, its problems, and the fraction read.
 
-    Unreadable files, lines and rows are problems if `on_error` is "quarantine". Otherwise the first
-    one raises UnreadableInputError, with the advice of `CURES`. `annotations` is the part's reader.
-    If only annotation columns are read and their set is complete, the input file is not opened.
+    Unreadable files, lines and rows are problems if `on_error` is "quarantine", or if annotations
+    list them as left out. Otherwise the first one raises UnreadableInputError, with the advice of
+    `CURES`. `annotations` is the part's reader. If only annotation columns are read and their set
+    is complete, the input file is not opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
     annotations = annotations or AnnotationReader(part, schema)
     positions = None if part.problem else annotations.positions(part)
+    unread = annotations.unreadable(part)
     plain = schema.drop_annotations()
     if plain.arrow.names or positions is None:
         if not plain.arrow.names:  # A column that no file has makes readers count the rows.
             nothing = pa.schema([(ROW_POSITION * 2, pa.string())])
             plain = replace(plain, arrow=nothing, is_projected=True)
         plain = replace(plain, has_positions=True)
-        table, problems, share = _read_file(part, plain, on_error, limit)
+        known = {*unread.tolist(), *[None] * annotations.lacks_content(part)}
+        table, problems, share = _read_file(part, plain, on_error, limit, known)
         positions = table[ROW_POSITION].to_numpy()
     else:
         table, problems, share = pa.table({ROW_POSITION: positions}), [], 1.0
+    if (is_lost := np.isin(positions, unread)).any():
+        name = redacted(part.path)
+        problems += [
+            Problem(LINE, name, KNOWN_AS_UNREADABLE, place=place)
+            for place in positions[is_lost].tolist()
+        ]
+        table, positions = table.filter(pa.array(~is_lost)), positions[~is_lost]
     for name, column in annotations.columns(part, positions):
         table = table.append_column(name, column)
     names = [*schema.arrow.names, *[ROW_POSITION] * schema.has_positions]
@@ -276,8 +319,16 @@ def read_table(
 
 
 def _read_file(
-    part: Part, schema: InputSchema, on_error: str, limit: Limit | None
+    part: Part,
+    schema: InputSchema,
+    on_error: str,
+    limit: Limit | None,
+    known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
+    """Read one piece of a part, without annotations, as `read_table` does.
+
+    Problems at `known` positions do not raise; None is the position of problems of whole files.
+    """
     share = 1.0
     try:
         if part.problem is not None:
@@ -289,7 +340,6 @@ def _read_file(
             lines = lines.in_share()
             share, name = lines.share, redacted(part.path)
             table, bad = lines.parse(schema)
-            table = fill_folder_values(table, schema.folder_fields, part.path)
             problems = [Problem(FILE, str(part), lines.cut)] if lines.cut else []
             for line in bad:
                 position = line.offset if schema.has_positions else None
@@ -302,17 +352,25 @@ def _read_file(
         table, problems = schema.pathless.empty_table(), [Problem(FILE, str(part), str(err))]
         if schema.has_positions:
             table = table.append_column(ROW_POSITION, pa.array([], pa.int64()))
-    if schema.path_field in schema.arrow.names:
-        paths = pa.array([redacted(part.path)] * len(table), pa.string())
-        names = [*schema.arrow.names, *[ROW_POSITION] * schema.has_positions]
-        table = table.append_column(schema.path_field, paths).select(names)
-    if problems and on_error != "quarantine":
-        raise unreadable(part, problems[0], on_error)
+    table = add_path_columns(table, part.path, schema)
+    new = [problem for problem in problems if problem.place not in known]
+    if new and on_error != "quarantine":
+        raise unreadable(part, new[0], on_error)
     return table, problems, share
 
 
+def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Table:
+    """Add the columns of a file's path: the values of its folders' names, and the path itself."""
+    table = fill_folder_values(table, schema.folder_fields, path)
+    if schema.path_field not in schema.arrow.names:
+        return table
+    paths = pa.array([redacted(path)] * len(table), pa.string())
+    names = [*schema.arrow.names, *[ROW_POSITION] * schema.has_positions]
+    return table.append_column(schema.path_field, paths).select(names)
+
+
 class RowChoice(Protocol):
-    """Rule that chooses rows by some of their columns."""
+    """Rule that chooses rows by some of their columns, such as a condition."""
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -328,9 +386,10 @@ def read_chosen(
     on_error: str,
     annotations: AnnotationReader,
     choice: RowChoice,
-) -> tuple[pa.Table, list[Problem], float]:
+) -> tuple[pa.Table, list[Problem], int]:
     """Read the rows of a piece that `choice` chooses; see `read_table`.
 
+    Returns these rows, the problems, and the number of rows from which `choice` chose.
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
     chosen rows, and from JSON lines if any row is chosen. Two cases need all columns of all rows:
     columns of JSON lines decide, or columns of Parquet files do and bad rows are quarantined.
@@ -339,23 +398,28 @@ def read_chosen(
     reads_files = not {*names} <= {*schema.annotation_fields} or annotations.positions(part) is None
     whole = replace(schema, has_positions=True)
     if part.problem or (reads_files and (part.row_groups is None or on_error == "quarantine")):
-        table, problems, share = read_table(part, whole, on_error, annotations=annotations)
-        chosen = table.filter(pa.array(choice.choose(table)))
-        return chosen.drop_columns([ROW_POSITION]), problems, share
-    deciding = replace(schema.projected(names), has_positions=True)
-    table, _, share = read_table(part, deciding, on_error, annotations=annotations)
-    positions = table[ROW_POSITION].to_numpy()[choice.choose(table)]
-    tables, problems = [schema.arrow.empty_table()], []
-    for piece in _narrow(part, positions, schema.storage_options) if len(positions) else ():
-        table, bad, _ = read_table(piece, whole, on_error, annotations=annotations)
-        is_chosen = pa.array(np.isin(table[ROW_POSITION].to_numpy(), positions))
-        tables.append(table.filter(is_chosen).drop_columns([ROW_POSITION]))
-        problems += bad
-    return pa.concat_tables(tables), problems, share
+        table, problems, _ = read_table(part, whole, on_error, annotations=annotations)
+        rows, tables = len(table), [table.filter(pa.array(choice.choose(table)))]
+    else:
+        deciding = replace(schema.projected(names), has_positions=True)
+        table, problems, _ = read_table(part, deciding, on_error, annotations=annotations)
+        rows, positions = len(table), table[ROW_POSITION].to_numpy()[choice.choose(table)]
+        tables = [pa.schema([*schema.arrow, (ROW_POSITION, pa.int64())]).empty_table()]
+        for piece in _narrow(part, positions, schema.storage_options) if len(positions) else ():
+            table, bad, _ = read_table(piece, whole, on_error, annotations=annotations)
+            is_chosen = pa.array(np.isin(table[ROW_POSITION].to_numpy(), positions))
+            tables.append(table.filter(is_chosen))
+            described = {problem.place for problem in bad}
+            problems = [p for p in problems if p.place not in described] + bad
+    names = [*schema.arrow.names, *[ROW_POSITION] * schema.has_positions]
+    return pa.concat_tables(tables).select(names), problems, rows
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Yield the runs of row groups that hold these positions; lines and shares stay whole."""
+    """Cut a piece of a Parquet file to the runs of row groups with rows at these positions.
+
+    JSON lines, and pieces that are a share of their rows, are yielded whole.
+    """
     if part.row_groups is None or part.share is not None:
         yield part
         return
@@ -426,10 +490,10 @@ def read_lines(
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """Return the first lines, and their stored bytes if the limit on stored bytes was reached.
+    """Return the first lines of a stream, and their stored bytes if these reached the limit.
 
-    The second value is 0 if another limit or the end of the stream was reached. `tell` returns the
-    number of compressed bytes that the stream has read.
+    The number of stored bytes is 0 if another limit or the end of the stream was reached. `tell`
+    returns the number of compressed bytes that the stream has read.
     """
     lines: list[bytes] = []
     rows, line_bytes, stored_bytes = 0, 0, 0
@@ -445,7 +509,10 @@ def first_lines(
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Read row groups with the columns of `schema`, which are null if the file lacks them."""
+    """Read the row groups of a piece; return the good rows, and the problems of the others.
+
+    Columns that the file lacks are null.
+    """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
         groups = list(part.row_groups or ())
@@ -453,7 +520,6 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
         start, stop = part.bounds(len(table))
         first = start + (part.rows[0] if part.rows else 0)
         table = fitted(table.slice(start, stop - start), columns)
-        table = fill_folder_values(table, schema.folder_fields, part.path)
     if schema.has_positions:
         table = table.append_column(ROW_POSITION, pa.array(np.arange(first, first + len(table))))
 
@@ -486,7 +552,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error for a problem of a part, with the cure."""
+    """Return the error to raise for a problem of a part, with advice that fits `on_error`."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)

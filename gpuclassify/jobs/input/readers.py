@@ -16,27 +16,28 @@ import pandas as pd
 import pyarrow as pa
 
 from gpuclassify.jobs.input.annotations import AnnotationSet, add_annotations
-from gpuclassify.jobs.input.files import (
-    BrokenInputError,
-    InputFile,
-    add_link_targets,
-    find_files,
-)
-from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, parse_good
-from gpuclassify.jobs.input.part_finder import PartFinder, sampled_schema
+from gpuclassify.jobs.input.files import BrokenInputError, InputFile, add_link_targets, find_files
+from gpuclassify.jobs.input.jsonl import MOST_LINE_BYTES, BadLine
+from gpuclassify.jobs.input.left_out import report_left_out
+from gpuclassify.jobs.input.part_finder import PartFinder
 from gpuclassify.jobs.input.parts import (
+    CURES,
     InputParts,
     Limit,
+    Lines,
     Part,
+    add_path_columns,
     first_of_parquet,
     read_lines,
     read_part,
+    unreadable,
 )
-from gpuclassify.jobs.input.schema import fitted, named_type, project, to_pandas
+from gpuclassify.jobs.input.schema import fitted, named_type, to_pandas
+from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ON_ERROR, OnError, Problem
 from gpuclassify.jobs.stores.hub import keep_tokens, share_tokens
 from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.store import BrokenContentError, UnreadableInputError
-from gpuclassify.settings.checks import check_ordered, check_text
+from gpuclassify.settings.checks import check_choice, check_ordered, check_text
 from gpuclassify.settings.declared import Declared, declared, setting
 from gpuclassify.settings.options import Surrogates
 
@@ -66,7 +67,10 @@ def _types(types: Any) -> dict[str, str] | None:
 
 @declared
 class FileReader(Declared):
-    """Files as the input of a `gpuclassify.jobs.pipeline.Pipeline`, in the format of their names.
+    r"""Reader of Parquet and JSON lines files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
+
+    The names of files give their formats, and one input may have both. A column then has a type
+    that holds the values of both, and is null in files that lack it.
 
     Parameters
     ----------
@@ -99,6 +103,18 @@ class FileReader(Declared):
     annotations_complete : bool
         Refuse sets that are unfinished, lack files of the input, or have files that are gone. With
         False, missing annotations are null.
+    types : mapping of str to str, optional
+        Arrow types of columns of JSON lines, such as ``{"price": "double"}`` if samples may hold
+        only integers. Default: inferred from samples. ``"json"`` is for columns with values of
+        several types, or objects whose fields vary: frames and Parquet files have the JSON text of
+        each value, and JSON lines have the value itself again.
+    surrogates : {"refuse", "replace"}
+        Treatment of escapes for half of a surrogate pair in JSON lines, such as ``\ud83d``, which
+        no text can hold: "refuse" makes the line unreadable, "replace" puts U+FFFD there. Columns
+        that are not read always get U+FFFD.
+    max_line_bytes : int
+        Maximum bytes of a line. A longer line is unreadable, and is never in memory as a whole.
+        Default: 256 MiB.
     input_digest : bool
         Detect changed files by a SHA-256 of their content instead of size and time, which `touch`
         and ``rsync -t`` can set back; see `gpuclassify.jobs.input.files.with_digests` and
@@ -111,6 +127,8 @@ class FileReader(Declared):
     ------
     TypeError
         A path is empty, or `input_digest` or `annotations_complete` is no boolean.
+    ValueError
+        Arrow has no such type, or a setting has no allowed value.
     """
 
     file_format: ClassVar[str | None] = None
@@ -128,6 +146,9 @@ class FileReader(Declared):
     annotations: str | Sequence[str] = setting(default=(), is_tuple=True)
     annotations_complete: bool = True
     input_digest: bool = False
+    types: Mapping[str, str] | None = setting(default=None, convert=_types, is_hashed=False)
+    surrogates: Surrogates = "refuse"
+    max_line_bytes: int = MOST_LINE_BYTES
     # Names of the files of `paths` to read, and columns that the schema has in any case.
     only: frozenset[str] | None = field(default=None, init=False)
     known: pa.Schema | None = field(default=None, init=False)
@@ -147,23 +168,29 @@ class FileReader(Declared):
         return self.code()
 
     def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return a reader of some of the files; its schema has the columns `known` in any case."""
+        """Return a copy that reads only these files; its schema has the columns `known` anyway."""
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
         narrowed._set("known", known)
         return narrowed
 
+    def with_fields(self, fields: Iterable[str]) -> FileReader:
+        """Return a copy of the reader that reads only these columns."""
+        projected = copy.copy(self)
+        projected._set("fields", _distinct(tuple(fields)))
+        return projected
+
     def find_parts(
-        self, on_error: str = "refuse", needed: Collection[str] = (), *, is_slow: bool = True
+        self, on_error: str = "raise", needed: Collection[str] = (), *, is_slow: bool = True
     ) -> InputParts:
         """Find the files, their columns and their parts.
 
         Parameters
         ----------
-        on_error : {"refuse", "raise", "quarantine", "whole"}
+        on_error : {"raise", "quarantine", "whole"}
             With "quarantine", an unreadable file becomes a part with a problem. Other values raise,
-            with different advice: "raise" for jobs, which have ``on_error="quarantine"``, and
-            "whole" for an earlier corpus, which is never read in part.
+            with different advice: "whole" is for an earlier corpus, which is never read in part.
+            Files, lines and rows that annotations list as left out never raise.
         needed : collection of str
             Columns that all Parquet files must have if any does. Other columns may be null.
         is_slow : bool
@@ -172,24 +199,36 @@ class FileReader(Declared):
         Raises
         ------
         UnreadableInputError
-            Nothing matches, formats are mixed, a column is missing, nothing can be read, or a file
-            is broken and `on_error` is not "quarantine".
+            Nothing matches, a column is missing or has types that do not fit together, nothing can
+            be read, or a file is broken and `on_error` is not "quarantine".
         """
-        if not self.annotations:
-            files = find_files(self.paths, self.storage_options)
-            return self._find_parts(files, self.fields, on_error, needed, is_slow)
         options = self.storage_options
         sets = [AnnotationSet.open(name, options) for name in self.annotations]
         for opened in sets:
             opened.read_records()
         annotated = {name for opened in sets for name in opened.names.values()}
-        fields = None
-        if self.fields is not None:
-            fields = [name for name in self.fields if name not in annotated]
-        needed = [name for name in needed if name not in annotated]
+        fields = self.fields
+        if fields is not None:
+            fields = [name for name in fields if name not in annotated]
         files = find_files(self.paths, options)
-        plan = self._find_parts(files, fields, on_error, needed, is_slow)
         listed = {redacted(file.real) for file in files}
+        if self.only is not None:
+            files = [file for file in files if redacted(file.real) in self.only]
+        for file in files:
+            if None not in (kinds := {self.file_format, file_format(file.path)}) and len(kinds) > 1:
+                raise UnreadableInputError(
+                    f"{type(self).__name__} got {redacted(file.path)}: give it names of "
+                    f"{self.file_format} files, or take FileReader, which goes by names"
+                )
+        needed = [name for name in needed if name not in annotated]
+        expected = {
+            file.path
+            for file in files
+            if any(known.has_unread(redacted(file.real)) for known in sets)
+        }
+        plan = PartFinder(files, self, on_error, needed, fields, expected, is_slow).find()
+        if not sets:
+            return plan
         complete = self.annotations_complete
         plan = add_annotations(plan, sets, listed, self.paths, options, complete)
         if self.fields is None:
@@ -197,74 +236,28 @@ class FileReader(Declared):
         added = () if self.path_field is None else (self.path_field,)
         return replace(plan, schema=plan.schema.projected([*self.fields, *added]))
 
-    def _find_parts(
-        self,
-        files: Sequence[InputFile],
-        fields: Sequence[str] | None,
-        on_error: str,
-        needed: Collection[str],
-        is_slow: bool,
-    ) -> InputParts:
-        if self.only is not None:
-            files = [file for file in files if redacted(file.real) in self.only]
-        kind = file_format(files[0].path)  # `find_files` refuses mixed formats
-        if self.file_format not in (None, kind):
-            raise UnreadableInputError(
-                f"{type(self).__name__} got {redacted(files[0].path)}: give it names of "
-                f"{self.file_format} files, or take FileReader, which goes by names"
-            )
-        finder = PartFinder(files, self, on_error, needed, fields, is_slow)
-        if kind == PARQUET:
-            return finder.parquet()
-        return self._find_lines(finder)
-
-    def _find_lines(self, finder: PartFinder) -> InputParts:
-        return finder.json_lines({}, self.samples, self.sample_bytes)
-
 
 @declared
 class JsonlReader(FileReader):
-    r"""JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
+    """Reader of JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
 
     Parameters
     ----------
     paths, fields, part_bytes, storage_options, input_digest, files_per_partition, path_field
         See `FileReader`.
-    annotations, annotations_complete
+    annotations, annotations_complete, types, surrogates, max_line_bytes
         See `FileReader`.
-    types : mapping of str to str, optional
-        Arrow types of columns, such as ``{"price": "double"}`` if samples may hold only integers.
-        Default: inferred from samples. ``"json"`` is for columns with values of several types, or
-        objects whose fields vary: frames and Parquet files have the JSON text of each value, and
-        JSON lines have the value itself again.
-    surrogates : {"refuse", "replace"}
-        Treatment of escapes for half of a surrogate pair, such as ``\ud83d``, which no text can
-        hold: "refuse" makes the line unreadable, "replace" puts U+FFFD there. Columns that are not
-        read always get U+FFFD.
-    max_line_bytes : int
-        Maximum bytes of a line. A longer line is unreadable, and is never in memory as a whole.
-        Default: 256 MiB.
-
-    Raises
-    ------
-    ValueError
-        Arrow has no such type, or a setting has no allowed value.
     """
 
     file_format = JSONL
 
-    types: Mapping[str, str] | None = setting(default=None, convert=_types, is_hashed=False)
-    surrogates: Surrogates = "refuse"
-    max_line_bytes: int = MOST_LINE_BYTES
-
-    def _find_lines(self, finder: PartFinder) -> InputParts:
-        rules = self.surrogates == "replace", self.max_line_bytes
-        return finder.json_lines(self.types or {}, self.samples, self.sample_bytes, *rules)
-
 
 @declared
 class ParquetReader(FileReader):
-    """Parquet files as the input of a `gpuclassify.jobs.pipeline.Pipeline`."""
+    """Reader of Parquet files, the input of a `gpuclassify.jobs.pipeline.Pipeline`.
+
+    Its arguments are those of `FileReader`.
+    """
 
     file_format = PARQUET
 
@@ -279,19 +272,25 @@ def read_files(
     path_field: str | None = None,
     annotations: str | Sequence[str] = (),
     annotations_complete: bool = True,
+    types: Mapping[str, str] | None = None,
+    surrogates: Surrogates = "refuse",
+    on_error: OnError = "raise",
 ) -> dd.DataFrame:
     """Return a lazy frame of files, with one partition for each part.
 
     Parameters
     ----------
-    inputs, fields, part_bytes, files_per_partition, path_field
-        See `FileReader`: `inputs` are its paths, all of one format.
+    inputs, fields, part_bytes, files_per_partition, path_field, types, surrogates
+        See `FileReader`: `inputs` are its paths.
     annotations, annotations_complete
         See `FileReader`. If ``fields=`` names only annotations, no input file is opened, except
         that the footers of Parquet files are read to find the parts.
     storage_options : dict, optional
         Options for fsspec. A Hub token goes to the workers of the current Dask client, and not into
         the frame; workers that start without one need HF_TOKEN.
+    on_error : {"raise", "quarantine"}
+        Raise for the first unreadable file, line or row, or leave it out. Files, lines and rows
+        that annotations list as left out never raise.
 
     Returns
     -------
@@ -302,7 +301,8 @@ def read_files(
     Raises
     ------
     UnreadableInputError
-        Nothing matches, formats are mixed, a file is broken, or a column is missing.
+        Nothing matches, a file is broken, or a column is missing or of types that do not fit
+        together.
     """
     reader = FileReader(
         inputs,
@@ -313,78 +313,113 @@ def read_files(
         path_field=path_field,
         annotations=annotations,
         annotations_complete=annotations_complete,
+        types=types,
+        surrogates=surrogates,
     )
-    return frame_of(reader)
+    return frame_of(reader, on_error)
 
 
-def frame_of(reader: FileReader) -> dd.DataFrame:
+def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
     """Return the lazy frame of a reader; see `read_files`."""
     import dask.dataframe as dd
 
-    plan = reader.find_parts()
+    check_choice("on_error", on_error, ON_ERROR)
+    plan = reader.find_parts(on_error)
     share_tokens(reader.paths)
     schema = replace(plan.schema, paths=add_link_targets(reader.paths, plan.files))
-    return dd.from_map(read_part, plan.parts, schema=schema, meta=schema.meta(), label="read")
+    options: dict[str, Any] = {"schema": schema, "on_error": on_error}
+    return dd.from_map(read_part, plan.parts, meta=schema.meta(), label="read", **options)
 
 
-def first_rows(
-    inputs: Sequence[str], most: int, fields: Sequence[str] | None = None
-) -> pd.DataFrame:
-    """Read all or some columns of the first `most` rows; nothing else of the input is read."""
-    files, read, missing = [], [], most
-    for file in find_files(inputs, {}):
+def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
+    """Return a reader's lazy frame of these columns, or any other dataset unchanged.
+
+    If all of them are annotations, no text of the input is read.
+    """
+    check_choice("on_error", on_error, ON_ERROR)
+    if not isinstance(dataset, FileReader):
+        return dataset
+    return frame_of(dataset.with_fields(filter(None, names)), on_error)
+
+
+def first_rows(reader: FileReader, most: int, on_error: str = "raise") -> pd.DataFrame:
+    """Read the first `most` rows of a reader, and little else of its files.
+
+    If `on_error` is "quarantine", unreadable files and lines among them are left out.
+    """
+    if reader.annotations:
+        plan, frames, rows = reader.find_parts(on_error), [], 0
+        parts = iter(plan.parts)
+        while rows < most and (part := next(parts, None)) is not None:
+            frames.append(read_part(part, plan.schema, on_error=on_error))
+            rows += len(frames[-1])
+        return pd.concat(frames, ignore_index=True).head(most)
+    options, files, read, missing = reader.storage_options, [], [], most
+    for file in find_files(reader.paths, options):
         if missing <= 0:
             break
+        part = Part(file.path, file_bytes=file.size_bytes)
         try:
             if file.problem:
                 raise BrokenContentError(file.problem)
             if file_format(file.path) == PARQUET:
-                read.append(first_of_parquet(file, {}, missing))
-                missing -= len(read[-1])
+                read.append((file.path, first_of_parquet(file, options, missing)))
+                missing -= len(read[-1][1])
             else:
-                part = Part(file.path, file_bytes=file.size_bytes)
-                lines = read_lines(part, {}, Limit(missing))
-                if lines.cut or lines.long_lines:
-                    raise BrokenContentError(lines.cut or lines.long_lines[0].reason)
-                read.append(lines.content)
-                missing -= sum(map(bool, map(bytes.strip, read[-1].split(b"\n"))))
+                lines = read_lines(part, options, Limit(missing), reader.max_line_bytes)
+                read.append((file.path, lines))
+                missing -= sum(map(bool, map(bytes.strip, lines.content.split(b"\n"))))
         except BrokenContentError as err:
-            raise BrokenInputError(f"{redacted(file.path)} cannot be read: {err}") from err
+            problem = Problem(FILE, str(part), str(err))
+            if on_error != "quarantine":
+                raise unreadable(part, problem, on_error) from err
+            report_left_out(part, [problem])
+            continue
         files.append(file)
-    if file_format(files[0].path) == PARQUET:
-        found = PartFinder(files, FileReader(inputs), "refuse", (), fields).parquet().schema
-        schema = project(found.arrow, found.file_fields)
-        return to_pandas(pa.concat_tables(fitted(table, schema) for table in read))
-    schema = sampled_schema(read)
-    names = [redacted(file.path) for file in files]
-    table = pa.concat_tables(table_of(*pair, schema) for pair in zip(read, names, strict=True))
-    if fields is not None:
-        table = table.select(project(table.schema, list(dict.fromkeys(fields))).names)
-    return to_pandas(table)
+    return rows_of(reader, files, read, on_error)
 
 
-def first_rows_lazily(reader: FileReader, most: int) -> dd.DataFrame:
+def rows_of(
+    reader: FileReader,
+    files: Sequence[InputFile],
+    read: Iterable[tuple[str, pa.Table | Lines]],
+    on_error: str,
+) -> pd.DataFrame:
+    """Convert rows that were read from `files` to a pandas frame with the reader's columns.
+
+    Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
+    """
+    lines = [content for _, content in read if isinstance(content, Lines)]
+    schema = PartFinder(files, reader, on_error, (), reader.fields).schema(lines)
+    tables = [schema.arrow.empty_table()]
+    for path, content in read:
+        if isinstance(content, Lines):
+            table, bad = content.parse(schema)
+            name = redacted(path)
+            problems = [
+                Problem(LINE, f"{name}, line {_line_number(content, line)}", line.reason)
+                for line in bad
+            ]
+            problems += [Problem(FILE, name, content.cut)] if content.cut else []
+            if problems and on_error != "quarantine":
+                reason = f"{problems[0].source} cannot be read: {problems[0].reason.rstrip('.')}"
+                raise BrokenInputError(f"{reason}. {CURES[on_error]}")
+            report_left_out(path, problems)
+        else:
+            table = fitted(content, schema.pathless)
+        tables.append(add_path_columns(table, path, schema))
+    return to_pandas(pa.concat_tables(tables))
+
+
+def _line_number(lines: Lines, bad: BadLine) -> int:
+    return lines.content[: bad.offset].count(b"\n") + 1
+
+
+def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
     """Return the first rows of a reader as a Dask frame, whose key is a hash of their content."""
     import dask.dataframe as dd
 
-    if reader.annotations:
-        plan, frames, rows = reader.find_parts(), [], 0
-        parts = iter(plan.parts)
-        while rows < most and (part := next(parts, None)) is not None:
-            frames.append(read_part(part, plan.schema))
-            rows += len(frames[-1])
-        frame = pd.concat(frames, ignore_index=True).head(most)
-    else:
-        frame = first_rows(reader.paths, most, reader.fields)
+    frame = first_rows(reader, most, on_error)
     if frame.empty:
         raise UnreadableInputError("the input has no rows: its files are empty")
     return dd.from_pandas(frame, npartitions=-(-len(frame) // FIRST_ROWS_A_PART))
-
-
-def table_of(lines: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
-    """Parse all columns of JSON lines; the error for a bad line begins with `name`."""
-    table, bad = parse_good(lines, 0, schema or sampled_schema([lines]), is_projected=False)
-    for line in bad:
-        number = lines[: line.offset].count(b"\n") + 1
-        raise BrokenInputError(f"{name}, line {number}: {line.reason}")
-    return table

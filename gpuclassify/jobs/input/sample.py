@@ -15,26 +15,27 @@ from gpuclassify.jobs.input.part_finder import read_footers
 from gpuclassify.jobs.input.parts import InputParts, Limit, Part, read_table
 from gpuclassify.jobs.input.schema import is_textless, to_pandas
 from gpuclassify.jobs.ledger.quarantine import FILE, counts_by_kind
-from gpuclassify.jobs.stores.names import compression, redacted
+from gpuclassify.jobs.stores.names import JSONL, PARQUET, compression, file_format, redacted
 from gpuclassify.jobs.stores.store import UnreadableInputError
+from gpuclassify.pages import counted_kinds
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
 
     from gpuclassify.frames import Frame
 
-# Number and size of the stretches read from JSON lines. A compressed file is read at its beginning,
-# up to four times that many stored bytes.
+# Number and size of the byte ranges read from JSON lines. A compressed file is read at its
+# beginning, up to four times that many stored bytes.
 STRETCHES, STRETCH_BYTES = 64, 128 << 10
 MOST_BYTES = 256 << 20  # stored bytes of row groups, which are read whole
 MOST_PARTITIONS = 8  # partitions of a Dask frame, which may be expensive to compute
 
 
 class Piece(NamedTuple):
-    """Rows drawn from one piece of an input."""
+    """Rows drawn from one piece of an input: a row group, byte range, file or Dask partition."""
 
     frame: Frame
-    rows: float  # rows of the whole piece
+    rows: float  # number of rows of the whole piece
     size: float  # size of the whole piece: rows, bytes or 1
 
 
@@ -43,9 +44,9 @@ class Sample:
     """Uniform sample of an input's rows, and estimates for the whole input."""
 
     frame: Frame
-    rows: float  # rows of the input
+    rows: float  # number of rows of the input
     is_exact: bool  # whether `rows` was counted, not estimated
-    pieces: int  # pieces of the input that were drawn
+    pieces: int  # number of pieces of the input that were drawn
     left_out: Counter[str]  # unreadable files and lines, by kind
     textless: Counter[str] = field(default_factory=Counter)  # rows of files without any text
 
@@ -53,18 +54,18 @@ class Sample:
     def of(
         cls, pieces: list[Piece], rows: int, size: float, is_whole: bool, left_out: Counter[str]
     ) -> Sample:
-        """Join rows of the pieces, in proportion to their rows; `size` is the whole input's.
+        """Join up to `rows` drawn rows of the pieces, in proportion to the pieces' rows.
 
-        Raises UnreadableInputError if the pieces have no rows.
+        `size` is the size of the whole input, in the unit of the pieces' sizes. Raises
+        UnreadableInputError if the pieces have no rows.
         """
         from dask.dataframe.dispatch import concat
 
         ends = np.cumsum([piece.rows for piece in pieces])
         if not len(ends) or not ends[-1]:
-            counts = "; ".join(f"{kind}s left out: {count}" for kind, count in left_out.items())
+            counts = f" (left out: {counted_kinds(left_out)})" if left_out else ""
             raise UnreadableInputError(
-                f"the input has no rows to plan with{f' ({counts})' if counts else ''}: "
-                "look at its files"
+                f"the input has no rows to plan with{counts}: look at its files"
             )
         total = float(ends[-1] / sum(piece.size for piece in pieces) * size)
         shares = np.round(ends / ends[-1] * min(rows, math.ceil(total))).astype(int)
@@ -86,10 +87,11 @@ def sample_files(
     text_fields: Sequence[str] = (),
     stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[Sample, float]:
-    """Draw rows from all over the parts of files; return them, and the largest part's fraction.
+    """Draw rows from all over the parts of files, used to plan a job.
 
-    The same seed draws the same rows. A large compressed file is read only at its beginning, as
-    nothing else can be read separately.
+    Returns the rows, and the largest part's fraction of the input. The same seed draws the same
+    rows. A large compressed file is read only at its beginning, as nothing else can be read
+    separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -123,16 +125,16 @@ def sample_files(
 
 
 def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
-    """Yield the row groups or line ranges of each part, with sizes in rows or bytes.
+    """Yield the row groups or line ranges of each part, with sizes.
 
-    If the size of any file is unknown, all sizes of line ranges are 1.
+    Sizes are rows in Parquet files, bytes of JSON lines, and stored bytes if the input has both. If
+    the size of any file is unknown, all sizes of line ranges are 1.
     """
     is_sized = all(file.size_bytes is not None for file in source.files)
-    rows: dict[str, tuple[int, ...]] = {}
-    if any(piece.row_groups for part in source.parts for piece in part.pieces):
-        footers = read_footers(source.files, source.schema.storage_options)
-        pairs = zip(source.files, footers, strict=True)
-        rows = {file.path: footer.group_rows for file, footer in pairs}
+    tables = [file for file in source.files if file_format(file.path) == PARQUET]
+    footers = read_footers(tables, source.schema.storage_options)
+    rows = {file.path: footer.group_rows for file, footer in zip(tables, footers, strict=True)}
+    is_mixed = bool(tables) and any(file_format(file.path) == JSONL for file in source.files)
     for part in source.parts:
         readable: list[tuple[Part, float]] = []
         for piece in part.pieces:
@@ -143,7 +145,12 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
                     (replace(piece, row_groups=(n,), rows=(starts[n], starts[n + 1])), n)
                     for n in piece.row_groups
                 ]
-                readable += [(group, len(range(*piece.bounds(counts[n])))) for group, n in groups]
+                share = 1.0  # size of a row
+                if is_mixed:
+                    share = (piece.file_bytes or 0) / max(1, starts[-1]) if is_sized else 0
+                for group, n in groups:
+                    size = share * len(range(*piece.bounds(counts[n])))
+                    readable.append((group, size if share else 1))
             elif piece.problem is None:
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
                 readable.append((piece, size if is_sized else 1))
@@ -163,11 +170,11 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Draw one piece from each of up to `most` equal runs of pieces, in order."""
+    """Draw the numbers of up to `most` pieces spread over all, one from each of equal runs."""
     runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
     return [int(rng.choice(run)) for run in runs]
 
 
 def _pick(frame: Frame, most: int, seed: int) -> Frame:
-    """Return at most `most` rows, at random."""
+    """Return at most `most` random rows of a frame."""
     return frame.iloc[np.random.default_rng(seed).permutation(len(frame))[:most]]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from gpuclassify.frames import import_cudf, is_text, map_nested, plain_type
 from gpuclassify.jobs.ledger.arrow_types import cast, changed, changed_schema, union
+from gpuclassify.jobs.ledger.encoding import json_texts
 from gpuclassify.jobs.ledger.records import JOB, MALFORMED
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
@@ -28,7 +29,7 @@ from gpuclassify.settings.checks import nearest
 
 logger = logging.getLogger(__name__)
 
-# Metadata of a field that is text because no value shows another type.
+# Arrow metadata of a column that is text because no value shows another type.
 NO_VALUES = {b"values": b"none"}
 MOST_FIELDS = 500  # an object with more is read as JSON
 _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
@@ -64,15 +65,17 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return pyarrow's schema of JSON lines with text in place of dates that it inferred."""
+    """Return a schema that pyarrow inferred from JSON lines, with text in place of dates."""
     return changed_schema(schema, _without_dates)
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return the reason for each column whose values `common` cannot hold without loss."""
+    """Return why `common` cannot hold a file's values without loss, by column; {} if it can."""
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         with contextlib.suppress(pa.ArrowException):
+            if isinstance(wanted.get(name), pa.JsonType):  # can hold all values
+                continue
             if name not in wanted or union(wanted[name], _plain(kind)) == wanted[name]:
                 continue
         wrong[name] = f"{name} is {kind}, and {wanted[name]} in most"
@@ -106,12 +109,16 @@ def nulls_untyped(
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`, which are null if the table lacks them."""
-    names = {*table.column_names}
-    columns = [
-        table[field.name] if field.name in names else pa.nulls(len(table), field.type)
-        for field in schema
-    ]
+    """Return the table with the columns of `schema`, which are null if the table lacks them.
+
+    A Parquet column becomes JSON texts if the column is JSON in other files.
+    """
+    columns = []
+    for field in schema:
+        missing = field.name not in table.column_names
+        column = pa.nulls(len(table), field.type) if missing else table[field.name]
+        is_json = [isinstance(kind, pa.JsonType) for kind in (field.type, column.type)]
+        columns.append(json_texts(column) if is_json == [True, False] else column)
     return cast(pa.table(columns, schema.names), schema)
 
 
@@ -180,7 +187,7 @@ def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
 
 
 def folder_schema(paths: Iterable[str]) -> pa.Schema:
-    """Infer columns from the names of folders: integers if all values are int32, else text."""
+    """Infer columns from folder names such as ``lang=de``: integers if all are int32, else text."""
     folders = dict.fromkeys(f"{posixpath.dirname(redacted(path))}/" for path in paths)
     steps = (step.partition("=") for folder in folders for step in folder.split("/"))
     names = dict.fromkeys(unquote(name) for name, mark, _ in steps if name and mark)
@@ -224,7 +231,9 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 
 
 def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
-    """Explain the conflict if other files hold a column that this file's folders give; else None.
+    """Explain the conflict if other files hold a column that this file's folder names give.
+
+    Returns None if there is none.
 
     `own` are the columns that the file holds, `common` the columns that any file holds.
     """
@@ -239,7 +248,7 @@ def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str 
 
 
 def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Fill nulls in the table's columns `fields` with values from a path's folder names."""
+    """Fill nulls in the columns `fields` with a path's folder names, such as ``lang=de``."""
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():
@@ -260,12 +269,12 @@ def is_textless(table: pa.Table, text_fields: Iterable[str]) -> bool:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Convert to a pandas frame. Its dtypes do not depend on the presence of nulls."""
+    """Convert an Arrow table to a pandas frame. Dtypes do not depend on the presence of nulls."""
     return table.to_pandas(types_mapper=_pandas_dtype)
 
 
 def meta_frame(schema: pa.Schema) -> pd.DataFrame:
-    """Return the empty frame of a schema; its `attrs` list the columns without any value."""
+    """Return the empty frame of a schema, for Dask's meta; `attrs` list columns without values."""
     frame = to_pandas(schema.empty_table())
     if names := [field.name for field in schema if field.metadata == NO_VALUES]:
         frame.attrs[WITHOUT_VALUES] = names
@@ -273,14 +282,14 @@ def meta_frame(schema: pa.Schema) -> pd.DataFrame:
 
 
 def to_frame(table: pa.Table, backend: str) -> Any:
-    """Convert to a plain frame of `backend`, "pandas" or "cudf"."""
+    """Convert an Arrow table to a frame of `backend`, "pandas" or "cudf"."""
     if backend == "pandas":
         return to_pandas(table)
     return import_cudf().DataFrame.from_arrow(changed(table, plain_type))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return a column's type in frames; pandas supports extension types at the top level only."""
+    """Return the Arrow type of a column in frames; extension types stay at the top level only."""
     if isinstance(kind, pa.JsonType):
         return pa.json_()
     return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)
@@ -295,7 +304,7 @@ def _nulls_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _pandas_dtype(kind: pa.DataType) -> Any:
-    """Return the pandas dtype for a type, which is the same with and without nulls."""
+    """Return the pandas dtype for an Arrow type, with or without nulls; None for the default."""
     if is_text(plain_type(kind)):
         return pd.StringDtype(na_value=np.nan)
     if pa.types.is_integer(kind):

@@ -23,6 +23,7 @@ from gpuclassify.jobs.input.files import (
     check_unchanged,
     with_digests,
 )
+from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.parts import (
     InputParts,
     InputSchema,
@@ -53,13 +54,13 @@ POSITION_FIELDS = pa.schema([(FILE_FIELD, pa.string()), (PLACE, pa.int64())])
 
 @dataclass(frozen=True)
 class FileSource:
-    """Parts of the files of a reader."""
+    """Source of a job that reads files: a reader, and the parts of its files."""
 
     reader: FileReader
     input: InputParts
-    lent: tuple[pa.Field, ...] = ()  # `POSITION_FIELDS` that stages read and nobody writes
+    lent: tuple[pa.Field, ...] = ()  # `POSITION_FIELDS` that stages read and the job does not write
     has_index = False  # the index is only the row's number in its part
-    reads_any_backend = True
+    reads_any_backend = True  # whether parts can be read as pandas and as cuDF frames
     knows_input = True  # whether all input files are known
 
     @property
@@ -69,7 +70,7 @@ class FileSource:
 
     @property
     def options_name(self) -> str:
-        """Name of the storage options, which is no secret."""
+        """Name for workers to find the storage options by, without their secrets."""
         return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property
@@ -79,7 +80,7 @@ class FileSource:
 
     @property
     def input_schema(self) -> InputSchema | None:
-        """Schema for tasks that read parts, without storage options."""
+        """Schema for tasks that read parts, without storage options, which may be secrets."""
         return replace(self.input.schema, storage_options={})
 
     @functools.cached_property
@@ -96,18 +97,25 @@ class FileSource:
 
     @functools.cached_property
     def files(self) -> Sequence[InputFile]:
-        """Input files, with digests if the reader asks for them; a plan never reads this."""
+        """Input files, with digests if the reader asks for them, which reads all files once."""
         files = self.input.files
         return with_digests(files, self.storage_options) if self.reader.input_digest else files
 
+    @property
+    def size_bytes(self) -> int | None:
+        """Number of bytes of all files, as stored; None if a file's size is unknown."""
+        sizes = [file.size_bytes for file in self.input.files]
+        return None if None in sizes else sum(filter(None, sizes))
+
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the identity of the input, which is part of the job's identity."""
+        """Return columns, sizes and file versions, used to detect that a job's input is another."""
         schema, part_bytes = self.input.schema, self.input.part_bytes
         name = operator.attrgetter("path" if schema.path_field else "real")
         most = self.reader.files_per_partition
+        formats = {file_format(file.path) for file in self.files}
         return {
             "input": {
-                "format": file_format(self.files[0].path),
+                "format": " and ".join(sorted(filter(None, formats))),
                 "columns": ", ".join(f"{field.name} {field.type}" for field in schema.arrow),
                 "is_projected": schema.is_projected,
                 "part_bytes": part_bytes,
@@ -143,7 +151,7 @@ class FileSource:
         share_tokens(self.reader.paths)
 
     def inputs(self, numbers: Iterable[int]) -> Iterator[tuple[Part, list[InputFile]]]:
-        """Yield each part with one of these numbers, and the files of its pieces."""
+        """Yield the parts with these numbers, each with the files of its pieces."""
         files = {file.path: file for file in self.files}
         for part in (self.input.parts[number] for number in numbers):
             yield part, [files[piece.path] for piece in part.pieces]
@@ -155,10 +163,10 @@ class FileSource:
 
 
 class FrameSource:
-    """Partitions of a Dask frame.
+    """Source of a job that reads a Dask frame, whose partitions are the parts.
 
     The frame is optimised once, because optimising may change its partitions. With an `identity`,
-    which replaces the frame's key, it is only simplified, which keeps them.
+    which the job uses in place of the frame's key, the frame is only simplified, which keeps them.
     """
 
     has_index = True
@@ -183,18 +191,22 @@ class FrameSource:
         """Empty frame with the dtypes of every part."""
         return self._frame._meta
 
+    @property
+    def size_bytes(self) -> None:
+        """Always None, because the size of a lazy frame is unknown."""
+
     def refuse_output(self, directory: Store, name: str) -> None:
         """Raise ValueError as `FileSource` does, for files that the frame is known to read."""
         refuse_overlap(directory, name, *self._names, directory.storage_options)
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the identity passed, or else the frame's key, a hash of its content."""
+        """Return the identity passed, or else the frame's Dask key, a hash of its content."""
         if self._identity is not None:
             return self._identity
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return the frame; the arguments are for files."""
+        """Return the Dask frame; the arguments matter only to `FileSource`."""
         return self._frame
 
     def partitions(self) -> list[Delayed]:
@@ -215,7 +227,11 @@ def refuse_overlap(
     paths: Iterable[str],
     storage_options: dict[str, Any],
 ) -> None:
-    """Raise ValueError if input files are in the output, or input paths match a `name` there."""
+    """Raise ValueError if input files lie in the output, or input paths match its files.
+
+    `files` are paths of input files, `paths` those that a reader was given, and `name` is the name
+    of some file that the job writes into the output `directory`.
+    """
     for folder in sorted({posixpath.dirname(file) for file in files}):
         if directory.holds(open_store(f"{folder}/file")):
             raise ValueError(
@@ -297,12 +313,13 @@ def read_frame(
     backend: str,
     columns: Sequence[str] | None = None,
 ) -> Frame:
-    """Read all or some columns of a part's good rows as a plain frame."""
+    """Read all or some columns of a part's good rows as a pandas or cuDF frame, in a Dask task."""
     schema = replace(schema, storage_options=recall(options_name, {}))
     # A bad value in any column drops the row, so that the row numbers depend on all columns.
     if columns is not None and on_error != "quarantine":
         schema = schema.projected(columns)
-    table, _, _ = read_pieces(part, files, schema, on_error)
+    table, problems, _ = read_pieces(part, files, schema, on_error)
+    report_left_out(part, problems)
     return to_frame(table if columns is None else table.select(list(columns)), backend)
 
 
@@ -314,30 +331,29 @@ def read_pieces(
     text_fields: Sequence[str] = (),
     select: RowChoice | None = None,
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
-    """Read the good rows of a part, its problems, and a description of the source for its record.
+    """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
     With `select`, only the rows that it chooses are read; see `read_chosen`. The description lists
-    files in which all values of a column of `text_fields` are null. Raises ChangedInputError if one
-    of the `files` has changed since the job began.
+    files whose values in a column of `text_fields` are all null, and files without rows. Raises
+    ChangedInputError if one of the `files` has changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
 
-    def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], float]:
+    def read(piece: Part, file: InputFile | None) -> tuple[pa.Table, list[Problem], int]:
         checked = file if piece.problem is None else None
         with _checking_changes(checked, schema.storage_options):
             if select is not None:
-                table, problems, share = read_chosen(piece, schema, on_error, annotations, select)
+                table, problems, rows = read_chosen(piece, schema, on_error, annotations, select)
             else:
-                table, problems, share = read_table(
-                    piece, schema, on_error, annotations=annotations
-                )
+                table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
+                rows = len(table)
         if schema.has_positions and file is not None:
             name = redacted(file.real)
             names = [PLACE if column == ROW_POSITION else column for column in table.column_names]
             table = table.rename_columns(names)
             table = table.append_column(FILE_FIELD, pa.repeat(name, len(table)))
             problems = [replace(p, file=name) if p.place is not None else p for p in problems]
-        return table, problems, share
+        return table, problems, rows
 
     pieces = part.pieces
     with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:  # starts no thread until it is used
@@ -355,12 +371,19 @@ def read_pieces(
     }
     if textless:
         source["textless"] = textless
+    pairs = zip(pieces, results, strict=True)
+    if empty := [
+        redacted(piece.path)
+        for piece, (_, problems, rows) in pairs
+        if piece.is_whole_file and not (rows or problems)
+    ]:
+        source["empty"] = empty
     return pa.concat_tables(tables), [p for _, problems, _ in results for p in problems], source
 
 
 @contextlib.contextmanager
 def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
-    """Raise ChangedInputError after the block, also if it fails, if the file has changed."""
+    """Raise ChangedInputError if the file has changed at the end of the block, failed or not."""
     try:
         yield
     except Exception:
@@ -373,7 +396,7 @@ def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _describe(part: Part) -> dict[str, Any]:
-    """Return the description of a piece for the part's record."""
+    """Return the path and range of a piece as plain values, for the part's record."""
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)

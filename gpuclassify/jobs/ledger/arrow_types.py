@@ -27,12 +27,12 @@ def stored(kind: pa.DataType) -> pa.DataType:
 
 
 def restored(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `stored` turned into `kind`."""
+    """Return the original type of a column that a Parquet file has as `kind`; undoes `stored`."""
     return NO_FIELDS if kind == STORED_NO_FIELDS else map_nested(kind, restored)
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
-    """Return whether values of this type contain objects without fields."""
+    """Return whether values of this type contain structs without fields."""
     return stored(kind) != kind
 
 

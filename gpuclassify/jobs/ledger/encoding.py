@@ -35,7 +35,7 @@ BLOCK_BYTES = 1 << 20
 ROW_GROUP_BYTES = 32 << 20  # size in memory of the row groups of joined Parquet files
 LONGEST_TYPE = 100  # characters of a type in a message
 NULL = "__HIVE_DEFAULT_PARTITION__"  # name of null in Hive, Spark and pyarrow
-MOST_VALUES = 1_000  # per column and part
+MOST_VALUES = 1_000  # values of a column that names folders, in one part
 MOST_NAME_BYTES = 255  # limit of common file systems
 # Row groups can be read alone, delta encoding keeps positions small, checksums reveal damage.
 ANNOTATION_LAYOUT: dict[str, Any] = {
@@ -51,7 +51,7 @@ _NAMES_FOLDERS = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoding of a part's rows as the bytes of a file; settings as of `FileWriter`."""
+    """Format, compression and folders of the files that rows are written to, as of `FileWriter`."""
 
     file_format: str
     compression: str | None
@@ -67,7 +67,7 @@ class Encoding:
         return f".{self.file_format}{ending}"
 
     def encode(self, table: pa.Table) -> bytes:
-        """Encode the table as the content of a file."""
+        """Encode an Arrow table as the bytes of a file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
             layout = _layout(table.schema)
@@ -80,7 +80,7 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def join(self, contents: Sequence[bytes]) -> bytes:
-        """Return the content of a file that has the rows of several files, in order.
+        """Join the contents of several files to the content of one file with all rows, in order.
 
         With `partition_by`, contents are from `pack_rows`. Memory for one row group is needed next
         to the contents. Raises ArrowException if columns have no common type: those of a column
@@ -139,7 +139,7 @@ class Encoding:
         return sum(block.count(b"\n") for block in self._blocks(content))
 
     def _blocks(self, content: bytes) -> Iterator[bytes]:
-        """Yield the lines of a file as blocks of bytes, without compression."""
+        """Yield the decompressed content of a file of JSON lines, `BLOCK_BYTES` at a time."""
         stream = source = pa.BufferReader(content)
         if self.compression is not None:
             stream = pa.CompressedInputStream(source, self.compression)
@@ -167,7 +167,7 @@ class Encoding:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of Parquet files: `ANNOTATION_LAYOUT` for annotations."""
+    """Return the options to write a Parquet file with: `ANNOTATION_LAYOUT` for annotations."""
     # A user's columns may have these names, too.
     has_positions = (
         schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
@@ -176,7 +176,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema with the columns' common types; see `union`."""
+    """Return the schema of files to join, with the common type of each column; see `union`."""
     fields = [
         functools.reduce(_common_field, (schema.field(name) for schema in schemas))
         for name in schemas[0].names
@@ -237,7 +237,7 @@ def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Ta
 
 
 def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
-    """Cast the table to the column types of all parts, or raise TypeError.
+    """Cast a part's table to the schema that all parts have, or raise TypeError.
 
     The types of object columns, and of categories that a stage makes, may be unknown without rows;
     such columns keep their type. Of these, only text can name folders.
@@ -293,7 +293,7 @@ def _same(value: object) -> object:
 
 
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
-    """Return the function that converts a field's Python values to JSON values."""
+    """Return the function that converts an Arrow field's Python values to JSON values."""
     kind = field.type
     if isinstance(kind, pa.JsonType):
         return lambda text: text if text is None else _checked(text, field.name)
@@ -314,7 +314,7 @@ def _converter(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise ArrowInvalid for a type whose values have no Python equivalent."""
+    """Raise ArrowInvalid for a type whose values JSON lines cannot hold."""
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
@@ -354,6 +354,19 @@ def _dump_with_json(record: dict[str, Any]) -> str:
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
 
+def json_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column of any type to a JSON column, whose null values stay null."""
+    to_json, texts = _converter(pa.field("", column.type)), []
+    for value in map(to_json, column.to_pylist()):
+        try:
+            texts.append(None if value is None else _dump(value))
+        except ValueError:
+            texts.append(_dump(_finite(value)))
+    kind = pa.json_()
+    storage = pa.array(texts, kind.storage_type)
+    return pa.chunked_array([pa.ExtensionArray.from_storage(kind, storage)])
+
+
 def _json_text(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
@@ -385,7 +398,7 @@ def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
 
 
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-    """Return the Arrow type of each column that names folders; raise if its values cannot.
+    """Return the Arrow type of each column that names folders; raise if its type cannot.
 
     A type that is unknown without rows is text; see `conform`.
     """
@@ -433,7 +446,7 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 
 
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
-    """Serialize all rows of a part for `folder_files`.
+    """Serialize all rows of a part to the bytes that `folder_files` splits into folders.
 
     Raises ValueError if a column in `names` has too many values.
     """

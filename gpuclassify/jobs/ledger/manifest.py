@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from dask import hashing
 from dask.utils import format_bytes
 
 from gpuclassify._version import installed_versions
@@ -37,6 +38,7 @@ from gpuclassify.jobs.ledger.records import (
     QUARANTINE,
     RECORDS,
     SCRATCH,
+    SOURCE,
     WHOLE,
     JobChangedError,
     Record,
@@ -58,7 +60,9 @@ from gpuclassify.jobs.ledger.records import (
 )
 from gpuclassify.jobs.stores.names import JSONL, PARQUET, file_format
 from gpuclassify.jobs.stores.store import Store
+from gpuclassify.mapping.partition_map import CODE, FULL_SETTINGS, MODEL_DESCRIPTION
 from gpuclassify.settings.checks import check_choice
+from gpuclassify.settings.signatures import short
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +72,8 @@ REPORTS = ("_report/report.json", "_report/report.html")
 # same, because other readers would read it as data.
 CARD, README = ".huggingface.yaml", "README.md"
 NEW_FILES = "input files new"
+DASK_KEY = "Dask key"  # of a frame, in the identity of its job
+HASHES = "Dask's hash"  # among the versions
 MOST_FILES_NAMED = 3
 MOST_PARTS = 10_000_000
 VERIFY = ("digest", "size")
@@ -81,6 +87,8 @@ configs:
 Digest = Callable[[Store, Sequence[str]], Iterable[tuple[str, str, str]]]
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 _JOB_TYPES = {"key": str, "parts": int, "identity": dict, "earlier": list, "versions": dict}
+# Entries that `PartitionMap.digest` adds to settings.
+_DIGESTS = (f" {FULL_SETTINGS}", f" {MODEL_DESCRIPTION}")
 _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow")
 
 
@@ -90,7 +98,7 @@ class DamagedMetadataError(ValueError):
 
 @dataclass
 class Checked:
-    """Verified files, which are as they were written.
+    """Files of finished parts that a run has verified to be as they were written.
 
     Verification by "digest" compares the SHA-256 of a file, or the MD5 that its store reports, and
     by "size" reads nothing.
@@ -116,7 +124,7 @@ class RunOptions:
 
     restart: bool = False  # remove the output of earlier runs of any job, and nothing else
     verify: str = VERIFY[0]  # how to verify finished parts
-    accept_changed_code: bool = False  # continue if only the code of functions has changed
+    accept_changed_code: bool = False  # continue if only code or versions have changed
     command: str = ""  # command line, for the report
 
     def __post_init__(self) -> None:
@@ -192,7 +200,7 @@ class Manifest:
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the name of the part or joined parts in a file; empty as for `numbers`."""
+        """Return the name of a file's part or joined parts; "" for files of other runs."""
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
@@ -211,6 +219,13 @@ class Manifest:
         if earlier["key"] != self.key or not is_same:
             changes = "; ".join(_changes(earlier["identity"], self.identity))
             hint = " (annotations of new files are written alone)" if NEW_FILES in changes else ""
+            now = _versions()[HASHES]
+            then = earlier["versions"].get(HASHES, now)
+            if DASK_KEY in changes and then != now:
+                hint = (
+                    f" (Dask's keys of equal frames differ, because it hashes by {now} here, and "
+                    f"hashed by {short(then)}: which of xxhash and mmh3 is installed decides)"
+                )
             raise JobChangedError(
                 f"{self.directory} holds parts of a job that differs: "
                 f"{changes or 'it has begun anew meanwhile'}{hint}. Parts of both would mix: "
@@ -218,8 +233,11 @@ class Manifest:
                 "directory, or start over, which removes those parts (restart=True)"
             )
 
-    def check_like(self, identity: Mapping[str, dict[str, Any]]) -> None:
-        """Raise JobChangedError unless another job has the same identity except for its input."""
+    def check_like(self, earlier: dict[str, Any]) -> None:
+        """Raise JobChangedError unless an earlier job has the same identity except for its input.
+
+        `earlier` is its job.json.
+        """
 
         def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {
@@ -228,37 +246,44 @@ class Manifest:
                 if not name.startswith(("input", "annotations "))
             }
 
-        mine, theirs = replace(self, identity=settings(self.identity)), settings(identity)
+        mine = replace(self, identity=settings(self.identity))
+        theirs = settings(earlier["identity"])
         if not mine._is_same({"identity": theirs}, ignores_code=self.options.accept_changed_code):
             raise JobChangedError(
                 f"the files before those of {self.directory} were annotated by a job that differs: "
-                f"{'; '.join(_changes(theirs, mine.identity))}. Go back to the earlier settings, "
-                "write to another directory, or start over (restart=True)"
+                f"{'; '.join(_changes(theirs, mine.identity))}. "
+                f"{mine._code_advice({**earlier, 'identity': theirs}).capitalize()}"
+                "go back to the earlier settings, write to another directory, or start over "
+                "(restart=True)"
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether an earlier job has this identity, or all of it but functions' code."""
-        functions = {part for part, values in self.identity.items() if FUNCTION in values}
-        ignored = (FUNCTION, "code") if ignores_code else ()  # "code" is its former name
-        before, after = (
-            {
-                part: {n: v for n, v in values.items() if part not in functions or n not in ignored}
-                for part, values in identity.items()
-            }
-            for identity in (earlier["identity"], self.identity)
-        )
+        """Return whether an earlier job has this identity, apart from code if `ignores_code`."""
+        before, after = earlier["identity"], self.identity
+        if ignores_code:
+            before, after = _without_code(before), _without_code(after)
         return _key_of(before) == _key_of(after)
 
     def _code_advice(self, earlier: dict[str, Any]) -> str:
-        """Return advice if only the code of functions differs, else an empty string."""
+        """Return advice if only code or versions of libraries differ, else an empty string."""
         if not self._is_same(earlier, ignores_code=True):
             return ""
-        then, now = (known.get("python", "") for known in (earlier["versions"], _versions()))
-        is_other = then.split(".")[:2] != now.split(".")[:2]
-        why = f", which Python {now} compiles otherwise than {then} did" if is_other else ""
+        changed = {
+            name.rpartition(" ")[2]
+            for part, values in self.identity.items()
+            for name in _changed_code(earlier["identity"].get(part, {}), values)
+        }
+        cures = []
+        if {FUNCTION, SOURCE} & changed:
+            then, now = (known.get("python", "") for known in (earlier["versions"], _versions()))
+            is_other = then.split(".")[:2] != now.split(".")[:2]
+            why = f", which Python {now} compiles otherwise than {then} did" if is_other else ""
+            cures.append(f"put the code back as it was{why}")
+        if changed - {FUNCTION, SOURCE, "class"}:
+            cures.append("install the version that the job began with")
         return (
-            f"put the code back as it was{why}; if rows come out the same, as where a variable has "
-            "another name, keep the parts by run(accept_changed_code=True); or else "
+            f"{'; '.join(cures) or 'name the class as before'}; if rows come out the same, as "
+            "where a variable has another name, keep the parts (accept_changed_code=True); or else "
         )
 
     def begin(self, digest: Digest | None = None) -> Iterator[Record]:
@@ -291,7 +316,7 @@ class Manifest:
             changes = ", ".join(
                 f"{name} {then.get(name)} -> {now.get(name)}"
                 for name in {**then, **now}
-                if then.get(name) != now.get(name)
+                if then.get(name) != now.get(name) and name != HASHES  # keys of frames alone
             )
             if changes:
                 logger.warning(
@@ -334,7 +359,7 @@ class Manifest:
         return self.done(name for folder in folders for name in self.directory.sizes(folder))
 
     def done(self, names: Iterable[str]) -> int:
-        """Count the parts in files with these names."""
+        """Return the number of parts in the files with these names; some have several parts."""
         return len({number for name in names for number in self.numbers(name)})
 
     def records(self) -> dict[str, Record | None]:
@@ -351,7 +376,7 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record is the one of the file `name`."""
+        """Return whether a record is of the file `name`, and of all parts that this should have."""
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
@@ -370,12 +395,15 @@ class Manifest:
         return [path for path in paths if path not in known and key_in(path) == self.key]
 
     def file_infos(self) -> dict[str, dict[str, Any]]:
-        """Return the file system's entries of all part files, joined or not, by path."""
+        """Return fsspec's info on all part files, joined or not, by path."""
         infos = self.directory.part_infos()
         return infos | self.directory.part_infos(PARTS) if self.joins else infos
 
     def listed(self) -> dict[str, Record | None]:
-        """Return `records`; a finished job's come from its manifest, with None for missing ones."""
+        """Return `records`, read from one file, the manifest, if the job is finished.
+
+        Records that the manifest lacks are None.
+        """
         if not self.directory.has(SUCCESS):
             return self.records()
         with contextlib.suppress(FileNotFoundError):
@@ -443,7 +471,7 @@ class Manifest:
         return files
 
     def write_card(self) -> None:
-        """Describe the data files to the library datasets, unless a user has described them."""
+        """Write `CARD`, which tells the library datasets the data files, unless a user did so."""
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
         for name in self._replaceable_cards():
@@ -539,13 +567,13 @@ class Manifest:
             self.check()  # another client was faster; with the same job, both may go on
 
     def _columns_entry(self) -> dict[str, str]:
-        """Return the input's Arrow schema in base64, as Parquet files have it."""
+        """Return the entry of job.json with the input's Arrow schema in base64, or {}."""
         if self.columns is None:
             return {}
         return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of part files by name, also of those that are not yet published."""
+        """Return the paths of part files by name, published or not."""
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
         paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
@@ -596,7 +624,7 @@ class Manifest:
 
 
 def manifest_of(directory: Store) -> Manifest:
-    """Return the metadata of the job whose output a directory is; see `read_job`."""
+    """Return the manifest of the job that wrote into a directory. Raises errors of `read_job`."""
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
@@ -632,7 +660,7 @@ def read_job(directory: Store) -> dict[str, Any]:
 
 
 def _parse_job(content: bytes) -> dict[str, Any] | None:
-    """Parse job.json; return None unless its values are such as jobs write.
+    """Parse job.json; return None unless its values have types and ranges that jobs write.
 
     The file is untrusted, and its key, format and number of parts determine file names.
     """
@@ -643,7 +671,7 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
             all(isinstance(job[name], kind) for name, kind in _JOB_TYPES.items())
             and key_in(part_name(0, 1, job["key"], ".")) == job["key"]
             and 0 <= job["parts"] <= MOST_PARTS
-            and all(isinstance(values, dict) for values in parts.values())
+            and all(_has_sound_code(part, values) for part, values in parts.items())
             and output["format"] in (PARQUET, JSONL)
             and output["compression"] in (None, *_COMPRESSIONS)
             and isinstance(output.get("partition_by", ""), str)
@@ -654,9 +682,26 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
     return job if is_sound else None
 
 
+def _has_sound_code(part: str, values: Any) -> bool:
+    """Return whether one section of a job's identity is a dict, and its code a dict of texts."""
+    if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
+        return isinstance(values, dict)
+    code = values.get(CODE, {})
+    return isinstance(code, dict) and all(isinstance(known, str) for known in code.values())
+
+
+def _without_code(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        part: {n: v for n, v in values.items() if n != CODE or part.endswith(" file")}
+        for part, values in identity.items()
+    }
+
+
 def _versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results may depend on."""
-    return {"python": platform.python_version()} | installed_versions(*_PACKAGES)
+    hashes = hashing.hashers[0].__name__.removeprefix("_hash_")
+    versions = {"python": platform.python_version()} | installed_versions(*_PACKAGES)
+    return versions | {HASHES: hashes}
 
 
 def _key_of(identity: dict[str, dict[str, Any]]) -> str:
@@ -686,24 +731,46 @@ def _setting_changes(
         yield f"{part} is {'new' if part in after else 'gone'}"
         return
     old, new = before[part], after[part]
-    if FUNCTION in new and new.get(FUNCTION) != old.get(FUNCTION):
-        yield (
-            f"{part} has other code (its bytecode, its defaults, or what it closes over, reads "
-            "or calls)"
-        )
-        return
-    names = [n for n in {**old, **new} if old.get(n, "") != new.get(n, "")]
-    for name in names:
+    settings = [name for name in {**old, **new} if old.get(name, "") != new.get(name, "")]
+    digests = [name for name in settings if f" {name}".endswith(_DIGESTS)]
+    # A setting that is shown explains the digest of all.
+    shown = [name for name in settings if name != CODE and name not in digests]
+    for name in shown or digests:
         if name not in old or name not in new:
             yield f"{part} {name} is {'new' if name in new else 'gone'}"
-        elif name != "code":
+        elif name in digests:
+            yield f"{part} has another {name} ({_digests(old[name], new[name])})"
+        else:
             yield f"{part} {name} was {old[name]!r} and is {new[name]!r}"
-    if names == ["code"]:
-        yield f"{part} has another model, or a class with other code"
+    for name, (then, now) in _changed_code(old, new).items():
+        mapper, _, kind = name.rpartition(" ")
+        mapper, kind = (t if t.isprintable() and len(t) < 100 else short(t) for t in (mapper, kind))
+        owner = f"{part} {mapper}".rstrip()
+        if kind == FUNCTION:
+            yield (
+                f"{owner} has other code (its bytecode, its defaults, or what it closes over, "
+                f"reads or calls; {_digests(then, now)})"
+            )
+        elif kind == SOURCE:
+            yield f"the class of {owner} has other code ({_digests(then, now)})"
+        else:
+            yield f"{owner} {kind} was {short(then)} and is {short(now)}"
+
+
+def _digests(then: object, now: object) -> str:
+    before, after = (ascii(str(digest)[:KEY_DIGITS]).strip("'") for digest in (then, now))
+    return f"digest {before}, now {after}"
+
+
+def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return items of a stage's code that differ, by name, as before and now; None for missing."""
+    before, after = old.get(CODE, {}), new.get(CODE, {})
+    pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield the number of files gone, new and changed, each with some names."""
+    """Yield phrases with the numbers of files gone, new and changed, and some of their names."""
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],

@@ -52,7 +52,7 @@ def isolate_bad_rows(
     stop: int,
     errors: tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Result | Exception]]:
-    """Yield the results of ``run(start, stop)``; halve ranges that raise, down to single rows.
+    """Yield the results of ``run(start, stop)``; halve row ranges that raise, down to single rows.
 
     Each result, or error of a single row, comes with the first row of its range, in order.
     """
@@ -68,5 +68,5 @@ def isolate_bad_rows(
 
 
 def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
-    """Count the files, lines and rows that were left out."""
+    """Count problems by kind: files, lines and rows that were left out."""
     return dict(Counter(problem.kind for problem in problems))

@@ -36,7 +36,7 @@ from gpuclassify.jobs.stores.store import Store
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
-FUNCTION = "function"  # the digest of a stage's code in the identity of a job
+FUNCTION, SOURCE = "function", "source"  # digests among the parts of a stage's code
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-(\d{{5,}})(?:-(\d{{5,}}))?-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # enough of job.json for the key, which comes first
@@ -59,7 +59,7 @@ def part_name(number: int, count: int, key: str, suffix: str) -> str:
 
 
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of the file of the parts `first` to `last`."""
+    """Return the name of the file into which parts `first` to `last` are joined."""
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
 
@@ -71,7 +71,7 @@ def part_number(name: str) -> int:
 
 
 def is_joined(name: str) -> bool:
-    """Return whether a file of several parts has this name."""
+    """Return whether this is the name of a file of several joined parts."""
     match = PART_NAME.match(posixpath.basename(name))
     return match is not None and match[2] is not None
 
@@ -115,16 +115,21 @@ class Record:
 
     name: str  # name of the part's file, or of its file in each folder
     source: dict[str, Any]  # path, byte range or row groups, rows without text; or the partition
-    rows_in: int
-    rows_out: int
+    rows_in: int  # rows read
+    rows_out: int  # rows in the file
     file_bytes: int
     digest: str  # SHA-256 of the file, as it was published
     # Files, lines and rows in quarantine.
     left_out: dict[str, int] = field(default_factory=dict)
-    # Rows written by label, or by bin of score, for every such column; see
-    # `gpuclassify.jobs.report.summary`.
+    # Rows of an annotation set that only name a line or row that was left out.
+    rows_marked: int = 0
+    # Labels of the rows written; see `gpuclassify.mapping.stage_counts.count_labels`.
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
+    labelled: dict[str, int] = field(default_factory=dict)
+    # Rows written by bin of score, and the largest score, for every column of scores; see
+    # `gpuclassify.jobs.report.summary`.
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
     # Rows read by bin of the text's length, for every column of text.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
     # Counts of each classifier, and beginnings of texts; see
@@ -133,7 +138,7 @@ class Record:
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Rows written by both labels, for each pair of label columns.
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    # Rows "read" and "kept" by value of the source column.
+    # Rows "read" and "written" by value of the source column.
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
     stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`
@@ -181,7 +186,7 @@ class Record:
         return replace(self, **changes)
 
     def as_json(self) -> bytes:
-        """Return the record as one line of JSON, sealed."""
+        """Return the record as one line of JSON that ends with its digest; see `sealed`."""
         return sealed(asdict(self))
 
 
@@ -209,7 +214,7 @@ def _append_digest(content: bytes) -> bytes:
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read the state of the steps of the job with this key; None if missing or damaged."""
+    """Read the ledger of the steps of the job with this key; None if missing or damaged."""
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -252,7 +257,7 @@ def published_path(name: str, encoding: Encoding) -> str:
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether rows go to folders when `name` is published."""
+    """Return whether rows go to folders, such as ``bucket=19``, when the file is published."""
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 

@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 
 from gpuclassify.jobs.input.schema import to_pandas
 from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE, arrow_table
-from gpuclassify.jobs.ledger.quarantine import Problem
+from gpuclassify.jobs.ledger.quarantine import LINE, ROW, Problem
 from gpuclassify.mapping.stage_counts import LABEL
 
 BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa.string())])
 
 
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
-    """Return the schema of a set with these new columns, with metadata for plain readers.
+    """Return the schema of an annotation set with these new columns, and metadata for pandas.
 
     Columns in `labels` are marked, because reports count them.
     """
@@ -34,21 +34,22 @@ def annotation_table(
     """Return the annotations of all rows of a part, in order; rows with `problems` are null.
 
     `new` has the new columns of the other rows, and `positions` the file and position of each row
-    that could be read.
+    that could be read. Rows of Parquet files that could not be read are marked as lines.
     """
     problems = [problem for problem in problems if problem.place is not None]
+    failed = dict.fromkeys(((problem.file, problem.place) for problem in problems), LINE)
+    table = positions
+    if failed:
+        pairs = [*zip(table[FILE].to_pylist(), table[PLACE].to_pylist(), strict=True)]
+        failed |= dict.fromkeys(failed.keys() & {*pairs}, ROW)
+        table = table.filter(pa.array([pair not in failed for pair in pairs], pa.bool_()))
     lost = pa.table(
         {
-            FILE: pa.array([problem.file for problem in problems], pa.string()),
-            PLACE: pa.array([problem.place for problem in problems], pa.int64()),
-            LEFT_OUT: pa.array([problem.kind for problem in problems], pa.string()),
+            FILE: pa.array([file for file, _ in failed], pa.string()),
+            PLACE: pa.array([place for _, place in failed], pa.int64()),
+            LEFT_OUT: pa.array([*failed.values()], pa.string()),
         }
     )
-    table = positions
-    failed = {(problem.file, problem.place) for problem in problems}
-    if failed:
-        pairs = zip(table[FILE].to_pylist(), table[PLACE].to_pylist(), strict=True)
-        table = table.filter(pa.array([pair not in failed for pair in pairs], pa.bool_()))
     for name in new.column_names:
         table = table.append_column(name, new[name])
     table = table.append_column(LEFT_OUT, pa.nulls(len(table), pa.string()))
@@ -63,10 +64,14 @@ def annotation_table(
 
 
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
-    """Return each file's number of rows in a set's table, and its first and last position."""
+    """Return each input file's number of rows in a table, and its first and last position.
+
+    Files are in the order of their rows, from which readers take the first row of each file. Arrow
+    groups texts in an order of its own, even with one thread.
+    """
     groups = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
-    rows: list[dict[str, Any]] = groups.aggregate(
-        [(PLACE, "count"), (PLACE, "min"), (PLACE, "max")]
-    ).to_pylist()
-    count, first, last = (f"{PLACE}_{function}" for function in ("count", "min", "max"))
-    return {row[FILE]: (row[count], row[first], row[last]) for row in rows}
+    functions = ("count", "min", "max")
+    names = [f"{PLACE}_{function}" for function in functions]
+    rows: list[dict[str, Any]] = groups.aggregate([(PLACE, f) for f in functions]).to_pylist()
+    by_file = {row[FILE]: (row[names[0]], row[names[1]], row[names[2]]) for row in rows}
+    return {name: by_file[name] for name in table[FILE].unique().to_pylist()}

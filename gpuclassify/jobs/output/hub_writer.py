@@ -98,8 +98,8 @@ class HubWriter(FileWriter):
     storage_options : dict, optional
         For `staging`.
     annotates : bool
-        Write only new columns, as `AnnotationWriter` does. Readers read the set from `staging`; new
-        files need another set.
+        Write only new columns, as `AnnotationWriter` does. ``annotations=`` of readers takes the
+        directory `staging`, not the repository. Files that come later need another directory.
 
     Raises
     ------
@@ -147,7 +147,7 @@ class HubWriter(FileWriter):
 
     @property
     def target(self) -> Target:
-        """Folder of the repository."""
+        """Folder and split of the dataset repository to upload to."""
         return Target(
             self.repo,
             self.path.strip("/"),
@@ -202,11 +202,11 @@ class HubWriter(FileWriter):
 
     @property
     def _commit_path(self) -> str:
-        """Path of the file that records the commit."""
+        """Path of the file in the staging directory that records the commit."""
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _read_commit(self) -> dict[str, Any]:
-        """Read the recorded commit and its files' digests; empty if there is none."""
+        """Read the recorded commit and its files' digests; return {} if there is none."""
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._commit_path)) or {}
         return {}
@@ -243,7 +243,7 @@ def _check_names(repo: str, path: str, split: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A split in a folder of a dataset repository; settings as of `HubWriter`."""
+    """Split in a folder of a dataset repository, to upload to; settings as of `HubWriter`."""
 
     repo: str
     path: str  # empty for the repository's root
@@ -257,7 +257,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Short digest that differs between targets."""
+        """Short digest that differs between targets, for names of files."""
         parts = [self.endpoint, self.repo, self.revision, self.path, self.split]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
@@ -272,7 +272,7 @@ class Target:
         return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
-        """Return the branch's last commit."""
+        """Return the last commit of the target's branch."""
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
@@ -332,7 +332,7 @@ class Target:
         return ask(self.repo, list_folder, tries=tries)
 
     def card(self, commit: str) -> str:
-        """Return the repository's dataset card at a commit; empty if there is none."""
+        """Return the repository's dataset card (README.md) at a commit, or "" if there is none."""
         options = {"endpoint": self.endpoint}  # the store adds the token
         store = open_store(f"hf://datasets/{self.repo}@{commit}/{CARD}", options)
 
@@ -346,7 +346,10 @@ class Target:
             return ""
 
     def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List the split's files that are not ours, by digest; raise without `overwrite`."""
+        """List the split's `existing` files that this job did not write, by digests.
+
+        `ours` are digests of the job's files, by path. Raises FileExistsError without `overwrite`.
+        """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
             path
@@ -542,7 +545,7 @@ def card_with_split(
     folder: Collection[str],
     columns: pa.Schema | None,
 ) -> str:
-    """Return a dataset card with the target's split added, or replaced by other files.
+    """Return a dataset card (README.md) with the target's split added, or with its new files.
 
     Without this, `datasets` looks for the columns, row counts and files that the card describes.
     `folder` lists all files of the target's folder after the commit, and `columns` is None if the
@@ -577,7 +580,7 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the configuration that the files belong to; append a new one if there is none."""
+    """Return the card's configuration that the files belong to; append one if there is none."""
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -621,7 +624,7 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's data files, which have several forms, as patterns by split."""
+    """Return the ``data_files`` of a card's configuration as one list of splits and patterns."""
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]

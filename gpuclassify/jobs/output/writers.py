@@ -125,24 +125,24 @@ class FileWriter(Declared):
 
     @property
     def sample_name(self) -> str:
-        """Example of the names of its files."""
+        """Example of a written file's name, to check that the input does not match it."""
         return f"part{self.encoding.suffix}"
 
     @property
     def keeps_index(self) -> bool:
-        """Whether an index that is not a plain count becomes a column."""
+        """Whether a frame's index becomes a column, unless it only counts rows."""
         return self.file_format == PARQUET
 
     @property
     def has_report(self) -> bool:
-        """Whether a report of the job is written."""
+        """Whether the job writes a report into the output."""
         return True
 
     def check(self, parts: int) -> None:
-        """Raise if it is known beforehand that `parts` parts cannot be written."""
+        """Raise an error before work begins if this number of parts cannot be written."""
 
     def is_uploaded(self) -> bool:
-        """Return whether a finished output needs no upload."""
+        """Return whether a finished output is uploaded already, or needs no upload."""
         return True
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
@@ -155,7 +155,7 @@ class FileWriter(Declared):
 
 @declared
 class JsonlWriter(FileWriter):
-    """JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
+    """Writer of JSON lines; `compression` is None, "gzip" or "zstd". An index is left out.
 
     Lines are valid JSON. Bytes become base64, times and decimals become text, and infinities and
     NaN become null. Every line has all columns, and every object all fields of its column; missing
@@ -168,7 +168,7 @@ class JsonlWriter(FileWriter):
 
 @declared
 class ParquetWriter(FileWriter):
-    """Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none".
+    """Writer of Parquet files; `compression` is "zstd", "snappy", "gzip", "lz4" or "none".
 
     Parquet has no objects without fields. If a column or field has only ``{}``, files have objects
     with one null field, ``__dummy_field_in_empty_struct``, as in Spark. `ParquetReader` reads
@@ -180,7 +180,7 @@ class ParquetWriter(FileWriter):
 
 @declared
 class AnnotationWriter(ParquetWriter):
-    """Annotation set: only the columns that stages add, which `read_files` joins to the input.
+    """Writer of an annotation set: the columns that stages add, which `read_files` joins to inputs.
 
     It ends a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. The set has
     one row for each input row, in order, with the new columns, ``_file``, ``_place`` (the row's
@@ -225,7 +225,7 @@ class AnnotationWriter(ParquetWriter):
         return False
 
     def below(self, folder: str) -> AnnotationWriter:
-        """Return the writer of a folder of the set; the set itself is the folder ""."""
+        """Return the writer of a folder of the annotation set; "" is the set itself."""
         path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
         return replace(self, path=path, redo_changed=False)
 
@@ -314,7 +314,7 @@ def _write_part(
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
 ) -> tuple[str, str]:
-    """Write a plain frame to a file; return the file's name and digest."""
+    """Write one partition to a Parquet file; return the file's name and digest."""
     directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
     directory.filesystem.pipe_file(directory.path(name), content)
@@ -328,7 +328,7 @@ def _publish(
     names: Sequence[str],
     earlier: Sequence[str],
 ) -> list[str]:
-    """Rename the written files, and remove earlier files; may be called again."""
+    """Give the written files their names, and remove earlier files; may be called again."""
     directory = open_store(path, storage_options)
 
     def move(file: tuple[str, str], name: str) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.pages import readable_time, short_number
+from gpuclassify.pages import counted_kinds, readable_time, short_number
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
 SHOW_EVERY_SECONDS = 1.0
-# Earlier speeds would mislead, because the longest texts of a part come first.
+# Number and share of the parts after which speeds are shown. Earlier speeds would mislead, because
+# the longest texts of a part come first.
 ENOUGH_PARTS, ENOUGH_SHARE = 3, 0.2
 
 
@@ -109,7 +110,7 @@ class JobProgress:
         self._title, self._client, self._at_first = title, client, at_first
 
     def share(self, done: float, status: str = "") -> None:
-        """Show that the share `done`, 0 to 1, is done."""
+        """Show the share of the work that is `done`, 0 to 1, with a text behind it."""
         self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
             self._bar.update(
@@ -117,7 +118,7 @@ class JobProgress:
             )
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show a job's progress; fits `gpuclassify.jobs.pipeline.Pipeline.run` as its report.
+        """Show the parts done; `gpuclassify.jobs.pipeline.Pipeline.run` calls it as its `report`.
 
         Until the next call, finished rows of unfinished parts are counted, too.
         """
@@ -127,7 +128,7 @@ class JobProgress:
         self._show_parts()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show one of several steps under its title; the line of the step before stays."""
+        """Show the parts done of one of a recipe's steps; the step before keeps its line."""
         if title != self._title and self._line != self._printed:
             self._print()
         self._title = title
@@ -142,7 +143,7 @@ class JobProgress:
         status = f"{done}/{total} parts"
         if summary.resumed_parts:
             status += f" ({summary.resumed_parts:,} were there already)"
-        rows = summary.rows_in + begun_rows
+        rows = summary.rows_read + begun_rows
         if rows or done < total:
             status += f", {rows:,} rows read"
         new = done - summary.resumed_parts
@@ -153,7 +154,7 @@ class JobProgress:
         elif done < total and not new + begun:
             status += f", {self._at_first}"
         if summary.left_out:
-            status += f", {sum(summary.left_out.values()):,} in quarantine"
+            status += f", left out: {counted_kinds(summary.left_out)}"
         self.share(self._share, status)
 
     def _speed(self, gained: float, left: float, summary: JobSummary, begun_rows: int) -> str:
@@ -188,7 +189,7 @@ class JobProgress:
 
 
 def format_gpus(shares: list[float | None]) -> str:
-    """Format the use of GPUs, in percent, for a status line; empty if none is known."""
+    """Format the use of GPUs, in percent, for a status line; return "" if none is known."""
     known = [share for share in shares if share is not None]
     if not known:
         return ""

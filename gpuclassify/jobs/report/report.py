@@ -20,20 +20,20 @@ from gpuclassify.jobs.report.summary import (
     LENGTH_EDGES,
     SCORE_BIN_WIDTH,
     JobSummary,
+    column_labels,
     fold_rare,
-    label_rows,
     most_frequent,
-    textless_warnings,
 )
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.mapping.stage_counts import MARKS, REASONS
+from gpuclassify.mapping.partition_map import CODE
+from gpuclassify.mapping.stage_counts import MARKS, REASONS, is_condition
 from gpuclassify.pages import page_template
-from gpuclassify.pages.sections import MOST_ROWS, ReportPart
+from gpuclassify.pages.sections import MOST_ROWS, ReportPart, annotates
 from gpuclassify.workers.run_context import add_counts, advice, shared_layers
 
 MOST_POINTS = 60
 MOST_PROBLEMS = 20
-READ, OTHERS = "rows read", "other stages and quarantine"
+READ, OTHERS = "rows read", "other stages, left out"
 MOST_BARS, MOST_CROSSED = 40, 12
 _TIME_NAMES = {
     "read": "reading",
@@ -82,19 +82,25 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
         "reported": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "parts": job["parts"],
         "parts_done": summary.parts,
-        "rows_in": summary.rows_in,
-        "rows_out": summary.rows_out,
+        "rows_read": summary.rows_read,
+        "rows_written": summary.rows_written,
         "output_bytes": summary.output_bytes,
         "left_out": summary.left_out,
         "problems": _problems(directory, quarantined),
         "labels": {name: most_frequent(counts) for name, counts in summary.columns.items()},
-        "scores": {name: _score_bins(counts) for name, counts in summary.numbers.items()},
+        "labelled": summary.labelled,
+        "scores": {
+            name: score_bins(counts, summary.largest.get(name))
+            for name, counts in summary.numbers.items()
+        },
         "text_lengths": {name: _length_bins(c) for name, c in summary.lengths.items()},
         "stages": summary.stages,
         "funnel": _funnel(summary),
         "examples": summary.examples,
         "agreements": summary.agreements,
-        "warnings": textless_warnings(summary.textless),
+        "empty_files": sorted(summary.empty_files),
+        "textless": summary.textless,
+        "warnings": summary.warnings,
         "sources": {name: fold_rare(counts) for name, counts in summary.sources.items()},
         **_speed(summary, times),
         "gpu": _gpu(summary.totals),
@@ -131,7 +137,7 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first problems of these quarantine files."""
+    """Read the first problems in the quarantine files with these names, for examples."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -150,7 +156,7 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
     rest = seconds.get("map", 0.0) - model - sum(waits.values())
     return {
         "busy_seconds": busy_seconds,
-        "rows_per_second": summary.rows_in / busy_seconds if busy_seconds else 0.0,
+        "rows_per_second": summary.rows_read / busy_seconds if busy_seconds else 0.0,
         "tokens": tokens,
         "tokens_per_second": tokens / busy_seconds if busy_seconds else 0.0,
         "padding_share": totals.get("padded_tokens", 0) / run_tokens - 1 if run_tokens else 0.0,
@@ -185,16 +191,25 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     return {"busy_share": busy_share, **peaks}
 
 
-def _score_bins(counts: dict[str, int]) -> list[tuple[float, float, int]]:
-    """Return both edges and the rows of all bins, from the lowest to the highest with rows."""
-    filled = [int(number) for number in counts]
-    bins = range(min(filled, default=0), max(filled, default=-1) + 1)
+def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
+    """Return the edges and the number of rows of each bin, from the lowest to the highest used.
+
+    A bin includes its lower edge. The last one also includes its upper edge, as in
+    ``numpy.histogram``: if the `largest` score is the lower edge of the last bin, such as 1.0 of
+    shares, its rows count in the bin before.
+    """
+    rows = {int(number): count for number, count in counts.items()}
+    first, last = min(rows, default=0), max(rows, default=-1)
+    if last > min(first, 0) and largest == round(last * SCORE_BIN_WIDTH, 4):
+        rows[last - 1] = rows.get(last - 1, 0) + rows.pop(last)
+        first, last = min(first, last - 1), last - 1
+    bins = range(first, last + 1)
     edges = [round(number * SCORE_BIN_WIDTH, 4) for number in (*bins, bins.stop)]
-    return [(*pair, counts.get(str(n), 0)) for n, pair in zip(bins, pairwise(edges), strict=True)]
+    return [(*pair, rows.get(n, 0)) for n, pair in zip(bins, pairwise(edges), strict=True)]
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return both edges and the rows of all bins, from the lowest to the highest with rows."""
+    """Return the edges and the number of rows of each bin, from the lowest to the highest used."""
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
@@ -202,13 +217,13 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return the rows left after each step, and the rows that it drops by reason.
+    """Return the number of rows left after each stage, and of rows dropped by reason.
 
     `OTHERS` are steps between classifiers, where functions drop or make rows, or rows fail.
     """
     if not summary.stages:
         return []
-    steps: list[dict[str, Any]] = [{"name": READ, "rows": summary.rows_in}]
+    steps: list[dict[str, Any]] = [{"name": READ, "rows": summary.rows_read}]
 
     def close_gap(rows: int) -> None:
         if rows != steps[-1]["rows"]:
@@ -218,14 +233,20 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
         close_gap(counts["read"])
         reasons = {kind: counts[kind] for kind in ("dropped", "would_drop")}
         steps.append({"name": name, "rows": counts["kept"], **reasons})
-    close_gap(summary.rows_out)
+    close_gap(summary.rows_written)
     return steps
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the identity of the job, with a count instead of the names of all files."""
+    """Return the settings in a job's identity, with a count in place of the names of all files."""
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
-    settings = {name: {**values} for name, values in identity.items() if name not in listed}
+    settings = {
+        name: {**values, **values.get(CODE, {})}
+        for name, values in identity.items()
+        if name not in listed
+    }
+    for values in settings.values():
+        values.pop(CODE, None)
     for name, files in listed.items():
         settings[name.removesuffix(" file")] |= {"files": len(files), "such as": next(iter(files))}
     return settings
@@ -249,18 +270,18 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
     shown_stages = {name for addition in added for name in addition.stages}
     return _template().render(
         report=report,
-        title=next((addition.title for addition in added if addition.title), "Classified"),
+        title=_title(report, [addition.title for addition in added if addition.title]),
         tiles=[tile for addition in added for tile in addition.tiles],
         sections=[section for addition in added for section in addition.sections],
         has_speed=all(addition.has_speed for addition in added),
         funnel=[(s["name"], s["rows"], rows) for s, rows in zip(steps, rows_before, strict=True)],
-        labels={
-            name: rows
-            for name, rows in label_rows(report["labels"], stages).items()
-            if name not in shown_columns
+        columns={
+            name: column
+            for name, column in column_labels(report["labels"], report["labelled"], stages).items()
+            if column.rows and name not in shown_columns
         },
         sources={
-            name: [(value, rows["kept"], rows["read"]) for value, rows in counts.items()]
+            name: [(value, rows["written"], rows["read"]) for value, rows in counts.items()]
             for name, counts in report["sources"].items()
         },
         examples={n: texts for n, texts in report["examples"].items() if n not in shown_stages},
@@ -269,6 +290,17 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
         most_labels=MOST_ROWS,
         time_names=_TIME_NAMES,
     )
+
+
+def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
+    """Return the first word of the page's title: one of `titles`, unless rows are annotated."""
+    if annotates(report):
+        return "Annotated"
+    if titles:
+        return titles[0]
+    if all(is_condition(name) for name in report["stages"]):
+        return "Selected" if report["stages"] else "Written"
+    return "Classified"
 
 
 @functools.cache
@@ -284,7 +316,7 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Escape a text for the page, and mark the passage between `MARKS`."""
+    """Escape a text for the HTML page, and highlight the passage between `MARKS`."""
     escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         escaped = escaped.replace(sign, tag)
@@ -303,7 +335,10 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return a cross table's most frequent rows and columns, agreeing count and total count."""
+    """Return the most frequent rows and columns of a cross table of two label columns.
+
+    They are followed by the number of rows with equal labels, and of all rows.
+    """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}
     for row in counts.values():

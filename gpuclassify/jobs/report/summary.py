@@ -15,7 +15,14 @@ from dask.utils import format_bytes
 from gpuclassify.jobs.ledger.records import Record
 from gpuclassify.mapping.stage_counts import MOST_LABELS, add_examples
 from gpuclassify.models.checkpoint import some_of
-from gpuclassify.pages import html_table, readable_time, short_number, text_table
+from gpuclassify.pages import (
+    counted,
+    counted_kinds,
+    html_table,
+    readable_time,
+    short_number,
+    text_table,
+)
 from gpuclassify.workers.run_context import (
     RunningParts,
     add_counts,
@@ -46,6 +53,16 @@ def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str,
     return counts
 
 
+def largest_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, float]:
+    """Return the largest finite score of each column that has one."""
+    largest = {}
+    for name in (name for name in columns if name in table.column_names):
+        scores = table[name].drop_null().to_numpy()
+        if len(scores := scores[np.isfinite(scores)]):
+            largest[name] = float(scores.max())
+    return largest
+
+
 def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Count rows by the lower edge of the bin of the text's length, one of `LENGTH_EDGES`."""
     counts = {}
@@ -57,7 +74,7 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rows by both labels, for each pair of label columns; without nulls."""
+    """Count rows by the labels in two columns, for each pair of label columns; without nulls."""
     agreements = {}
     present = [name for name in columns if name in table.column_names]
     flat = [name for name in present if not pa.types.is_nested(table[name].type)]
@@ -70,13 +87,13 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
     return agreements
 
 
-def count_sources(read: pa.ChunkedArray, kept: pa.ChunkedArray) -> dict[str, dict[str, int]]:
-    """Count rows read and rows kept, by value of a column; see `fold_rare`."""
+def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, dict[str, int]]:
+    """Count rows read and rows written, by value of a column; see `fold_rare`."""
     counts: dict[str, dict[str, int]] = {}
-    for kind, column in (("read", read), ("kept", kept)):
+    for kind, column in (("read", read), ("written", written)):
         for pair in pc.value_counts(column).to_pylist():
             value = NO_SOURCE if pair["values"] is None else str(pair["values"])
-            add_counts(counts, {value: {"read": 0, "kept": 0, kind: pair["counts"]}})
+            add_counts(counts, {value: {"read": 0, "written": 0, kind: pair["counts"]}})
     return fold_rare(counts)
 
 
@@ -97,21 +114,61 @@ def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def label_rows(
-    columns: Mapping[str, Mapping[str, int]], stages: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list[tuple[str, int, int]]]:
-    """Return each column's labels with rows written and rows before filters, largest first."""
-    labels = [stage["labels"] for stage in stages.values()]
-    before = {name: counts for columns in labels for name, counts in columns.items()}
-    rows = {}
-    for name, written in columns.items():
-        totals = most_frequent({**written, **before.get(name, {})})
-        rows[name] = [(label, written.get(label, 0), count) for label, count in totals.items()]
-    return rows
+@dataclass(frozen=True)
+class ColumnLabels:
+    """Counts of the labels in a column, for tables and charts.
+
+    Attributes
+    ----------
+    labelled : int
+        Rows labelled: rows whose value in the column is not null, before filters.
+    rows : list of (str, int, int)
+        Each label with its rows labelled and its rows written, most rows labelled first.
+    occurrences : dict of str to int
+        Occurrences by label, before filters; empty unless a row may have a label several times.
+    """
+
+    labelled: int
+    rows: list[tuple[str, int, int]]
+    occurrences: Mapping[str, int]
+
+    @property
+    def has_drops(self) -> bool:
+        """Whether filters dropped rows with a label."""
+        return any(labelled != written for _, labelled, written in self.rows)
+
+    def share(self, labelled: int) -> str:
+        """Format a number of rows as a share of all rows labelled, such as ``12.5%``."""
+        return f"{labelled / (self.labelled or 1):.1%}"
+
+
+def column_labels(
+    written: Mapping[str, Mapping[str, int]],
+    labelled: Mapping[str, int],
+    stages: Mapping[str, Mapping[str, Any]],
+) -> dict[str, ColumnLabels]:
+    """Return the counts of the labels in each column.
+
+    `written` has the numbers of rows written by column and label, `labelled` those with any label.
+    A stage that labels a column has counted its rows before the filters.
+    """
+    before: dict[str, Mapping[str, Any]] = {}
+    for stage in stages.values():
+        before |= dict.fromkeys(stage["labels"], stage)
+    columns = {}
+    for name, counts in written.items():
+        stage = before.get(name, {"labels": {}, "labelled": labelled, "occurrences": {}})
+        rows = most_frequent({**counts, **stage["labels"].get(name, {})})
+        columns[name] = ColumnLabels(
+            stage["labelled"].get(name, 0),
+            [(label, count, counts.get(label, 0)) for label, count in rows.items()],
+            stage["occurrences"].get(name, {}),
+        )
+    return columns
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return at most one warning, on files without any text; `counts` has their rows."""
+    """Return a warning on files without any text, or []; `counts` has their number of rows."""
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
         f"no row has a text in {files}: they get no label, and columns that only they have are in "
@@ -134,37 +191,46 @@ class JobSummary:
     files : list of str
         Files written by this run and by earlier runs of the job.
     parts : int
-        Parts done, which tasks read and wrote; see `output_bytes` of writers for their files.
-    rows_in, rows_out : int
-        Rows read and rows kept.
+        Number of parts done, each by a task; see `output_bytes` of writers for their files.
+    rows_read : int
+        Number of rows of the input that could be read, including those that filters drop.
+    rows_written : int
+        Number of rows in the output. An annotation set also has a row for each line or row left
+        out, which is not counted here.
     labels : dict of str to int
-        Rows kept by label of the first label column, most frequent first.
+        Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
         Working time of this run, from the start of its first part to the end of its last one;
         without start-up and listing of the input.
     totals : dict of str to float
         Sums of all parts' `RunStats`, and the largest of their peaks.
     columns : dict of str to dict
-        Rows kept by label, for every label column.
+        Rows written by label, for every label column.
+    labelled : dict of str to int
+        Rows written whose value is not null, for every label column.
     numbers : dict of str to dict
-        Rows kept by bin of score, for every score column; see `count_scores`.
+        Rows written by bin of score, for every score column; see `count_scores`.
+    largest : dict of str to float
+        Largest score written, for every score column.
     lengths : dict of str to dict
         Rows read by bin of the text's length.
     stages : dict of str to dict
         Counts of each classifier, in order: ``read``, ``kept`` and ``dropped`` by reason, which add
-        up; ``would_drop`` by reason, if `keep_field` keeps all rows; ``labels`` by column before
-        the filters; ``truncated_texts`` and ``seconds``.
+        up; ``would_drop`` by reason, if `keep_field` keeps all rows; ``labels``, ``labelled`` and
+        ``occurrences`` by column before the filters; ``truncated_texts`` and ``seconds``.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
         Rows by file, for files or large pieces of files without any text.
+    empty_files : list of str
+        Files without any row.
     seconds : dict of str to float
         Reading, mapping and writing, added up over workers.
     left_out : dict of str to int
-        Files, lines and rows in quarantine.
+        Files, lines and rows left out, which are in quarantine.
     output_bytes : int
     resumed_parts, resumed_rows, resumed_tokens : int
-        Parts, rows and tokens of earlier runs of the same job.
+        Numbers of parts, rows and tokens of earlier runs of the same job.
     checked : str
         Method by which files of earlier runs were verified, and their number and size.
     output : str
@@ -177,19 +243,22 @@ class JobSummary:
 
     files: list[str] = field(default_factory=list)
     parts: int = 0
-    rows_in: int = 0
-    rows_out: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
     labels: dict[str, int] = field(default_factory=dict)
     elapsed_seconds: float = 0.0
     totals: dict[str, float] = field(default_factory=dict)
     columns: dict[str, dict[str, int]] = field(default_factory=dict)
+    labelled: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
     lengths: dict[str, dict[str, int]] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     textless: dict[str, int] = field(default_factory=dict)
+    empty_files: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     output_bytes: int = 0
@@ -209,8 +278,8 @@ class JobSummary:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         """Yield the name and text of each row of the displayed summary."""
-        share = f" ({self.rows_out / self.rows_in:.1%})" if self.rows_in else ""
-        yield "rows", f"{self.rows_in:,} read, {self.rows_out:,} kept{share}"
+        share = f" ({self.rows_written / self.rows_read:.1%})" if self.rows_read else ""
+        yield "rows", f"{self.rows_read:,} read, {self.rows_written:,} written{share}"
         size = f"{len(self.files):,} files, {format_bytes(self.output_bytes)}"
         yield "output", f"{self.output or 'no directory'}: {size}"
         speeds = f"{short_number(self.rows_per_second)} rows/s"
@@ -222,7 +291,7 @@ class JobSummary:
         )
         for sentence in advice(self.totals):
             yield "advice", sentence
-        for sentence in textless_warnings(self.textless):
+        for sentence in self.warnings:
             yield "warning", sentence
         if common := shared_layers(self.totals):
             yield "models", common
@@ -231,25 +300,44 @@ class JobSummary:
             if self.checked:
                 yield "checked", self.checked
         if self.left_out:
-            yield "left out", ", ".join(f"{kind}: {n:,}" for kind, n in self.left_out.items())
+            yield "left out", counted_kinds(self.left_out)
         for column, counts in self.columns.items():
             most = list(most_frequent(counts).items())[:MOST_SHOWN]
             more = f", and {len(counts) - len(most):,} more" if len(counts) > len(most) else ""
             yield column, ", ".join(f"{label}: {count:,}" for label, count in most) + more
 
     @property
+    def warnings(self) -> list[str]:
+        """Sentences on files without rows, and on files without texts."""
+        names = sorted(self.empty_files)
+        empty = [f"{counted(len(names), 'empty file')}: {some_of(names)}"] if names else []
+        return [*empty, *textless_warnings(self.textless)]
+
+    @property
+    def drops(self) -> list[str]:
+        """Lines for people on the numbers of rows that stages dropped, by reason."""
+        lines = []
+        for name, stage in self.stages.items():
+            for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
+                if counts := stage[kind]:
+                    reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+                    rows = f"{sum(counts.values()):,} of {stage['read']:,} rows"
+                    lines.append(f"{name}: {words} {rows} ({reasons})")
+        return lines
+
+    @property
     def run_rows(self) -> int:
-        """Rows that this run read."""
-        return self.rows_in - self.resumed_rows
+        """Number of rows that this run read; parts finished by earlier runs are not counted."""
+        return self.rows_read - self.resumed_rows
 
     @property
     def rows_per_second(self) -> float:
-        """Rows that this run read, per second of its working time."""
+        """Number of rows that this run read, per second of its working time."""
         return self.run_rows / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that this run's models read, per second of its working time."""
+        """Number of tokens that this run's models read, per second of its working time."""
         tokens = self.totals.get("tokens", 0) - self.resumed_tokens
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
@@ -262,8 +350,8 @@ class JobSummary:
     def _add_part(self, record: Record, is_resumed: bool) -> None:
         self.running.finish(record.name)
         self.parts += 1
-        self.rows_in += record.rows_in
-        self.rows_out += record.rows_out
+        self.rows_read += record.rows_in
+        self.rows_written += record.rows_out - record.rows_marked
         self.resumed_parts += is_resumed
         self.resumed_rows += record.rows_in * is_resumed
         self.resumed_tokens += int(record.stats.get("tokens", 0)) * is_resumed
@@ -271,12 +359,16 @@ class JobSummary:
         add_counts(self.seconds, record.seconds)
         add_counts(self.left_out, record.left_out)
         add_counts(self.columns, record.labels)
+        add_counts(self.labelled, record.labelled)
         add_counts(self.numbers, record.numbers)
+        for name, score in record.largest.items():
+            self.largest[name] = max(score, self.largest.get(name, score))
         add_counts(self.lengths, record.text_lengths)
         add_counts(self.stages, record.stages)
         add_counts(self.agreements, record.agreements)
         add_counts(self.sources, record.sources)
         add_counts(self.textless, record.source.get("textless", {}))
+        self.empty_files += record.source.get("empty", ())
         for name, counts in self.sources.items():
             if len(counts) > 2 * MOST_LABELS:  # parts may have different values
                 self.sources[name] = fold_rare(counts)

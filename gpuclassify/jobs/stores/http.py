@@ -18,11 +18,11 @@ class HttpStore(Store):
 
     @property
     def root(self) -> str:
-        """URL; a trailing slash stays, because it names another page."""
+        """URL of the file or page; a trailing slash stays, because it names another page."""
         return self._opened[1]
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed."""
+        """Return whether a retry may succeed after this error, such as a busy server's."""
         from fsspec.implementations import http  # imports aiohttp
 
         status = getattr(err, "status", None)

@@ -34,7 +34,7 @@ TIMEOUT_SECONDS = 60
 
 
 def hub_uri(url: str) -> HfUri | None:
-    """Return the parts of an ``hf://`` URL, revision filled in; None for other URLs and buckets."""
+    """Parse the ``hf://`` URL of a repository, by default at ``main``; None for any other URL."""
     if not url.startswith(SCHEME):
         return None
     from huggingface_hub import parse_hf_uri
@@ -44,7 +44,7 @@ def hub_uri(url: str) -> HfUri | None:
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
-    """Keep the Hub token in this process's memory; return storage options with its name instead."""
+    """Keep the Hub token in this process's memory; return options with the token's name instead."""
     token, names = storage_options.get("token"), _token_names(urls)
     if not names or not isinstance(token, str):
         return dict(storage_options)
@@ -63,19 +63,19 @@ def _token_names(urls: Iterable[str]) -> set[str]:
 
 
 def _token_name(uri: HfUri) -> str:
-    """Return the name of a repository's token; models have no type prefix."""
+    """Return the name under which a repository's token is kept, such as ``datasets/OWNER/NAME``."""
     return uri.id if uri.type == "model" else f"{uri.type}s/{uri.id}"
 
 
 class BucketStore(Store):
-    """Files in a bucket of the Hub, which has no versions."""
+    """Files in a storage bucket of the Hub (``hf://buckets/``), which has no versions."""
 
     is_flat = True
     is_writable = False
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options, with the token in place of its name."""
+        """Storage options for fsspec, with the Hub token itself in place of its name."""
         name = self._given_options.get("token")
         token = {"token": token_for(name)} if isinstance(name, TokenName) else {}
         return super().storage_options | token
@@ -97,19 +97,19 @@ class HubStore(BucketStore):
 
     @functools.cached_property
     def uri(self) -> HfUri:
-        """Parts of the URL."""
+        """URL, parsed into repository, revision and path."""
         uri = hub_uri(self.url)
         assert uri is not None, "the URL of a repository"
         return uri
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the URL names a commit."""
+        """Whether the URL names a commit, whose files cannot change."""
         return is_commit(self.uri.revision)
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options with the token kept for the repository, if one was."""
+        """Storage options for fsspec, with the Hub token kept for the repository, if any."""
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}
 
@@ -145,7 +145,8 @@ class HubStore(BucketStore):
     def entries(self) -> list[Entry] | None:
         """List the file, a folder's files, or a pattern's matches; None if none exist.
 
-        The first call only raises errors of a busy Hub: `_entries_of` would report a missing file.
+        The folder is listed first to raise errors of a busy Hub, because `_entries_of` would take
+        them for a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):
@@ -193,7 +194,7 @@ class PinnedFile(AbstractBufferedFile):
         )
 
     def readline(self) -> bytes:
-        """Read a line, as from any binary file."""
+        """Read a line; fsspec's own method would fetch the whole read-ahead for it."""
         return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:

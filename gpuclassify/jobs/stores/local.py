@@ -38,7 +38,7 @@ class LocalStore(Store):
 
     @property
     def address(self) -> str:
-        """Absolute path."""
+        """Absolute path, for other processes and machines."""
         return self.root
 
     # Input.
@@ -63,7 +63,7 @@ class LocalStore(Store):
         return path
 
     def real_name(self, entry: Entry) -> str:
-        """Return the path with links resolved."""
+        """Return the path of a listed file with links resolved, which identifies the file."""
         return entry.real
 
     def problem(self, path: str) -> str | None:
@@ -93,7 +93,7 @@ class LocalStore(Store):
         return super().version(info)
 
     def stamp(self) -> str:
-        """Return the change stamp: mtime, ctime, inode."""
+        """Return the file's mtime, ctime and inode as text, used to detect changes."""
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
@@ -117,7 +117,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yield the path of a file."""
+        """Yield the path of a file, which needs no copy."""
         yield self.path(name)
 
     def remove_folder(self, folder: str) -> None:
@@ -134,7 +134,7 @@ class LocalStore(Store):
                     folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
-        """Flush the folder's file names to disk."""
+        """Flush the folder's file names to disk, so that new files survive a power loss."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             os.fsync(descriptor)

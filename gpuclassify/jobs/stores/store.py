@@ -55,7 +55,7 @@ CONFLICT_WAITS_SECONDS = (0.1, 0.5, 0.0)
 # Suffix of temporary files of `Store.replacing`: process namespace, process ID, random digits.
 _MARK = re.compile("([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{32}")
 _ABANDONED_SECONDS = 86_400.0
-_being_written: set[str] = set()  # files that this process is writing
+_being_written: set[str] = set()  # suffixes of temporary files that this process is writing
 # Error types that users see; other errors of a store become OSError.
 _ERRORS = (FileNotFoundError, PermissionError, TimeoutError)
 _UNDECODABLE = (pa.ArrowException, ValueError, EOFError, OSError, zlib.error, lzma.LZMAError)
@@ -75,15 +75,15 @@ class BrokenContentError(UnreadableInputError):
 
 
 class UnsupportedStorageError(ValueError):
-    """Error for a file system that cannot create a file only if it is not there."""
+    """Error for a file system without exclusive creation (to create a file unless it exists)."""
 
 
 class CutShortError(ConnectionError):
-    """Error for an answer that ends before the file does."""
+    """Error for a server's answer that ends before the requested bytes of a file do."""
 
 
 class Entry(NamedTuple):
-    """Entry of a listing: a file, an empty folder, or a folder that cannot be listed."""
+    """Entry of a folder's listing: a file, an empty folder, or a folder that cannot be listed."""
 
     path: str  # path in its file system, as listed
     real: str  # path with links resolved
@@ -96,7 +96,7 @@ class WatchedFile:
     """File that completes short reads, retries failed ones, and remembers why reading failed.
 
     Arrow raises a bare OSError for bytes that it cannot decode, and so do some stores for requests
-    that they refuse.
+    that they refuse. `failure` tells the two apart: it is None unless reading failed.
     """
 
     def __init__(self, file: Any, store: Store, size_bytes: int | None = None) -> None:
@@ -147,17 +147,18 @@ class WatchedFile:
 
 @dataclass(frozen=True)
 class Store:
-    """A file, folder or pattern of files at a path or URL; names are relative to the folder.
+    """Access to a file, a folder, or the files that a glob pattern matches, at a path or URL.
 
-    The file system is opened at first use. Pickling drops the storage options, which may be
-    secrets; other processes find them as `options_name` in `gpuclassify.workers.secrets`.
+    Methods take names of files relative to the folder. The file system is opened at first use.
+    Pickling drops the storage options, which may be secrets; other processes find them as
+    `options_name` in `gpuclassify.workers.secrets`.
     """
 
     url: str
     options_name: str = ""
     options: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
-    has_commits: ClassVar[bool] = False  # whether inputs are read at a commit
+    has_commits: ClassVar[bool] = False  # whether inputs are read at a commit of the Hub
     is_flat: ClassVar[bool] = False  # whether one request lists everything below a folder
     is_writable: ClassVar[bool] = True  # whether jobs can write there
     explains_itself: ClassVar[bool] = False  # whether errors name the file and the cure
@@ -183,7 +184,7 @@ class Store:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether its files can never change."""
+        """Whether the files can never change, because the URL names a commit of the Hub."""
         return False
 
     @property
@@ -202,7 +203,7 @@ class Store:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec, without names of Hub tokens, which are for the Hub only."""
+        """Storage options for fsspec, without names of Hub tokens, which only the Hub can use."""
         options = self._given_options.items()
         return {name: value for name, value in options if not isinstance(value, TokenName)}
 
@@ -212,12 +213,12 @@ class Store:
 
     @property
     def filesystem(self) -> Any:
-        """File system of fsspec."""
+        """File system of fsspec for the URL, opened at first use."""
         return self._opened[0]
 
     @property
     def root(self) -> str:
-        """Path in the file system."""
+        """Path of the file, folder or pattern in `filesystem`."""
         path = self._opened[1]
         return path.rstrip("/") or path
 
@@ -245,7 +246,7 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return the store of a folder or file in this folder; raises ValueError as `path` does."""
+        """Return the store of a folder or file in this folder. Raises ValueError as `path` does."""
         self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
@@ -264,16 +265,16 @@ class Store:
         return retried(call, may_pass, tries=READ_TRIES)
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed; most stores' clients retry other errors."""
+        """Return whether a retry may succeed. Most stores' clients retry other errors."""
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the original error if fsspec has raised another one in its place."""
+        """Return the storage client's error if fsspec has raised another one in its place."""
         return err
 
     @contextlib.contextmanager
     def explained(self, where: str = "") -> Iterator[None]:
-        """Add the store's name and a cure to errors, without secrets of URLs.
+        """Add the store's name and advice to errors of the block, and hide secrets of URLs.
 
         `where` is the position in the file, such as ``", from byte 5"``.
         """
@@ -294,7 +295,10 @@ class Store:
     # The file, or the files of the pattern or folder, as an input.
 
     def pin(self: AnyStore, commits: dict[Any, str]) -> AnyStore:
-        """Return the store at its current commit, if it has commits; `commits` caches them."""
+        """Return the store at the current commit of its Hub repository; other stores unchanged.
+
+        `commits` caches the commits.
+        """
         return self
 
     @property
@@ -391,14 +395,14 @@ class Store:
         return path
 
     def url_of(self, path: str) -> str:
-        """Return the path or URL that opens a file of this store's file system."""
+        """Return the path or URL that opens a file in this store's file system again."""
         url = self.filesystem.unstrip_protocol(path)
         if "::" in url:
             self._open_filesystem(url)  # raises, unless the marks belong to the URL
         return url
 
     def real_name(self, entry: Entry) -> str:
-        """Return the canonical name of an entry, which identifies the file."""
+        """Return the canonical path or URL of a listed file, the same in every listing."""
         return self.url_of(entry.path)
 
     def problem(self, path: str) -> str | None:
@@ -415,18 +419,21 @@ class Store:
         return ""
 
     def info(self) -> dict[str, Any]:
-        """Return the file system's entry of the file, not from its cache of listings."""
+        """Return fsspec's info on the file, such as its size and ETag, not from fsspec's cache."""
         self.filesystem.invalidate_cache(self.filesystem._parent(self.root))
         with self.explained():
             return self.retried(functools.partial(self.filesystem.info, self.root))
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the ETag or modification time in a file system's entry, or an empty string."""
+        """Return the ETag or modification time in fsspec's info on a file, or "" if it has none.
+
+        Used to detect changed input files.
+        """
         value = next((info[key] for key in _VERSIONS if info.get(key) not in (None, "")), "")
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
 
     def stamp(self) -> str:
-        """Return the change stamp of a local file: mtime, ctime, inode; empty for other files."""
+        """Return a local file's mtime, ctime and inode, used to detect changes; "" for others."""
         return ""
 
     @contextlib.contextmanager
@@ -436,8 +443,8 @@ class Store:
         """Open the file for reading bytes.
 
         A known `size_bytes` saves requests to the Hub. `ahead_bytes` is the read-ahead there;
-        default: all of a small file. Raises BrokenContentError if the block cannot decode the
-        content, and OSError if the bytes are not delivered.
+        default: all of a small file. Raises BrokenContentError if code in the block cannot decode
+        the content, and OSError if the bytes are not delivered.
         """
         with self.open(size_bytes, ahead_bytes) as opened:
             file = WatchedFile(opened, self, size_bytes)
@@ -494,11 +501,11 @@ class Store:
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def part_sizes(self) -> dict[str, int]:
-        """Return `sizes` including files in partition folders, such as ``bucket=19/part-00000``."""
+        """Return `sizes` with files in partition folders, too, such as ``bucket=19/part-00000``."""
         return {name: info["size"] for name, info in self.part_infos().items()}
 
     def part_infos(self, folder: str = "") -> dict[str, dict[str, Any]]:
-        """Return the file system's entry of each file in `part_sizes`."""
+        """Return fsspec's info on each file in `folder` and its partition folders, by name."""
         infos: dict[str, dict[str, Any]] = {}
         for info in self._infos_in(folder):
             name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
@@ -509,7 +516,7 @@ class Store:
         return infos
 
     def _infos_in(self, folder: str) -> list[dict[str, Any]]:
-        """List the file system's entries in `folder`; empty if it does not exist."""
+        """List fsspec's infos on the files and folders in `folder`; empty if it does not exist."""
         path = self.path(folder).rstrip("/")
         self.filesystem.invalidate_cache(path)
         try:
@@ -518,7 +525,7 @@ class Store:
             return []
 
     def reported_md5(self, info: Mapping[str, Any]) -> str | None:
-        """Return the hexadecimal MD5 of a file's content, if the entry has it.
+        """Return the hexadecimal MD5 of a file's content if fsspec's info on it has it, else None.
 
         S3's ETag is the MD5 of objects that were stored by one request and are not encrypted with
         a customer's key. Google Cloud Storage and Azure have fields for it.
@@ -555,7 +562,7 @@ class Store:
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yield the path of a file, or of its copy on this machine."""
+        """Yield the local path of a file, or of a temporary copy if the file is remote."""
         with tempfile.TemporaryDirectory() as folder:
             copy = str(Path(folder, "file"))
             self.filesystem.get_file(self.path(name), copy)
@@ -613,7 +620,7 @@ class Store:
         """Remove empty folders and their empty parents, if the file system has folders."""
 
     def sync(self) -> None:
-        """Flush the folder's file names to disk, if they may be in memory only."""
+        """Flush the folder's file names to disk, so that new files survive a power loss."""
 
     def refuse_file(self) -> None:
         """Raise NotADirectoryError if the folder or one of its parents is a file."""
@@ -636,7 +643,8 @@ class Store:
     def would_match(self, folder: Store, name: str) -> bool:
         """Return whether this path or pattern matches a file `name` in another folder.
 
-        Raises ImportError if the package that fsspec needs for this URL is not installed.
+        Used to refuse an output that the job's input would match. Raises ImportError if the package
+        that fsspec needs for this URL is not installed.
         """
         return self.filesystem == folder.filesystem and self._matches(
             self.root, f"{folder.root}/{name}"
@@ -776,7 +784,7 @@ class ObjectStore(Store):
     tags_files = True
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed."""
+        """Return whether a retry may succeed after this error."""
         # botocore raises it if an answer does not match the checksum that S3 has of the object.
         return super().is_transient(err) or type(err).__name__ == "FlexibleChecksumError"
 
@@ -816,7 +824,7 @@ def _path_and_parents(path: str, root: str) -> Iterator[str]:
 
 
 def _process_namespace() -> str:
-    """Return eight digits that identify the namespace of this process's ID.
+    """Return eight hexadecimal digits for the machine and container that number this process.
 
     The host's name is not enough: containers may share it, and number their processes alike.
     """

@@ -136,7 +136,7 @@ def test_a_job_on_workers_goes_on_where_it_stopped(documents, quality):
             return Pipeline([reader, quality(top_k=2), ParquetWriter(f"{documents}/out")])
 
         summary = job("[0-3]").run(client)
-        assert (summary.rows_in, summary.rows_out) == (400, 400)
+        assert (summary.rows_read, summary.rows_written) == (400, 400)
         again = job("[0-3]").run(client)
         assert again.resumed_parts == 4
     found = pd.read_parquet(documents / "out").sort_values("id")
@@ -174,5 +174,5 @@ def test_preview_plan_and_classify_take_fasttext_beside_networks(
     options += ["--classifier", "fasttext", "--model", path, "--cluster", "cpu", "--json"]
     summary = json.loads(run(classify_command, source, documents / "out", *options))
     kept = pd.read_parquet(documents / "out")
-    assert summary["rows_out"] == len(kept) == 25
+    assert summary["rows_written"] == len(kept) == 25
     assert (kept["text"] == "theorem proof").all()

@@ -232,19 +232,23 @@ def test_a_job_writes_spans_and_reports_them(spans, tmp_path):
     summary = Pipeline([JsonlReader(str(file)), *mappers, ParquetWriter(tmp_path / "out")]).run()
     table = pq.read_table(tmp_path / "out").to_pandas()
     expected = mapper(PatternSpans()(pd.DataFrame({"text": pd.Series(texts, dtype="str")})))
-    assert len(table) == summary.rows_out == len(expected)
+    assert len(table) == summary.rows_written == len(expected)
     assert_equal_spans(rows_of(table["spans"]), rows_of(expected["spans"]))
     assert table["redacted"].tolist() == expected["redacted"].tolist()
     report = json.loads((tmp_path / "out/_report/report.json").read_text("utf-8"))
     every = spans()(texts)["spans"].dropna()
     counts = pd.Series([span["label"] for row in every for span in row]).value_counts()
     chars = sum(map(len, filter(None, texts)))
-    assert report["spans"]["spans"] == {"chars": chars, "labels": counts.to_dict()}
+    own = pd.Series([label for row in every for label in {span["label"] for span in row}])
+    assert report["spans"]["spans"] == {
+        **{"chars": chars, "labelled": len(every)},
+        **{"spans": counts.to_dict(), "labels": own.value_counts().to_dict()},
+    }
     assert report["spans"]["pattern_spans"]["labels"] == {"email": 1}
     assert report["stages"]["SpanClassifier"]["dropped"]["spans"] >= 0
     page = (tmp_path / "out/_report/report.html").read_text("utf-8")
     assert "with too few spans" in page
-    assert "Spans: spans" in page and "a thousand characters" in page
+    assert "Spans: spans" in page and "spans per thousand characters" in page
     assert f"{1000 * counts['PER'] / chars:.3g}" in page
     assert "<mark>joe@example.com</mark>" in page
     assert "<script>alert" not in page and "&lt;script&gt;" in page

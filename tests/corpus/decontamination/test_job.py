@@ -68,7 +68,7 @@ def ids(folder="out"):
 def test_rows_report_and_index_of_a_job(corpus, tmp_path):
     summary = job().run()
     assert ids() == [number for number in range(60) if number not in HELD]
-    assert summary.rows_out == 54
+    assert summary.rows_written == 54
     report = json.loads((tmp_path / "out/_report/report.json").read_text())["contamination"]
     assert (report["rows"], report["documents"]) == (60, 6)
     benchmarks = report["benchmarks"]
@@ -193,10 +193,10 @@ def test_the_command_removes_contaminated_documents(run):
     done = run()
     assert done.exit_code == 0, done.output
     assert ids() == [number for number in range(60) if number not in HELD]
-    assert "60 documents, 6 contaminated (10.00%), 54 written" in done.stdout
+    assert "60 rows read, 6 contaminated (10.00%), 54 rows written" in done.stdout
     assert "a.jsonl: 5 items found" in done.stdout
     assert run().exit_code == 0
-    assert json.loads(run("--json").stdout)["rows_out"] == 54
+    assert json.loads(run("--json").stdout)["rows_written"] == 54
 
 
 def test_options_are_settings(run, corpus):
@@ -254,4 +254,4 @@ def test_files_without_rows_are_no_corpus_and_no_items(corpus, tmp_path):
         job(mapper=mapper).run()
     reader = JsonlReader("evals/a.jsonl")
     clean = Decontaminate(against=AGAINST, text_field="question")
-    assert DecontaminateFiles([reader, clean, ParquetWriter("out")]).run().rows_in == 22
+    assert DecontaminateFiles([reader, clean, ParquetWriter("out")]).run().rows_read == 22

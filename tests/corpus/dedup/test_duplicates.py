@@ -411,7 +411,7 @@ def test_a_summary_counts_by_source(corpus):
     found = FuzzyDuplicates(id_field="id")(corpus).merge(corpus, on="id")
     gone = found[~found["keep"]]
     assert (summary.documents, summary.in_groups) == (300, len(found))
-    assert (summary.groups, summary.removed) == (60, len(gone))
+    assert (summary.groups, summary.duplicates) == (60, len(gone))
     assert summary.sources == {
         name: (
             int((corpus["source"].fillna("null") == name).sum()),
@@ -420,7 +420,7 @@ def test_a_summary_counts_by_source(corpus):
         for name in ("books", "null", "web")
     }
     assert summary.compared == summary.accepted + summary.rejected
-    assert summary.accepted == summary.removed == sum(summary.similarities)
+    assert summary.accepted == summary.duplicates == sum(summary.similarities)
     largest = summary.largest[0]
     assert largest.size == 3
     assert largest.beginning in set(corpus["text"].dropna().str[:200])

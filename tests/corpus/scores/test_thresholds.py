@@ -16,6 +16,7 @@ from gpuclassify.corpus.scores.thresholds import GroupThreshold, _fit_group
 from gpuclassify.jobs.input import schema as schemas
 
 pytest.importorskip("sklearn")
+from scipy.stats import binomtest
 
 LANGUAGES = ("de", "en", None)
 
@@ -68,7 +69,7 @@ def test_thresholds_are_those_of_a_search_in_each_group(target, value, weight, t
     frame = labelled(ties=ties)
     options = {"score": "score", "label": "good", "by": "language", target: value}
     found = Thresholds.fit(frame, weight=weight, **options)
-    assert list(found.groups) == ['"de"', '"en"', "null"]
+    assert list(found.groups) == ["de", "en", None]
     for language, each in zip(LANGUAGES, found.groups.values(), strict=True):
         is_one = frame["language"].isna() if language is None else frame["language"] == language
         assert each.threshold == searched(frame[is_one], target, value, weight)
@@ -85,7 +86,7 @@ def test_precision_and_recall_are_those_of_scikit_learn():
     from sklearn.metrics import precision_score, recall_score
 
     frame = labelled().dropna(subset=["score", "good"])
-    each = Thresholds.fit(frame, score="score", label="good", recall=0.8).groups["null"]
+    each = Thresholds.fit(frame, score="score", label="good", recall=0.8).groups[None]
     kept, good = frame["score"] >= each.threshold, frame["good"].astype(bool)
     assert each.figures["precision"][0] == pytest.approx(precision_score(good, kept))
     assert each.figures["recall"][0] == pytest.approx(recall_score(good, kept))
@@ -188,9 +189,9 @@ def test_small_groups_are_refused_or_pooled_and_said():
     with pytest.raises(ValueError, match=r'"is" \(3 labelled, 2 with.*"fo" \(200 labelled, 200'):
         Thresholds.fit(frame, **options)
     found = Thresholds.fit(frame, small_groups="pool", **options)
-    assert found.few == {'"fo"': [200, 200], '"is"': [3, 2]}
-    assert list(found.groups) == ['"de"', '"en"']
-    alone = Thresholds.fit(frame, **{**options, "by": None}).groups["null"]
+    assert found.few == {"fo": [200, 200], "is": [3, 2]}
+    assert list(found.groups) == ["de", "en"]
+    alone = Thresholds.fit(frame, **{**options, "by": None}).groups[None]
     assert found.pooled == alone and found.of_group("xx") == alone
     assert '"is" (3 labelled' in str(found) and "all others" in str(found)
     assert "all others" in found.html()
@@ -212,7 +213,12 @@ def test_small_groups_are_refused_or_pooled_and_said():
         ({"good": True}, {"recall": 0.9}, "1,900 of 1,900 labels are those.*such as .'True'"),
         ({"good": None}, {"recall": 0.9}, "none of 2,000 rows has a score and a label"),
         ({"score": np.nan}, {"recall": 0.9}, "none of 2,000 rows has a score and a label"),
-        ({}, {"precision": 1.0, "cautious": True}, "no threshold has a precision of 1.0"),
+        (
+            {},
+            {"precision": 1.0, "cautious": True},
+            "precision of 1 at the lower end of its interval; "
+            r"the best lower end is 0\.[0-9]+\. Ask",
+        ),
         ({}, {"recall": 0.9, "min_labels": 5_000}, "a group needs 5000"),
     ],
 )
@@ -230,13 +236,13 @@ def test_one_group_has_the_threshold_of_all(group):
     )
     found = Thresholds.fit(frame, by="one", **options)
     (each,) = found.groups.values()
-    assert each == Thresholds.fit(frame, **options).groups["null"]
+    assert each == Thresholds.fit(frame, **options).groups[None]
     assert len(ApplyThresholds(found)(frame)) == (frame["score"] >= each.threshold).sum()
 
 
 def test_one_score_for_all_rows_keeps_all():
     frame = labelled().assign(score=0.5)
-    each = Thresholds.fit(frame, score="score", label="good", keep_share=0.1).groups["null"]
+    each = Thresholds.fit(frame, score="score", label="good", keep_share=0.1).groups[None]
     assert each.threshold == 0.5 and each.figures["keep_share"][0] == 1.0
 
 
@@ -248,9 +254,12 @@ def test_a_group_that_never_reaches_the_precision_keeps_no_row(caplog):
     frame.loc[is_german, "score"] = 0.3
     options = {"score": "score", "label": "good", "by": "language", "precision": 0.7}
     found = Thresholds.fit(frame, **options)
-    assert found.groups['"de"'].threshold is None
-    assert "no row is kept of ['\"de\"']" in caplog.text
-    assert 'No row of "de" is kept' in str(found)
+    assert found.groups["de"].threshold is None
+    german = frame[is_german].dropna()
+    best = np.floor(1_000 * german["good"].mean()) / 1_000
+    unreached = f"no threshold has a precision of 0.7; the best precision is {best}"
+    assert f"no row is kept of ['de']: {unreached}" in caplog.text
+    assert f'No row of "de" is kept: {unreached}.' in str(found)
     kept = ApplyThresholds(found)(frame)
     assert set(kept["language"].dropna()) == {"en"}
 
@@ -270,9 +279,27 @@ def test_a_cautious_threshold_is_the_careful_end():
     frame = labelled()
     for target, end in (("precision", 1), ("recall", 0)):
         options = {"score": "score", "label": "good", target: 0.7}
-        plain = Thresholds.fit(frame, **options).groups["null"]
-        careful = Thresholds.fit(frame, cautious=True, **options).groups["null"]
+        plain = Thresholds.fit(frame, **options).groups[None]
+        careful = Thresholds.fit(frame, cautious=True, **options).groups[None]
         assert careful.threshold == plain.interval[end] != plain.threshold
+
+
+@pytest.mark.parametrize("target", ["precision", "recall"])
+def test_a_cautious_target_that_no_lower_end_reaches_names_the_best_one(target):
+    frame = labelled(300).dropna(subset=["score", "good"])
+    good, scores = frame["good"].to_numpy(bool), frame["score"].to_numpy()
+    ends = []
+    for least in scores:
+        kept = scores >= least
+        part = kept if target == "precision" else good
+        interval = binomtest(int((kept & good).sum()), int(part.sum())).proportion_ci(
+            method="wilson"
+        )
+        ends.append(interval.low)
+    best = np.floor(1_000 * max(ends)) / 1_000
+    words = f"no threshold has a {target} of 0.999 at the lower end of its interval; the best lower"
+    with pytest.raises(ValueError, match=f"{words} end is {best:g}\\. Ask for less"):
+        Thresholds.fit(frame, score="score", label="good", cautious=True, **{target: 0.999})
 
 
 @pytest.mark.parametrize("calibration", [None, "isotonic", "sigmoid"])
@@ -295,7 +322,7 @@ def test_saved_thresholds_come_back_and_changed_ones_do_not(tmp_path, calibratio
 
 def expected_rows(frame, found):
     """Rows that reach their threshold, by pandas."""
-    numbers = {json.loads(group): each.threshold for group, each in found.groups.items()}
+    numbers = {group: each.threshold for group, each in found.groups.items()}
     least = frame["language"].map(lambda name: numbers.get(None if pd.isna(name) else name))
     return (frame["score"] >= least.astype(float)).to_numpy(dtype=bool)
 
@@ -337,7 +364,7 @@ def test_rows_are_kept_by_the_threshold_of_their_group(npartitions):
 )
 def test_a_first_stage_keeps_the_rows_of_a_later_one(values, kind):
     table = pa.table({"group": pa.array(values * 2, kind), "score": [0.1, 0.3, 0.5, 0.6, 0.2, 0.4]})
-    keys = ["null" if each is None or each != each else json.dumps(each) for each in values]
+    keys = [None if each != each else each for each in values]
     least = dict(zip(keys, [0.2, 0.3, 0.45], strict=True))
     groups = {
         key: GroupThreshold(9, 9, number, [None] * 2, {}, 1.0) for key, number in least.items()

@@ -144,7 +144,7 @@ def test_a_private_repository_is_read_on_workers_and_its_token_stays_in_memory(
         assert len(client.compute(ddf).result()) == FILES * 400
         reader = ParquetReader(f"{URL}/rows", storage_options=secret)
         pipeline = Pipeline([reader, double, ParquetWriter(f"{tmp_path}/out")])
-        assert pipeline.run(client).rows_in == FILES * 400
+        assert pipeline.run(client).rows_read == FILES * 400
     held = [ddf.__dask_graph__(), ddf.optimize().expr, reader, pipeline, pipeline.prepare()]
     assert not any(TOKEN.encode() in cloudpickle.dumps(each) for each in held)
     assert TOKEN not in repr([reader, pipeline, reader.find_parts()])

@@ -490,7 +490,7 @@ def test_a_finished_output_of_files_is_uploaded_as_it_is(hub, tmp_path):
     writer = HubWriter(REPO, staging=f"{tmp_path}/out", token=TOKEN, endpoint=hub.url)
     summary = Pipeline([reader, double, writer]).run()
     assert summary.resumed_parts == summary.parts > 3
-    assert len(rows(hub.repos[REPO])) == summary.rows_out
+    assert len(rows(hub.repos[REPO])) == summary.rows_written
     description = json.loads((tmp_path / "out/_gpuclassify/job.json").read_text())
     assert REPO not in str(description["identity"])  # the place is no part of what the job is
 

@@ -235,7 +235,7 @@ def check(files, writer, on_error, fields, part_bytes, samples):
             assert any(words in str(err) for words in CURES), err
             return "refused"
         rows = rows_of(root / "out")
-        assert len(rows) == summary.rows_out == summary.rows_in
+        assert len(rows) == summary.rows_written == summary.rows_read
         left = [
             json.loads(line)
             for path in (root / "out" / "_quarantine").glob("*")

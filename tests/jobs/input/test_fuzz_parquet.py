@@ -262,7 +262,7 @@ def check(files, writer, on_error, part_bytes):
         rows_out = sum(len(table) for table in good.values()) - sum(
             e["kind"] == "row" for e in left
         )
-        assert summary.rows_out == summary.rows_in == rows_out
+        assert summary.rows_written == summary.rows_read == rows_out
         if left:
             return "left out"
         if writer is JsonlWriter:

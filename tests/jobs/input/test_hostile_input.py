@@ -115,7 +115,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
 peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 def run(name, out):
     summary = Pipeline([FileReader(name), ParquetWriter(out)], on_error="quarantine").run()
-    return summary.rows_out, summary.left_out
+    return summary.rows_written, summary.left_out
 Path("small.jsonl").write_text('{"n": 1}\n')
 run("small.jsonl", "small")
 before, small = peak(), "small.jsonl" if "jsonl" in sys.argv[1] else "small"

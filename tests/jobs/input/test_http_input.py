@@ -195,7 +195,7 @@ def test_a_server_that_fails_in_the_middle_is_told_and_the_job_goes_on(
     web._faults.clear()
     summary = job(web, "a.jsonl", tmp_path / "out", **options).run()
     assert summary.resumed_parts >= 3
-    assert summary.rows_out + summary.resumed_rows >= len(ROWS)
+    assert summary.rows_written + summary.resumed_rows >= len(ROWS)
 
 
 @pytest.mark.parametrize("status", [401, 404, 500])

@@ -241,7 +241,7 @@ def test_the_lines_before_a_cut_are_kept(tmp_path, suffix, at):
     [problem] = problems_of(tmp_path)
     assert (problem["kind"], problem["source"]) == ("file", str(tmp_path / f"in/b.jsonl{suffix}"))
     with pytest.raises(UnreadableInputError, match="cut off"):
-        first_rows([str(tmp_path / f"in/b.jsonl{suffix}")], 100_000)
+        first_rows(FileReader([str(tmp_path / f"in/b.jsonl{suffix}")]), 100_000)
 
 
 # Names of files.

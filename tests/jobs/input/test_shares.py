@@ -111,6 +111,6 @@ def test_a_job_that_is_interrupted_goes_on_within_a_file(tmp_path, monkeypatch, 
     summary = run(FileReader(tmp_path / "in"), "out")
     assert summary.resumed_parts == 2
     whole = run(FileReader(tmp_path / "in", part_bytes=1 << 30), "whole")
-    assert (summary.rows_in, whole.parts) == (ROWS, 1)
+    assert (summary.rows_read, whole.parts) == (ROWS, 1)
     one, other = (pd.read_parquet(tmp_path / folder) for folder in ("out", "whole"))
     assert one.equals(other)

@@ -203,8 +203,6 @@ def test_rows_can_tell_their_file(tmp_path, kind, monkeypatch):
     settings = {"input": ["in"], "classifiers": [{"classifier": "domain"}], "path_field": "file"}
     chosen = JobSettings.of({**settings, "fields": ["id"], "source_field": "file", "output": "out"})
     assert chosen.job().stages[0].find_parts().schema.arrow.names == ["text", "id", "file"]
-    with pytest.raises(ValueError, match=r"limit= and previews read .*path_field= has no effect"):
-        JobSettings.of({**settings, "limit": 3, "output": "out"})
 
 
 def test_a_plan_counts_the_rows_of_all_files(tmp_path):

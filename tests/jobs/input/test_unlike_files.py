@@ -1,5 +1,7 @@
 """Files whose columns differ in the fields of objects, or how values are stored, are one input."""
 
+import base64
+import json
 from decimal import Decimal
 
 import pandas as pd
@@ -8,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuclassify import FileReader, ParquetWriter, Pipeline
-from gpuclassify.jobs.input.readers import first_rows, read_files
+from gpuclassify.jobs.input.readers import first_rows, frame_of, read_files
 from gpuclassify.jobs.stores.store import UnreadableInputError
 
 TEXT, NUMBER = pa.string(), pa.int64()
@@ -97,7 +99,7 @@ def test_every_value_comes_out_as_it_was_in_its_file(tmp_path, kind):
     ddf = read_files(folder)
     for part in ddf.to_delayed():
         pd.testing.assert_series_equal(part.compute().dtypes, ddf.dtypes)
-    few = first_rows([str(folder)], 100)
+    few = first_rows(FileReader([str(folder)]), 100)
     assert few["x"].isna().tolist() == [value is None for value in wanted]
 
 
@@ -113,7 +115,10 @@ def test_every_value_comes_out_as_it_was_in_its_file(tmp_path, kind):
 )
 def test_values_of_other_kinds_are_refused_with_their_column(tmp_path, kinds):
     folder = write(tmp_path, kinds)
-    for read in (lambda: FileReader(folder).find_parts(), lambda: first_rows([str(folder)], 100)):
+    for read in (
+        lambda: FileReader(folder).find_parts(),
+        lambda: first_rows(FileReader([str(folder)]), 100),
+    ):
         with pytest.raises(UnreadableInputError, match=r"do not fit together: x is "):
             read()
     assert len(read_files(folder, fields=["text"]).compute()) == sum(len(rows) for rows, _ in kinds)
@@ -146,7 +151,7 @@ def test_a_file_without_rows_fits_any_other(tmp_path, values, kind, other, name,
     write_empty(tmp_path / f"in/{name}.parquet", columns, has_group)
     both = read_files(str(tmp_path / "in")).compute()
     pd.testing.assert_frame_equal(both[[*alone.columns]], alone)
-    assert len(first_rows([str(tmp_path / "in")], 5)) == len(values)
+    assert len(first_rows(FileReader([str(tmp_path / "in")]), 5)) == len(values)
 
     def adds(frame):
         return frame.assign(new=frame["text"] + "!")
@@ -164,3 +169,26 @@ def test_files_without_rows_alone_keep_their_types(tmp_path):
     frame = read_files(str(tmp_path)).compute()
     assert [*frame.columns] == ["column", "text"] and frame.empty
     assert frame.dtypes["column"] == pd.Int64Dtype()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2001, None],
+        [1.5, float("inf")],
+        [True, False],
+        ["plain", '"quoted"'],
+        [{"a": [1, None]}, None],
+        [b"\xff", b""],
+    ],
+    ids=["int", "float", "bool", "text", "struct", "bytes"],
+)
+def test_a_json_column_of_lines_holds_values_of_parquet_files(tmp_path, values):
+    table = pa.table({"id": [1, 2], "year": pa.array(values)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"id": 3, "year": "about 2"}\n{"id": 4, "year": [7]}\n')
+    frame = frame_of(FileReader(str(tmp_path), types={"year": "json"})).compute()
+    assert frame["id"].tolist() == [1, 2, 3, 4]
+    found = [None if text is None or text != text else json.loads(text) for text in frame["year"]]
+    known = [base64.b64encode(v).decode() if isinstance(v, bytes) else v for v in values]
+    assert found == [None if v == float("inf") else v for v in known] + ["about 2", [7]]

@@ -155,7 +155,15 @@ def test_a_description_of_impossible_parts_is_damaged(outputs, parts):
             look(open_store(str(out)))
 
 
+def forge_code(code):
+    return lambda job: job["identity"]["stage 1 same"].update(code=code)
+
+
 DESCRIPTIONS = {
+    **{
+        f"code is {code!r:.30}": forge_code(code)
+        for code in (None, 3, "x", [], [["class", "x"]], {"function": None}, {"numba": ["1"]})
+    },
     "format is a path": lambda job: job["identity"]["output"].update(format="../../x"),
     "format is another": lambda job: job["identity"]["output"].update(format="exe"),
     "compression is none": lambda job: job["identity"]["output"].update(
@@ -178,6 +186,21 @@ def test_a_description_of_which_no_names_can_be_made_is_damaged(outputs, name):
     for look in (manifest_of, write_report):
         with pytest.raises(ValueError, match=r"out/_gpuclassify/job\.json is damaged"):
             look(open_store(f"{outputs}/out"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *({}, {"": ""}, {"class": "x" * 10**6}, {"a function": "\x1b[31m"}),
+        *({"x" * 10**6: "1"}, {"\x1b[31m": "1"}, {"y" * 10**6 + " source": "\x00"}),
+    ],
+)
+def test_forged_parts_of_code_are_told_in_short_and_never_taken(outputs, code):
+    rewrite(outputs / "out/_gpuclassify/job.json", forge_code(code))
+    with pytest.raises(ValueError, match="stage 1 same") as caught:
+        job(outputs).run()
+    assert len(str(caught.value)) < 3000 and "\x1b" not in str(caught.value)
+    assert "accept_changed_code=True" in str(caught.value)
 
 
 SEALED = {

@@ -63,7 +63,7 @@ def test_fields_of_an_object_that_has_none_in_the_samples_are_not_lost(tmp_path,
     with pytest.raises(UnreadableInputError, match=r"line \d+, from byte 1040 .*meta has fields"):
         run(reader, ParquetWriter(f"{tmp_path}/out"))
     summary = run(reader, ParquetWriter(f"{tmp_path}/out"), on_error="quarantine")
-    assert (summary.rows_out, summary.left_out) == (99, {"line": 1})
+    assert (summary.rows_written, summary.left_out) == (99, {"line": 1})
 
 
 @pytest.mark.parametrize(

@@ -260,5 +260,5 @@ def test_names_that_look_like_patterns_are_names(store, bucket, prefix, name):
     clean = ParquetWriter(f"{out}-clean")
     for restart in (False, True):
         found = Deduplicate(reader, ExactDuplicates(id_field="id"), clean).run(restart=restart)
-    assert found.removal.rows_out == 600
+    assert found.removal.rows_written == 600
     assert bucket.cat(f"{other}/mine.parquet") == b"mine"

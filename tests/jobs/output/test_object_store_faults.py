@@ -95,7 +95,7 @@ def test_workers_that_die_while_they_publish(store, bucket, prefix, expected):
         for worker, step, count in zip(workers, ["part", "record"], [2, 5], strict=True):
             outcomes = [*[None] * count, killing([worker], True)]
             store.fail("PUT", f"{prefix[5:]}.*{STEPS[step]}", *outcomes)
-        assert job(prefix, slowly).run(client).rows_out == len(expected)
+        assert job(prefix, slowly).run(client).rows_written == len(expected)
         assert not workers & set(client.run(os.getpid).values())
     assert_whole(bucket, prefix, expected)
 

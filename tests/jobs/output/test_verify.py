@@ -235,7 +235,7 @@ def test_values_that_cannot_name_folders_are_refused_or_left_out(tmp_path, value
             Pipeline(stages).run()
         assert not [*(tmp_path / "out").rglob("part-*.*")]
     summary = Pipeline(stages, on_error="quarantine").run()
-    assert (summary.rows_in, summary.rows_out, summary.left_out) == (30, 20, {"row": 10})
+    assert (summary.rows_read, summary.rows_written, summary.left_out) == (30, 20, {"row": 10})
     assert read_files(tmp_path / "out").compute()["id"].nunique() == 20
     (listed,) = (tmp_path / "out/_quarantine").iterdir()
     assert {json.loads(line)["row"] for line in listed.open()} == {*range(0, 30, 3)}

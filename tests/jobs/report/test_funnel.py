@@ -109,7 +109,7 @@ def test_each_classifier_tells_what_it_got_labelled_and_dropped_by_source(
     assert labels == counts_of(left["fineweb-edu-score-label"])
     assert domain["would_drop"] == education["would_drop"] == {}
     assert [step["rows"] for step in report["funnel"]] == [
-        summary.rows_in, domain["kept"], summary.rows_out,
+        summary.rows_read, domain["kept"], summary.rows_written,
     ]  # fmt: skip
     assert summary.stages == report["stages"]
     assert 0 < domain["seconds"] < report["busy_seconds"]
@@ -121,7 +121,7 @@ def test_each_classifier_tells_what_it_got_labelled_and_dropped_by_source(
     hosts = documents["host"].fillna("(null)")
     kept = left.index[~is_low]
     expected = {
-        host: {"read": int((hosts == host).sum()), "kept": int((hosts[kept] == host).sum())}
+        host: {"read": int((hosts == host).sum()), "written": int((hosts[kept] == host).sum())}
         for host in hosts.unique()
     }
     assert report["sources"] == {"host": expected} == summary.sources
@@ -136,7 +136,7 @@ def test_with_keep_field_all_rows_go_on_and_the_decision_is_counted(run, mappers
     reasons = domain_reasons(scored, wanted)
     assert domain["would_drop"] == counts_of(reasons[reasons != "kept"])
     assert domain["dropped"] == {}
-    assert domain["kept"] == education["read"] == summary.rows_out == len(scored)
+    assert domain["kept"] == education["read"] == summary.rows_written == len(scored)
     assert sum(domain["would_drop"].values()) == report["labels"]["good"]["False"]
 
 
@@ -150,10 +150,10 @@ def test_rows_that_fail_in_a_later_stage_are_counted_by_no_classifier(run, mappe
     summary, report = run(domain, refuse, education, on_error="quarantine")
     first, second = report["stages"].values()
     assert summary.left_out == {"row": 2}
-    assert first["read"] == summary.rows_in - 2
-    assert second["read"] == summary.rows_in - 3 == summary.rows_out
+    assert first["read"] == summary.rows_read - 2
+    assert second["read"] == summary.rows_read - 3 == summary.rows_written
     names = [step["name"] for step in report["funnel"]]
-    other = "other stages and quarantine"
+    other = "other stages, left out"
     assert names == ["rows read", other, "DomainClassifier", other, "FineWebEduClassifier"]
 
 
@@ -216,10 +216,10 @@ def test_rare_sources_are_added_up():
     counts = count_sources(names, names[:6])
     folded = fold_rare(counts, most=2)
     assert list(folded) == ["h4", "h3", "(other)"]
-    assert folded["(other)"] == {"read": 1 + 2 + 3, "kept": 6}
+    assert folded["(other)"] == {"read": 1 + 2 + 3, "written": 6}
     add_counts(folded, counts)
     assert fold_rare(folded, most=1) == {
-        "h4": {"read": 10, "kept": 0}, "(other)": {"read": 20, "kept": 12},
+        "h4": {"read": 10, "written": 0}, "(other)": {"read": 20, "written": 12},
     }  # fmt: skip
 
 
@@ -234,4 +234,4 @@ def test_the_code_makes_the_same_job_again(run, mappers):
     names = {}
     exec(f"{begin}\njob = {call}", names)
     again = names["job"].run()
-    assert (again.resumed_parts, again.rows_out) == (summary.parts, summary.rows_out)
+    assert (again.resumed_parts, again.rows_written) == (summary.parts, summary.rows_written)

@@ -110,7 +110,7 @@ def client(monkeypatch):
 
 def test_a_running_job_shows_how_busy_the_workers_gpus_are(client):
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    summary = JobSummary(rows_in=10, elapsed_seconds=1.0)
+    summary = JobSummary(rows_read=10, elapsed_seconds=1.0)
     with JobProgress("domain", console, client, look_every_seconds=0.0) as bar:
         deadline = time.monotonic() + 60
         while "GPU" not in console.file.getvalue() and time.monotonic() < deadline:

@@ -102,7 +102,7 @@ def test_the_terminal_names_files_and_counts_what_is_dropped_by_kind_and_label(
     assert f"no row has a text in {tmp_path}/shop.jsonl (7 rows)" in output
     # Seven rows of the shop and one of the other file have null.
     assert "dropped 19 of 22 rows (null 8, empty 2, blank 3, label 6)" in output
-    assert "22 rows read, 3 kept, 0 texts truncated" in output
+    assert "22 rows read, 3 rows written, 0 texts truncated" in output
     library = fasttext.load_model(model)
     texts = [*WORDS * 3, "", "", *["   "] * 3]
     labels = Counter(library.predict(text)[0][0].removeprefix("__label__") for text in texts)
@@ -110,7 +110,7 @@ def test_the_terminal_names_files_and_counts_what_is_dropped_by_kind_and_label(
     for label, count in labels.items():
         row = next(line for line in found.output.splitlines() if f" {label} " in line)
         cells = [cell for cell in row.replace("│", " ").split() if cell.isdigit()]
-        assert cells == (["3", "0"] if label == "hq" else ["0", str(count)])
+        assert cells == [str(count), "3" if label == "hq" else "0"]  # labelled and written
     assert "tokens/s" not in found.output and "padding" not in found.output
 
     plan = CliRunner().invoke(main, ["plan", paths[0], *words, "--no-time"])

@@ -19,8 +19,8 @@ from gpuclassify.jobs.ledger.records import parse_record
 from gpuclassify.jobs.output.writers import ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline
 from gpuclassify.jobs.report.progress import JobProgress
-from gpuclassify.jobs.report.report import join_bins, page, report_of, write_report
-from gpuclassify.jobs.report.summary import JobSummary
+from gpuclassify.jobs.report.report import join_bins, page, report_of, score_bins, write_report
+from gpuclassify.jobs.report.summary import JobSummary, count_scores, largest_scores
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.pages.sections import (
     Cell,
@@ -64,13 +64,13 @@ def report(finished):
 
 def test_the_report_agrees_with_the_rows(finished, report):
     rows = pd.concat(map(pd.read_parquet, sorted((finished / "out").glob("*.parquet"))))
-    assert (report["rows_in"], report["rows_out"]) == (52, len(rows))
+    assert (report["rows_read"], report["rows_written"]) == (52, len(rows))
     assert report["labels"]["domain_pred"] == rows["domain_pred"].value_counts().to_dict()
     for name, column in (("sure", "sure"), ("fineweb-edu-score-float",) * 2):
-        for low, high, count in report["scores"][name]:
-            expected = ((rows[column] >= low) & (rows[column] < high)).sum()
-            is_last = high > rows[column].max()
-            assert count == expected or is_last, (low, high)
+        *bins, last = report["scores"][name]
+        for low, high, count in bins:
+            assert count == ((rows[column] >= low) & (rows[column] < high)).sum(), (low, high)
+        assert last[2] == (rows[column] >= last[0]).sum()
         assert sum(count for *_, count in report["scores"][name]) == rows[column].notna().sum()
     lengths = [len(text) for text in TEXTS if text is not None]
     for low, high, count in report["text_lengths"]["text"]:
@@ -136,7 +136,7 @@ def test_summaries_and_the_report_tell_one_working_time(finished, tmp_path):
     seconds = seen[-1].elapsed_seconds + again.elapsed_seconds
     assert report["busy_seconds"] == pytest.approx(seconds, abs=1e-4)
     assert again.rows_per_second == again.run_rows / again.elapsed_seconds
-    assert 0 < again.run_rows == again.rows_in - seen[-1].rows_in < again.rows_in == 52
+    assert 0 < again.run_rows == again.rows_read - seen[-1].rows_read < again.rows_read == 52
 
 
 class Tags(HTMLParser):
@@ -212,7 +212,13 @@ def test_parts_of_a_report_add_entries_and_sections(finished, report):
 def test_a_job_without_rows_has_a_page(report):
     nothing = {"labels": {"a": {}}, "scores": {"b": []}, "text_lengths": {"c": [[0, 1, 0]]}}
     times = dict.fromkeys(report["worker_seconds"], 0.0)
-    empty = {"rows_in": 0, "rows_out": 0, "throughput": [], "worker_seconds": times, "tokens": 0}
+    empty = {
+        "rows_read": 0,
+        "rows_written": 0,
+        "throughput": [],
+        "worker_seconds": times,
+        "tokens": 0,
+    }
     empty |= {"stages": {}, "funnel": [], "examples": {}, "agreements": {}, "sources": {}}
     text = page({**report, **nothing, **empty, "output": "a & b"})
     assert text.count("<svg") == 2  # lengths and times
@@ -227,9 +233,32 @@ def test_many_bins_are_joined_and_many_labels_counted(report):
     assert joined[0] == (0.0, 3 / 20, 0 + 1 + 2)
     assert (joined[-1][1], sum(count for *_, count in joined)) == (95 / 20, sum(range(95)))
     labels = {f"label {n}": 50 - n for n in range(50)}
-    text = page({**report, "labels": {"kind": labels}, "rows_out": sum(labels.values()) + 3})
-    assert "20 more labels,\n210 rows." in text
-    assert "Rows without a label: 3." in text
+    text = page({**report, "labels": {"kind": labels}, "labelled": {"kind": 2_000}})
+    assert "20 more labels are in report.json." in text
+    assert "50 (2.5%)" in text and "Shares are of 2,000 rows labelled." in text
+
+
+SCORES = {
+    "shares": ([0.0, 0.31, 0.5, 1.0, 1.0], 1),
+    "only 1": ([1.0, 1.0], 1),
+    "only 0": ([0.0, 0.0], 0.05),
+    "whole numbers": ([0.0, 2.0, 5.0], 5),
+    "above 1": ([0.5, 1.0, 1.02], 1.05),
+    "below 0": ([-1.0, -0.5, 0.0], 0),
+}
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(("scores", "end"), SCORES.values(), ids=SCORES)
+def test_the_last_bin_of_scores_includes_its_upper_edge(scores, end):
+    """As in numpy: shares end at 1, not at 1.05."""
+    table = pa.table({"s": pa.array(scores, pa.float32())})
+    found = score_bins(count_scores(table, ["s"])["s"], largest_scores(table, ["s"])["s"])
+    edges = np.array([found[0][0], *(high for _, high, _ in found)])
+    np.testing.assert_allclose(np.diff(edges), 0.05)
+    counted, _ = np.histogram(scores, edges)
+    np.testing.assert_array_equal(counted, [count for *_, count in found])
+    assert edges[-1] == pytest.approx(end)
 
 
 # Progress.
@@ -238,7 +267,7 @@ def test_many_bins_are_joined_and_many_labels_counted(report):
 @pytest.fixture
 def summary():
     return JobSummary(
-        rows_in=3_000, resumed_rows=1_000, resumed_parts=10, elapsed_seconds=20,
+        rows_read=3_000, resumed_rows=1_000, resumed_parts=10, elapsed_seconds=20,
         totals={"tokens": 900_000}, resumed_tokens=100_000, left_out={"line": 2},
     )  # fmt: skip
 
@@ -250,7 +279,7 @@ def test_a_terminal_gets_a_live_line(summary):
     text = console.file.getvalue()
     assert (
         "30/100 parts (10 were there already), 3,000 rows read, 100 rows/s, 40k tokens/s, "
-        "1:10 left, 2 in quarantine"
+        "1:10 left, left out: 2 lines"
     ) in text
     assert "since the start" in text
 
@@ -268,7 +297,7 @@ def test_a_log_gets_a_line_now_and_then_and_one_at_the_end(summary):
     assert 1 <= logged <= 1 + seconds / 0.05
     assert len(written) > logged  # the last one comes at the end
     assert written[-1].startswith("[/red]: 100% 30/30 parts")
-    assert "40k tokens/s, 20.0 s of working time, 2 in" in written[-1]
+    assert "40k tokens/s, 20.0 s of working time, left out: 2 lines" in written[-1]
 
 
 def test_python_s_log_gets_the_lines_where_there_is_no_terminal(finished, caplog, capsys):

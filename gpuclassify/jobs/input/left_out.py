@@ -1,0 +1,68 @@
+"""Counts of files, lines and rows that lazy reading leaves out, here or on a cluster's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpuclassify.jobs.ledger.quarantine import Problem, counts_by_kind
+from gpuclassify.workers.run_context import current_worker
+
+TOPIC = "gpuclassify-left-out"
+logger = logging.getLogger(__name__)
+
+# Counts by kind and by piece of the input, of each `left_out_logged` block of this process. A piece
+# may be read several times, and counts once.
+_watching: list[dict[str, Mapping[str, int]]] = []
+
+
+def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
+    """Report the problems that reading left out of an input's piece, for `left_out_logged`."""
+    if not (counts := counts_by_kind(problems)):
+        return
+    if (worker := current_worker()) is not None:
+        worker.log_event(TOPIC, (str(piece), counts))
+    for known in _watching:
+        known[str(piece)] = counts
+
+
+@contextlib.contextmanager
+def left_out_logged() -> Iterator[None]:
+    """Log the number of files, lines and rows that reading left out in the block.
+
+    Of nested blocks, only the outermost one logs.
+    """
+    counts: dict[str, Mapping[str, int]] = {}
+    client = _client()
+    events = [] if client is None else client.get_events(TOPIC)
+    began = max((at for at, _ in events), default=0.0)  # by the scheduler's clock
+    _watching.append(counts)
+    try:
+        yield
+        events = [] if client is None else client.get_events(TOPIC)
+        counts.update(dict(event for at, event in events if at > began))
+    finally:
+        _watching.remove(counts)
+    total: Counter[str] = Counter()
+    for by_kind in counts.values():
+        total.update(by_kind)
+    if total and not _watching:
+        logger.warning("left out, because they cannot be read: %s", counted(total))
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return counts by kind as text, such as "1 file, 3 lines"."""
+    return ", ".join(f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+
+
+def _client() -> Any:
+    """Return the current Dask client without importing distributed; None if it is asynchronous."""
+    distributed = sys.modules.get("distributed")
+    with contextlib.suppress(ValueError):  # there is none
+        client = distributed and distributed.default_client()
+        return None if client is None or client.asynchronous else client
+    return None

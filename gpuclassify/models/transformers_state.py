@@ -1,0 +1,33 @@
+"""Process-wide state of transformers while it loads and builds, without importing torch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+
+# transformers switches process-wide state (default dtype, progress bars) while it loads and builds.
+building_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off transformers' progress bars, load reports and FutureWarnings during the block.
+
+    They would fill workers' logs.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
