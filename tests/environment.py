@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT, PREFIX = Path(__file__).parents[1], Path(sys.prefix)
 RECORD, CONSTRAINTS = PREFIX / "installed-by-make.json", PREFIX / "constraints.txt"
 PACKAGE = "gpuclassify"
+# Packages that a new environment has in some version, and that no running job uses.
+SEEDED = ("pip", "setuptools", "wheel")
 
 
 def normal(name: str) -> str:
@@ -71,7 +73,8 @@ def main(words: list[str]) -> int:
     """Install, and record the versions that this file has installed."""
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     kept = {name: v for name, v in installed().items() if recorded.get(name) != v}
-    kept.pop(PACKAGE, None)
+    for name in (PACKAGE, *SEEDED):
+        kept.pop(name, None)
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     lines = [line for line in pinned if normal(line.partition("==")[0]) not in kept]
     lines += [f"{name}=={version}" for name, version in kept.items()]
