@@ -182,7 +182,7 @@ def test_rows_read_are_counted_by_source_all_the_same(corpus, tmp_path):
 
 def test_text_is_not_read_where_thresholds_keep_no_row(corpus, tmp_path, bytes_read):
     low = GroupThreshold(100, 50, 2_990 / ROWS, [None, None], {}, 1.0)
-    stage = ApplyThresholds(Thresholds("score", "good", "recall", 0.5, {"null": low}))
+    stage = ApplyThresholds(Thresholds("score", "good", "recall", 0.5, {None: low}))
     select = Select("label == 'a'")
     size = sum(path.stat().st_size for path in (corpus / "crawl").iterdir())
     source = reader(corpus).find_parts()
