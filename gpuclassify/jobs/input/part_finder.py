@@ -265,6 +265,20 @@ class PartFinder:
         """Whether columns of JSON lines may be read, and not only annotations."""
         return bool(self._lines) and (self.fields is None or bool(self.fields))
 
+    def misfits(self, schema: InputSchema) -> dict[str, Problem]:
+        """Return a problem for each Parquet file that does not fit the columns, by its path.
+
+        Raises UnreadableInputError for the first one unless `on_error` is "quarantine".
+        """
+        parts = []
+        for file in self.files:
+            if footer := self._footers.get(file.path):
+                problem = footer.problem or _misfit(file, footer, schema, self.needed)
+                parts += [Part(file.path, problem=problem)] if problem else []
+        problems = _problems(parts)
+        self._check(problems)
+        return {part.path: problem for part, problem in problems}
+
     def _row_groups(self, file: InputFile, schema: InputSchema, part_bytes: int) -> list[Part]:
         """Return the parts of a Parquet file, which are runs of row groups."""
         footer = self._footers[file.path]

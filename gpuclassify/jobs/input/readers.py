@@ -390,9 +390,13 @@ def rows_of(
     Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
-    schema = PartFinder(files, reader, on_error, (), reader.fields).schema(lines)
-    tables = [schema.arrow.empty_table()]
+    finder = PartFinder(files, reader, on_error, (), reader.fields)
+    schema = finder.schema(lines)
+    tables, misfits = [schema.arrow.empty_table()], finder.misfits(schema)
     for path, content in read:
+        if path in misfits:
+            report_left_out(path, [misfits[path]])
+            continue
         if isinstance(content, Lines):
             table, bad = content.parse(schema)
             name = redacted(path)
