@@ -113,10 +113,10 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     A Parquet column becomes JSON texts if the column is JSON in other files.
     """
-    columns = []
+    columns, names = [], {*table.column_names}
     for field in schema:
-        missing = field.name not in table.column_names
-        column = pa.nulls(len(table), field.type) if missing else table[field.name]
+        is_there = field.name in names
+        column = table[field.name] if is_there else pa.nulls(len(table), field.type)
         is_json = [isinstance(kind, pa.JsonType) for kind in (field.type, column.type)]
         columns.append(json_texts(column) if is_json == [True, False] else column)
     return cast(pa.table(columns, schema.names), schema)

@@ -280,7 +280,7 @@ class JobSummary:
         """Yield the name and text of each row of the displayed summary."""
         share = f" ({self.rows_written / self.rows_read:.1%})" if self.rows_read else ""
         yield "rows", f"{self.rows_read:,} read, {self.rows_written:,} written{share}"
-        size = f"{len(self.files):,} files, {format_bytes(self.output_bytes)}"
+        size = f"{counted(len(self.files), 'file')}, {format_bytes(self.output_bytes)}"
         yield "output", f"{self.output or 'no directory'}: {size}"
         speeds = f"{short_number(self.rows_per_second)} rows/s"
         if self.tokens_per_second:
