@@ -131,7 +131,7 @@ def test_more_edges_than_fit_take_more_passes_and_are_the_same(corpus, most_sums
         most_sums,
     )
     for name in ("b", "c"):
-        assert found[name][None] == expected(frame[name].to_numpy(), np.ones(ROWS))
+        assert found[name]["null"] == expected(frame[name].to_numpy(), np.ones(ROWS))
     assert max(sizes) <= max(most_sums, 4 * N)
 
 
