@@ -199,7 +199,7 @@ def test_the_command_fails_where_more_rows_change_than_may(run):
     ("words", "told"),
     [
         ((), "such as --with dtype=bfloat16 or --with model=NAME"),
-        (("--with", "dtype"), "pass NAME=VALUE, such as autocast=false"),
+        (("--with", "dtype"), "pass NAME=VALUE, such as `autocast=false`"),
         (("--with", "dtyp=bfloat16"), "Did you mean 'dtype'?"),
         (("--classifier", "domain", "--with", "dtype=bfloat16"), "could mean any of"),
     ],
