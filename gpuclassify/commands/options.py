@@ -566,7 +566,7 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
     Errors show the `example`.
     """
     parsed = {}
-    for name, text in _named(option, f"NAME=VALUE, such as {example}", settings):
+    for name, text in _named(option, f"NAME=VALUE, such as `{example}`", settings):
         try:
             parsed[name.replace("-", "_")] = json.loads(text)
         except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ reader = JsonlReader(f"{folder}/in.jsonl", part_bytes=200)
 with Client(scheduler_file=f"{folder}/scheduler.json", timeout=60) as client:
     client.wait_for_workers(2, timeout=120)
     classifier = DomainClassifier(model=sys.argv[2], score_field="scores", autocast=False)
-    stages = [reader, double, classifier, ParquetWriter(f"{folder}/out")]
+    stages = [reader, double, classifier, ParquetWriter(f"{folder}/out", output_bytes=0)]
     Pipeline(stages).run(client, report=report)
     print(len(client.nthreads()))
 """

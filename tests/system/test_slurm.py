@@ -82,10 +82,10 @@ def texts(folder):
 
 
 def arguments(domain):
-    """A job of some 20 parts."""
+    """A job of some 20 parts, each a file."""
     return [
         "in.jsonl", "out", "--classifier", "domain", "--model", str(domain),
-        "--set", "autocast=false", "--part-size", "600",
+        "--set", "autocast=false", "--part-size", "600", "--output-bytes", "0",
     ]  # fmt: skip
 
 
