@@ -38,9 +38,9 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
         with wrong_call_exits():
             job = prepare()
             client = None
+            stages = as_chain([*job.spec.chain.mappers, *job.recipe.step_mappers()])
             progress.waiting("Checking parts that are done")
             if job.needs_workers():
-                stages = as_chain([*job.spec.chain.mappers, *job.recipe.step_mappers()])
                 if runs_here(job.source, stages, cluster):
                     if stages.is_slow:
                         progress.waiting("Loading the model")
@@ -48,7 +48,7 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
                 else:
                     client = open_client(cluster, progress, job.source.count)
         at_first = "waiting for rows"
-        if job.spec.text_fields:
+        if stages.text_mappers():
             at_first = "loading the model" + (f" on {shown_workers(client)}" if client else "")
         progress.watch(job.title, client, at_first)
         from gpuclassify.jobs.job import PartsNote

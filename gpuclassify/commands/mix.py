@@ -165,10 +165,13 @@ def _entries(path: str) -> list[dict[str, Any]]:
     """Read the --weights file, a YAML list of dicts. Raises ValueError if it is anything else."""
     import yaml  # type: ignore[import-untyped]
 
+    example = "a list such as - {topic: News, weight: 0.2}"
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise ValueError(f"--weights {path}: no such file; write one of YAML with {example}") from err
     except (ValueError, RecursionError, yaml.YAMLError) as err:
         raise ValueError(f"--weights {path} is no YAML: {err}") from err
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"--weights {path}: write a list such as - {{topic: News, weight: 0.2}}")
+        raise ValueError(f"--weights {path}: write {example}")
     return entries

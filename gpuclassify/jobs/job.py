@@ -222,7 +222,7 @@ class Job:
             groups[-1].append(name)
             room = max(0, room - size)
         if groups:
-            logger.info("%d files become of the parts in %s", len(groups), self.directory)
+            logger.info("joining the parts in %s into %d files", self.directory, len(groups))
         calls = ((self.directory, names, manifest.count, encoding) for names in groups)
         for _ in run_tasks(client, join_parts, calls):
             pass

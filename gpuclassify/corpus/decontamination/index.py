@@ -138,11 +138,17 @@ class ItemIndex:
         """Make the index of the distinct items in a table with ``source``, ``id`` and ``text``.
 
         N-grams in more than `max_items` items are ignored. `key_bits` masks the keys; tests pass
-        fewer bits to provoke collisions.
+        fewer bits to provoke collisions. Raises ValueError if no item has `min_words` words.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
         words, counts = item_words(read["text"].cast(pa.large_string()).combine_chunks())
+        longest = int(counts.max(initial=0))
+        if longest < min_words:
+            raise ValueError(
+                f"none of the {len(items):,} test items has {min_words} words, and the longest has "
+                f"{longest}: check the columns of the items, or pass a smaller min_words="
+            )
         is_long = pa.array(counts >= min_words)
         read, short, words = (
             read.filter(is_long),

@@ -500,6 +500,7 @@ def test_wrong_settings_are_refused_at_once(settings, error, words):
         ({"label_field": "n"}, ValueError, "already has"),
         ({"against_field": "quest"}, ValueError, "has none of the columns .*Did you mean"),
         ({"against_id": "key"}, ValueError, "has no column of ids 'key'"),
+        ({"min_words": 10}, ValueError, "none of the 1 test items has 10 words, .* longest has 9"),
         ({"text_field": "n"}, TypeError, "not strings"),
     ],
 )
