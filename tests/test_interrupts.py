@@ -173,6 +173,7 @@ def test_a_small_command_runs_without_workers_and_goes_on_after_a_signal(job, tm
     rows = [{"text": f"write to reader{n}@example.org"} for n in range(2_000)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["-m", "gpuclassify", "annotate", "--classifier", "patterns", "--part-size", "500"]
+    words += ["--output-bytes", "0"]  # a file for each part
     run = job(*words, "in.jsonl", "out")
     run.wait_for("parts are written")
     assert not psutil.Process(run.process.pid).children()

@@ -32,7 +32,7 @@ def shorter(text):
 def clean(frame):
     return frame.assign(text=frame["text"].map(shorter), least=3)
 
-summary = Pipeline([JsonlReader("in"), clean, ParquetWriter("out")]).run(**OPTIONS)
+summary = Pipeline([JsonlReader("in"), clean, ParquetWriter("out", output_bytes=0)]).run(**OPTIONS)
 print("resumed", summary.resumed_parts, "of", summary.parts)
 """
 
@@ -117,7 +117,8 @@ def test_other_code_is_taken_where_that_is_asked_for(folder, caplog):
             return frame.assign(least=least)
 
         reader = JsonlReader(f"{folder}/in", **options)
-        return Pipeline([reader, stage, ParquetWriter(f"{folder}/out")])
+        writer = ParquetWriter(f"{folder}/out", output_bytes=0)  # a file for each part
+        return Pipeline([reader, stage, writer])
 
     make(1).run()
     take_one_part_away(folder)

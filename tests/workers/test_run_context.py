@@ -123,7 +123,7 @@ def test_the_line_moves_with_rows_inside_of_a_part_and_never_back():
         shares = []
         for event in [("a", 100, 0.5), ("b", 100, 0.5), None, ("b", 100, 0.6), ("b", 100, 0.1)]:
             if event is None:
-                summary.add(Record("a", {}, 100, 100, 1, ""), "a")
+                summary.add(Record("a", {}, 100, 100, 1, ""))
             else:
                 summary.running.update(event)
             bar._show_parts()  # as every second

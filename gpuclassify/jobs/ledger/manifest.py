@@ -600,7 +600,7 @@ class Manifest:
                 done |= {*self.numbers(name)}
                 yield record
         for name, reason in damage.items():
-            logger.warning("%s is done again: %s", name, reason)
+            logger.warning("writing %s again: %s", name, reason)
             self.directory.remove(record_path(name))
         for name, paths in self._begun().items():
             if name in recorded and name not in damage:

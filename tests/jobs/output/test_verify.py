@@ -101,7 +101,7 @@ def test_a_change_of_the_same_length_is_done_again_and_named(
     assert summary.parts - summary.resumed_parts == (2 if harm is swap else 1)
     assert summary.checked.startswith("digests of ")
     for name in values["damage"]:
-        assert f"{name} is done again" in caplog.text
+        assert f"writing {name} again: " in caplog.text
     after = content(folder)
     assert {**after, **before}.keys() == before.keys()
     assert {k: v for k, v in after.items() if "records" not in k} == {
