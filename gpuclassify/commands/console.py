@@ -72,7 +72,8 @@ def wrong_call_exits() -> Iterator[None]:
 def with_options(message: str, command: click.Command) -> str:
     """Replace the library's arguments in a message with the options of the running command.
 
-    ``text_field=`` becomes ``--text-field``. Settings that the command lacks are left out.
+    ``text_field=`` becomes ``--text-field``. Advice in brackets to pass a setting that the command
+    lacks, such as " (redo_changed=True)", is removed.
     """
     from gpuclassify.commands.settings import JobSettings, families, setting_names
 

@@ -372,7 +372,7 @@ def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
 
 
 def access_check() -> Check:
-    """Check that the Hub answers a request, unless it is switched off."""
+    """Check that the Hub answers a request, unless HF_HUB_OFFLINE is set."""
     from huggingface_hub import HfApi, constants
 
     if constants.is_offline_mode():

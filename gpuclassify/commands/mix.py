@@ -169,7 +169,9 @@ def _entries(path: str) -> list[dict[str, Any]]:
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise ValueError(f"--weights {path}: no such file; write one of YAML with {example}") from err
+        raise ValueError(
+            f"--weights {path}: no such file; write one of YAML with {example}"
+        ) from err
     except (ValueError, RecursionError, yaml.YAMLError) as err:
         raise ValueError(f"--weights {path} is no YAML: {err}") from err
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -30,10 +30,11 @@ from gpuclassify.commands.options import LocalCommand, job_options, read_setting
 def plan(inputs: tuple[str, ...], **options: Any) -> None:
     """Forecast the work of `classify` from a sample of INPUT; writes nothing.
 
-    Shows rows and bytes, the lengths of texts in each classifier's tokens and the share cut, tokens
-    to read, memory of a worker, and the parts. The time is for one process on this machine, because
-    no cluster is started: from an idle machine to one under its load average. Options are those of
-    `classify`; cluster options have no effect. Leave out OUTPUT.
+    Shows rows and bytes; for each classifier, the lengths of texts in tokens, the share of texts
+    that are cut, and the tokens to read; the memory of a worker, and the parts. The time is for
+    one process on this machine, because no cluster is started. Its lower end is for an idle
+    machine, its upper end for the machine's present load. Options are those of `classify`; cluster
+    options have no effect. Leave out OUTPUT.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High

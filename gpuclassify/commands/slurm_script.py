@@ -161,7 +161,11 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Parse the job's settings as `classify` does, so that mistakes fail before it is queued."""
+    """Parse the arguments of `classify`, and return its `JobSettings`.
+
+    Mistakes fail here, before the job is queued. Raises ValueError for settings that a Slurm job
+    cannot have.
+    """
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(
         f"{context.command_path} --", words, obj=context.obj,

@@ -64,8 +64,8 @@ class Ngrams(NamedTuple):
     bits : ndarray of uint64
         Bloom filter of the keys.
     short_bits : ndarray of uint64
-        Bloom filter of items shorter than n words, keyed by their leading words, as many as the
-        shortest of them has.
+        Bloom filter of items shorter than n words. A key is the hash of the item's first w words,
+        where w is the number of words of the shortest item.
     owner_starts, owners : ndarray of uint32
         N-gram i occurs in the items ``owners[owner_starts[i]:owner_starts[i + 1]]``.
     counts : ndarray of uint32, shape (items,)
@@ -312,7 +312,7 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open and check an index; a process does so once for the same ``index.json`` and `stamp`."""
+    """Open and check an index; cached by folder, content of ``index.json`` and files' `stamp`."""
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()
@@ -333,9 +333,9 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return a local folder with an index's files that no other user can write.
+    """Return a local folder with an index's files, to which no other user can write.
 
-    They are copied there if `store` is not such a folder.
+    That is `store` itself, or else a folder of this user, to which the files are copied.
     """
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
@@ -648,7 +648,9 @@ def _find_hits(data, starts, table, ngrams):
 
 @compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Write the indices of words whose n-gram passes the Bloom filter; return their number.
+    """Find the words whose n-gram passes the Bloom filter, as candidates for `_decide`.
+
+    Writes the words' indices to `proposed`, and returns the number of them.
 
     Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
     in flight at once.

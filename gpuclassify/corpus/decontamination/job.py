@@ -43,8 +43,8 @@ class DecontaminateFiles(Pipeline):
     sample_rows : int
         Documents of the sample; 0 for no sample.
     max_share : float
-        Share of the sample's documents, and at least ten, from which on an n-gram in them is
-        boilerplate.
+        An n-gram is boilerplate if this share of the sample's documents, and at least ten of them,
+        contain it.
     backend, on_error, source_field, examples
         As of `Pipeline`.
 

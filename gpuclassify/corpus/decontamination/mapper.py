@@ -106,7 +106,7 @@ class Decontaminate(Declared, RowWiseMap):
     max_items : int
         N-grams in more items than this are boilerplate, and are ignored.
     ignore : str or list of str
-        Texts whose n-grams are ignored, too.
+        Texts such as licences, whose n-grams are ignored like boilerplate.
     text_field : str
         Column of the text.
     label_field : str
@@ -120,7 +120,8 @@ class Decontaminate(Declared, RowWiseMap):
         Output column (list of strings) of all items that reach the threshold, by overlap, largest
         first.
     passages_field : str
-        Output column (list of start and end, in characters) of their passages.
+        Output column (list of start and end, in characters) of the passages that the items in
+        `items_field` share with the text.
     cut : bool
         Write the text without these passages to `kept_text_field`.
     cut_margin : int

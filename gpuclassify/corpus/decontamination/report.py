@@ -71,8 +71,9 @@ def worst_passages(
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
     """Count contaminated documents by benchmark ("" for all) and by test item, for the report.
 
-    ``documents`` and ``items`` count matches that reach the threshold. ``shares`` is the histogram
-    of documents by largest overlap, in twentieths; bin 20 is a whole item.
+    ``documents`` and ``items`` are counts from `reached`, the matches that reach the threshold.
+    ``shares`` is a histogram of the documents in `matches` by their largest overlap, in twentieths;
+    the last bin, 20, has the documents that contain all n-grams of an item.
     """
     counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
     for name, source_matches, source_reached in _by_source(index, matches, reached):
@@ -183,7 +184,7 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return tables of items found by benchmark and by threshold, and a text for a paper."""
+    """Return blocks for the page: items found by benchmark and by threshold, and the `appendix`."""
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])

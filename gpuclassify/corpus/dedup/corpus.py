@@ -81,7 +81,7 @@ class Corpus:
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """Convert a lazy result to the type of `dataset`, such as a computed pandas frame."""
+    """Convert a lazy result to the type of `dataset`: its library, and computed unless Dask's."""
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
@@ -95,7 +95,7 @@ def document_numbers(partition: int, rows: int) -> np.ndarray:
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Combine a number of partitions and a partition's number of rows, to compare partitionings."""
+    """Combine the number of partitions and each partition's rows, to compare partitionings."""
     return (partitions << ROW_BITS) + rows
 
 

@@ -125,7 +125,7 @@ class Duplicates(Declared, Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
-        """Raise ValueError if `id_field` has the name of a column of the result."""
+        """Raise ValueError if `id_field` is a name such as "group", which the result uses."""
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
@@ -214,10 +214,11 @@ class Duplicates(Declared, Public):
         return corpus
 
     def with_ids(self, dataset: Any, against: Any = None) -> Self:
-        """Return these settings, with ``id`` as `id_field` if unset and if the frames have ids.
+        """Return these settings, with ``id`` as `id_field` if it is unset and the frames have ids.
 
-        They hold strings or integers, none of them null and none twice, as far as is known without
-        computing anything. Raises ValueError if neither ids nor a column for positions are left.
+        Ids are a column ``id`` of strings or integers. A plain frame's ids are also checked to be
+        unique; a lazy frame's are not, because nothing is computed. Raises ValueError if there are
+        no ids, and all names for a column of positions are in use.
         """
         frames = [getattr(frame, "_meta", frame) for frame in (dataset, against)]
         frames = [frame for frame in frames if frame is not None]
@@ -267,7 +268,7 @@ class Duplicates(Declared, Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the columns of `decisions` that users see; see `__call__`."""
+        """Return the result of `__call__`: the columns of `decisions` that users see."""
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
@@ -305,7 +306,10 @@ class Duplicates(Declared, Public):
 
     @property
     def verification(self) -> Any:
-        """Settings for comparing texts of candidates; None if all candidates are duplicates."""
+        """Settings of the method that compares texts of candidates.
+
+        None for methods whose candidates are all duplicates.
+        """
         return None
 
     @property
@@ -333,7 +337,10 @@ class Duplicates(Declared, Public):
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """Return the decisions. Computing them raises if ids repeat or limits are exceeded."""
+        """Return lazy decisions about documents, with the checks of ids and of limits.
+
+        Computing them raises RepeatedIdsError or TooManyDuplicatesError.
+        """
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
         if self.max_removed_share is not None or self.max_group_size is not None:
@@ -393,9 +400,9 @@ class TextDuplicates(Duplicates):
     )
 
     def compared(self, frame: Frame, column: str) -> Any:
-        """Return a frame with the texts to compare, normalized as `normalize` says.
+        """Return a frame with a column of the texts to compare, normalized as `normalize` says.
 
-        Normalized texts are in pandas, also those of a cudf frame.
+        It is a pandas frame if texts are normalized, even if `frame` is of cudf.
         """
         if self.normalize is None:
             return frame
@@ -417,7 +424,7 @@ def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
 
 
 def _has_ids(frame: Frame) -> bool:
-    """Return whether the column ``id`` of a frame, or of Dask's meta, may identify documents."""
+    """Return whether a frame, or Dask's meta, has a column ``id`` of strings or integers."""
     if [*frame.columns].count(ID) != 1:
         return False
     ids = frame[ID]

@@ -57,7 +57,10 @@ def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.Dat
 
 
 def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return ``document`` numbers with a repeated key, and its smallest document as ``root``."""
+    """Return the documents whose key occurs more than once.
+
+    Columns are ``document`` and ``root``, the smallest document number with the same key.
+    """
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))
     document, key, low = document[order], key[order], low[order]

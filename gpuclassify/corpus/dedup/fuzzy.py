@@ -136,7 +136,11 @@ class FuzzyDuplicates(TextDuplicates):
         return self.bands, self.rows
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents with equal hashes in a band, also in a chain, to the smallest of them."""
+        """Link candidates to the smallest document number of their connected component.
+
+        Two documents are connected if all their hashes in a band are equal, or by a chain of such
+        pairs. `keep` may write the edges to files; see `Duplicates.decisions`.
+        """
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(band_frame, columns, settings=self, meta=meta))
@@ -166,7 +170,7 @@ class FuzzyDuplicates(TextDuplicates):
 
     @property
     def verification(self) -> FuzzyDuplicates | None:
-        """Settings for comparing texts of candidates; None if they are not compared."""
+        """These settings if texts of candidates are compared, else None."""
         return self if self.verify else None
 
 
@@ -195,8 +199,8 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
     """Return columns ``document`` and ``key``, with a row for each document and band.
 
-    `after` is ignored: it makes a pass wait for the edges of the previous one, to limit the bands
-    that are shuffled at a time.
+    `after` is not used. Passing the edges of the previous pass makes Dask compute them first, which
+    limits the bands that are shuffled at a time.
     """
     band_keys = keys.drop(columns="document").to_numpy()
     documents = np.repeat(keys["document"].to_numpy(), band_keys.shape[1])
@@ -250,19 +254,20 @@ def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
     """Return the forest that links documents with equal band keys; see `forest`.
 
     `keys` has columns ``key`` and ``document`` (int64), in any order, with all rows of each key.
-    Takes linear time, because a key links its documents to the smallest only.
+    Takes linear time, because each document is linked only to the smallest document number with the
+    same key.
     """
     smallest = keys.groupby("key", sort=False)["document"].transform("min")
     return forest(pd.DataFrame({"document": keys["document"], "root": smallest}))
 
 
 def forest(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return each document that is linked to a smaller one, and the smallest of all as ``root``.
+    """Link each document to the smallest document number of its connected component.
 
     `edges` has columns ``document`` and ``root`` (int64), the ends of each edge, root <= document.
-    Directly and indirectly linked documents have the same root. The result has the same columns,
-    sorted by document, each document once. It does not depend on the order of the edges, and the
-    forest of a forest is itself.
+    The result has the same columns, sorted by document, with a row for each document except the
+    smallest of each component. It does not depend on the order of the edges, and the forest of a
+    forest is itself.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -344,7 +349,10 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_unsettled(pairs: pd.DataFrame) -> int:
-    """Count the documents linked to a smaller document and to others. If it is 0, rounds end."""
+    """Count the documents that are linked to a smaller document and also to other documents.
+
+    `star_rounds` ends when there are none.
+    """
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
 
@@ -355,7 +363,7 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link larger neighbours of each document to its smallest neighbour, or to the document."""
+    """Link each document's larger neighbours to the smallest of the document and its neighbours."""
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

@@ -22,10 +22,12 @@ def take_members(
 ) -> pd.DataFrame:
     """Return the documents of a partition that may have duplicates, with columns to decide on them.
 
-    `components` has their ``root``, and ``similarity`` if known, by document number. The result has
-    the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and following,
-    ``source``, ``text`` (only its beginning if it is not verified), and ``partition_rows`` if ids
-    are positions. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`.
+    `components` has the ``root`` of each candidate, and ``similarity`` if known. Its index is the
+    document number.
+    The result has the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and
+    following, ``source``, ``text`` (only its beginning if texts are not compared), and
+    ``partition_rows`` if ids are positions. `settings` is a
+    `gpuclassify.corpus.dedup.duplicates.Duplicates`.
     """
     # Roots may be repeated.
     components = components[~components.index.duplicated()].sort_index()
@@ -146,7 +148,7 @@ def listed(
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sort documents by the column `within`, and with the document that should stay first.
+    """Sort documents by the column `within`, and by their ranks: the one to keep comes first.
 
     Documents of partitions after the dataset's belong to an earlier corpus: they come before
     others, and the column ``is_earlier`` is added.
@@ -162,7 +164,10 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 def _verified(
     members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare texts of candidates; return kept row, similarity and number of comparisons by row."""
+    """Compare texts of candidates by `match_groups`; return its three arrays, (members,).
+
+    They are the row of the document that stays, the similarity to it, and the comparisons made.
+    """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 
     texts = backend_of(members).text_array(settings.compared(members, "text"), "text")

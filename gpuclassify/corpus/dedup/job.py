@@ -157,7 +157,7 @@ class Deduplicate(Recipe):
     }
 
     def check_together(self) -> None:
-        """Raise TypeError unless `duplicates` are such settings, and `writer` is a file writer."""
+        """Raise TypeError unless `duplicates` is a `Duplicates`, and `writer` a `FileWriter`."""
         duplicates, writer = self.duplicates, self.writer
         if not isinstance(duplicates, Duplicates) or not isinstance(writer, FileWriter):
             types = f"{type(duplicates).__qualname__} and {type(writer).__qualname__}"
@@ -249,7 +249,11 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether documents that steps will read here fit into memory."""
+        """Return whether steps are to read the input once and hold it in this process's memory.
+
+        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the steps, or if
+        duplicates are counted already.
+        """
         is_here = steps.client is None and self.backend == "pandas"
         size_bytes = job.source.size_bytes
         return (

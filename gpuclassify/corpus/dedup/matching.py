@@ -179,7 +179,10 @@ def murmur64(value):
 
 @compiled
 def _hash_ngrams(hashes, tokens, n):
-    """Replace each word's hash by the hash of the n-gram that begins there; return their number."""
+    """Replace each word's hash by the hash of the n-gram that begins with the word.
+
+    Returns the number of n-grams.
+    """
     size = min(n, tokens)
     for token in range(tokens):
         hashes[token] = murmur64(hashes[token])
@@ -193,7 +196,7 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values of a sorted array to its front; return their number."""
+    """Move the distinct values of a sorted array to its front; return how many there are."""
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -254,7 +257,8 @@ def match_groups(
 class _Sketches(NamedTuple):
     """Hash table that finds documents that stay, within a group, by the smallest n-gram hashes.
 
-    A slot is free if its ``owners`` are rows of earlier groups, which are smaller.
+    A slot is free if its ``owners`` are rows of earlier groups. Their row numbers are smaller than
+    the group's first row, so that the table is not cleared between groups.
     """
 
     owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash

@@ -27,7 +27,7 @@ _mix64 = compiled(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw factors `a` and terms `b` of MinHash's hash functions, uint32 (count,).
+    """Draw the factors a and the terms b of MinHash's hash functions (a x + b), uint32 (count,).
 
     As in NeMo Curator, each a is drawn before its b, from ``RandomState`` below 2**31 - 1, and
     ``a[0]`` is also the seed of the windows' hash.
@@ -60,8 +60,8 @@ def signatures(
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
     """Fold the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
-    `mix64` mixes in the band's index, and then its numbers one by one. Two different bands have the
-    same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
+    The key is `mix64` of the band's index, and then of its hashes one by one. Two different bands
+    have the same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -164,9 +164,11 @@ def _scramble_words(data, words):
 
 @compiled
 def _hash_heads(words, size, width, seed, heads):
-    """Hash, at each byte, the first bytes of a window that begins there; return their number.
+    """Hash the first bytes of the window that begins at each byte, and write them to `heads`.
 
-    The inner loop, over bytes, is vectorized.
+    A window of `width` characters has at least `width` bytes: those, rounded down to a multiple of
+    four, are hashed for all windows at once. Returns the number of bytes hashed. The inner loop,
+    over bytes, is vectorized.
     """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]

@@ -43,8 +43,9 @@ def remove_duplicates(dataset: Frame | LazyFrame, duplicates: Frame | LazyFrame)
     dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
     duplicates : same type as `dataset`
         Result of `ExactDuplicates` and the like, possibly written and read again. Its first column
-        is a column of `dataset`, or ``id`` or ``position`` with positions in `dataset`, whose
-        partitions must be the same; ``partitions`` tells.
+        has ids, and the name of a column of `dataset`; or it has positions, and is called ``id`` or
+        ``position``. For positions, `dataset` must have the same partitions as when duplicates were
+        found, which the column ``partitions`` verifies.
 
     Raises
     ------
@@ -115,7 +116,7 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the ids (first column) of documents that duplicates' ``keep`` says to remove."""
+    """Return the ids (first column) of the rows of `duplicates` whose ``keep`` is false."""
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
@@ -158,7 +159,7 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the document numbers of the ids in `gone`."""
+    """Return the document numbers of the dataset's rows whose ids are in `gone`."""
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths

@@ -33,7 +33,8 @@ class DeduplicationReport(ReportPart):
     ) -> dict[str, Any]:
         """Return the ledger of the steps (rows and seconds of each), with counts of duplicates.
 
-        The counts are None before they are made; the result is empty if there is no ledger.
+        The counts are None until the step that counts duplicates is done. The result is empty if
+        there is no ledger.
         """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}

@@ -239,9 +239,10 @@ def _columns_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFram
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return the labels, and the index of each value among them, float64 (rows, columns).
+    """Return the distinct labels of all columns, and each value's index in that list.
 
-    For columns of numbers, returns None and the numbers.
+    Indices are float64 (rows, columns), NaN for null. For columns of numbers, return None and the
+    numbers.
     """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
     if len(numeric) == len(names):
@@ -261,7 +262,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None
 
 
 def _plain(key: str) -> str:
-    """Return the value in a `group_key`, which is JSON, as text."""
+    """Decode a `group_key` (JSON), and return its value as text; `ALL` is unchanged."""
     return key if key == ALL else str(json.loads(key))
 
 
@@ -279,7 +280,10 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each figure: name, columns, number of rows, value, and both ends of its interval."""
+    """Yield each figure as a tuple: name, columns, number of rows, value, low and high end.
+
+    `kind` is that of `Agreement`. The ends are those of the 95% interval.
+    """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
         both = ~np.isnan(values[:, [one, other]]).any(axis=1)
@@ -300,10 +304,10 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes the figures of two columns for some rows, for `bootstrap`.
+    """Return a function that computes the figures of columns `a` and `b` for given row indices.
 
-    The bootstrap calls it a thousand times, so that scikit-learn, at milliseconds per call, is too
-    slow; scipy's correlation takes no weights.
+    `bootstrap` calls the function a thousand times, so that scikit-learn, at milliseconds per call,
+    is too slow; scipy's correlation takes no weights.
     """
     codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
@@ -332,7 +336,9 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes Krippendorff's alpha for some rows, for `bootstrap`.
+    """Return a function that computes Krippendorff's alpha for given row indices.
+
+    `bootstrap` calls the function.
 
     One-hot labels let nominal and interval alpha share one formula: the squared distance of two
     different labels is 2, and sums of vectors and of their squares give the distances of all pairs.
@@ -378,7 +384,11 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows whose values differ, by number of labels or by spread (largest first)."""
+    """Return the rows whose values differ, at most a thousand, those that differ most first.
+
+    For labels, that is the number of distinct labels in a row, else the highest minus the lowest
+    number.
+    """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":
         spread = (np.diff(ordered, axis=1) > 0).sum(axis=1)

@@ -285,9 +285,10 @@ def keep_top(
 ) -> Any:
     """Return the rows with the highest scores that have a `share` of the total weight.
 
-    The threshold is the highest score at which the rows at and above it have that share. It is
-    exact, and all rows with this score stay. Rows without a score are dropped. A dataset without
-    rows, such as an empty shard, is returned as it is. Reads the dataset as often as `score_edges`.
+    The threshold is the highest score for which the rows with at least this score have that share.
+    It is exact, and all rows with this score stay. Rows without a score are dropped. A dataset
+    without rows, such as an empty shard, is returned as it is. Reads the dataset as often as
+    `score_edges`.
 
     Parameters
     ----------

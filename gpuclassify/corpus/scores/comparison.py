@@ -36,27 +36,28 @@ class Comparison:
     Attributes
     ----------
     names : tuple of str
-        Constructor calls of both.
+        Constructor calls of the two classifiers.
     rows : int
         Rows with text.
     rows_per_second : tuple of float
-        Speed of both in this process, without loading models.
+        Speed of each classifier in this process, without loading models.
     changed_labels, changed_rows : float or None
-        Share of the rows that get different labels, and that only one of both keeps. None without
-        labels, or without filters.
+        Share of the rows that get different labels, and share of the rows that only one of the
+        classifiers keeps. None without labels, or without filters.
     largest_difference, mean_difference : float or None
         Maximum and mean over rows of the largest difference of a row's scores: probabilities,
-        numbers or embeddings. None without scores, or if both have different numbers of them.
+        numbers or embeddings. None without scores, or if the classifiers write different numbers
+        of scores for a row.
     agreement : dict of str to (int, float)
         By label of the first classifier: number of rows, and the share of them with the same label
         by the second one. For spans, by label of the span: number of spans, and the share that the
         second one finds, too; a row's label is then all of its spans.
     moved : pandas.DataFrame
         Rows with different labels or decisions, then by difference of the scores (largest first).
-        Columns are ``text``, and for both ``label_a`` and ``label_b``, ``score_`` (the largest of a
-        row) and ``kept_``.
+        Columns are ``text``, and for each classifier ``label_a`` or ``label_b``, ``score_a`` or
+        ``score_b`` (the largest score of a row), and ``kept_a`` or ``kept_b``.
     points : list of (float, float)
-        Both scores of at most a thousand rows.
+        The two classifiers' scores of at most a thousand rows.
     """
 
     names: tuple[str, str]
@@ -72,7 +73,7 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """Share of rows with another label, or with another decision; the larger of both."""
+        """Share of rows with different labels, or with different decisions if that is larger."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
@@ -256,7 +257,7 @@ def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | Non
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return the number of spans in `a` by label, and the share of them that `b` has, too."""
+    """Return, by label, the number of spans in `a`, and the share of them that `b` also has."""
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():

@@ -41,12 +41,15 @@ READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
 
 
 class ScoringReport(ReportPart):
-    """Part of a report about the input, if classifiers read it before buckets were assigned."""
+    """Report part with counts of the classifiers, which run before the pass that adds buckets."""
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the counts and the problems of the classifiers' pass."""
+        """Return counts of rows read and left out, from the report of the classifiers' pass.
+
+        Empty if no classifier ran.
+        """
         try:
             report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
         except FileNotFoundError:  # the scores were in the input
@@ -77,7 +80,8 @@ class AssignBuckets(Pipeline):
     n : int
         Number of buckets, 2 to 1,000.
     weight : str, optional
-        Buckets have equal sums of this column; "bytes" is those of the text, None counts rows.
+        Column whose sum is equal in all buckets; "bytes" is the number of bytes of the text, and
+        None makes buckets of equally many rows.
     by : str, optional
         Column, such as the language; each of its values has its own edges.
     text_field : str
@@ -167,9 +171,9 @@ class AssignBuckets(Pipeline):
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Score documents, and find edges.
+        """Score documents and find edges; return the source of the scores, and the edges.
 
-        Return source of the scores and edges, None if finished.
+        Return None if the job is finished.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
@@ -190,7 +194,10 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Run the classifiers over documents not scored yet; return the source of scored ones."""
+        """Run the classifiers over the documents that have no scores yet.
+
+        Returns the source of the copies of all documents with scores.
+        """
         scores = steps.job(
             SCORED,
             job.source,
@@ -215,7 +222,7 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, and add the counts of reading the input to the summary."""
+        """Remove the scored copies, and add the classifiers' counts of the input to `summary`."""
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
             vars(summary).update({name: report[name] for name in READ_ONCE})

@@ -54,7 +54,7 @@ class MixCell:
     epochs : float
         Mean number of copies of a row in the mixture.
     missing : float
-        Tokens that the mixture lacks, because epochs are limited.
+        Tokens of `asked` that the mixture lacks, because epochs are limited.
     """
 
     rows: int
@@ -104,7 +104,8 @@ class Mix(Saved):
         Parameters
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
-            Of a reader, only these columns are read; if they are annotations, its files are not.
+            From a reader, only the columns `by` and `token_field` are read. If these are
+            annotations, the text of the input is not read.
         by : str or sequence of str
             Columns, such as topic and bucket, whose combined values define a cell.
         tokens : float
@@ -205,7 +206,9 @@ class Mix(Saved):
     def compared(
         self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
     ) -> MixComparison:
-        """Count the cells of a selection by the result of `counting`, and compare them."""
+        """Count a selection's rows and tokens by cell with these settings, and compare them with
+        this mixture.
+        """
         counts = counting.count(dataset, compute)
         found = {group_value(cell): count for cell, count in counts.items()}
         nothing = MixCell(0, 0, 0.0, 0.0, 0.0)
@@ -240,9 +243,9 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return lengths of bars: each cell's name, and its tokens that exist and are asked for.
+        """Return a bar for each cell: its name, and its tokens in the corpus and in the mixture.
 
-        Both are relative to the largest number of all cells.
+        Both numbers are divided by the largest number of all cells.
         """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))

@@ -82,7 +82,10 @@ class Draw:
         return tuple(dict.fromkeys(filter(None, names)))
 
     def check(self, frame: Frame, weight_field: str) -> None:
-        """Raise unless the frame, which may be empty, has the columns, and none of weights yet."""
+        """Raise unless the frame has the columns of the settings, and no column `weight_field`.
+
+        The frame may be empty.
+        """
         for name in (*self.by, self.id_field):
             ScoreColumns(tuple(filter(None, [self.near])), by=name).check(frame)
         if weight_field in map(str, frame.columns):
@@ -106,9 +109,9 @@ class Draw:
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the rows of partition `part` that may be in the sample.
+        """Return the rows of partition `part` that may be in the sample, with random numbers.
 
-        `at` identifies rows in it.
+        `keys` are the hashes of the rows' ids, and `at` identifies each row within the partition.
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
@@ -121,7 +124,7 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join the candidates of several partitions, and leave out rows that others replace."""
+        """Join candidates of several partitions, and keep only those that can be in the sample."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
@@ -176,8 +179,8 @@ def sample(
     n : int
         Rows per stratum; all rows of smaller strata.
     by : str or sequence of str, optional
-        Columns, such as the label and the source. Each combination of their values, null included,
-        is a stratum.
+        Columns, such as the label and the source. A stratum is the rows with the same values in
+        these columns; null is a value.
     near : str, optional
         Column of numbers: rows near `score` are more likely. Rows without a number are left out.
     score : float
@@ -280,7 +283,7 @@ def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 class _Files:
-    """Rows of files to draw from, identified by number of the file piece and row number."""
+    """Rows of files to draw from. The index of its file piece and its row number identify a row."""
 
     def __init__(self, reader: FileReader, on_error: OnError) -> None:
         self.source, self.on_error = reader.find_parts(on_error), on_error
@@ -334,9 +337,10 @@ class _RowFilter:
 def _rows_at(
     part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int], on_error: OnError
 ) -> tuple[pa.Table, np.ndarray]:
-    """Read the rows of a piece by number; `fields` are read to find them.
+    """Read the rows of a file piece that have these row numbers, in ascending order.
 
-    Returns the rows, and the mask of those `numbers`, in ascending order, that can be read.
+    `fields` are the columns that were read to count rows. Returns the rows, and a mask of
+    `numbers`, which is true for rows that can be read.
     """
     rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
     annotations = AnnotationReader(part, schema)
@@ -349,7 +353,7 @@ def _rows_at(
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Return the candidates of a part of the input; its first file piece has the number `first`."""
+    """Return the candidates of a part of the input, whose first file piece has index `first`."""
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
@@ -365,7 +369,7 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a frame to draw from, identified by number of the partition and hash of the id."""
+    """Rows of a frame to draw from. A row is identified by its partition and the hash of its id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:

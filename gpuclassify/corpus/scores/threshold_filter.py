@@ -58,9 +58,10 @@ class ApplyThresholds(Declared, RowFilter):
     _file: ClassVar[str | None] = None  # file with the thresholds
 
     def check_together(self) -> None:
-        """Load the thresholds if they are a path.
+        """Load the thresholds if they are a path, and check the names of the new columns.
 
-        Raise ValueError unless they match the columns.
+        Raises ValueError if a name is used twice, or if probabilities are asked of thresholds
+        without a calibration.
         """
         if not isinstance(self.thresholds, Thresholds):
             self._set("_file", redacted(str(self.thresholds)))

@@ -70,13 +70,13 @@ class GroupThreshold:
     threshold : float, optional
         Minimum score to keep; None if no score reaches the target.
     interval : list of float or None
-        95% confidence interval of the threshold of all rows; an end is None if there are too few
-        labels to determine it.
+        95% confidence interval of the threshold that all rows of the dataset would give, not only
+        the labelled ones. An end is None if there are too few labels to determine it.
     figures : dict of str to [float, float, float]
         ``precision``, ``recall`` and ``keep_share`` at the threshold, each with its interval.
     best_precision : float
-        The highest precision of any threshold; if thresholds are cautious, the highest lower end of
-        the target's interval.
+        The highest value of the target, such as the precision, at any threshold. If thresholds are
+        cautious, the highest lower end of its interval.
     calibration : dict, optional
         Probability of a positive label by score: points of a piecewise linear function, or slope
         and intercept of a sigmoid.
@@ -113,7 +113,7 @@ class Thresholds(Saved):
     positive : list, optional
         Positive labels; None for labels that are true or false.
     weight : str, optional
-        Column by which rows were weighted.
+        Column with the weight of each row.
     cautious : bool
         Whether thresholds are the conservative ends of their intervals.
     pooled : GroupThreshold, optional
@@ -169,7 +169,8 @@ class Thresholds(Saved):
         Parameters
         ----------
         labelled : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
-            Of a reader, only these columns are read; if they are annotations, its files are not.
+            From a reader, only the columns named here are read. If these are annotations, the text
+            of the input is not read.
         score : str
             Column of numbers; rows with a high score should have a positive label.
         label : str
@@ -345,7 +346,10 @@ class _LabelColumns:
     weight: str | None
 
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
-        """Return the sorted rows of each group, and the number of rows without a score or label."""
+        """Return the labelled rows of each group, sorted by score, by `group_key`.
+
+        Also returns the number of rows without a score, label or weight.
+        """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
         require_columns(frame._meta, names)
@@ -448,9 +452,9 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return the value of a target, such as recall, with the scores at `indices` as thresholds.
+        """Return a figure, such as recall, if the scores at `indices` are thresholds.
 
-        Also returns the number of rows that it is a share of.
+        Also returns its denominator, as a number of independent rows; see `effective_rows`.
         """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
@@ -522,7 +526,7 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the target that is given, such as ("precision", 0.9).
+    """Return name and value of the only target that is not None, such as ("precision", 0.9).
 
     Raises ValueError unless exactly one target is given.
     """
@@ -540,7 +544,7 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
-    """Say which figure of all these groups is below the target, and how close it comes."""
+    """Return the error message if no threshold of these groups reaches the target."""
     best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
     which = "lower end" if cautious else target
     return (

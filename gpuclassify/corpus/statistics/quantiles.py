@@ -179,7 +179,7 @@ def weighted_quantiles(
     compute: Compute = compute_here,
     most_sums: int = MOST_SUMS,
 ) -> dict[str, dict[str, list[float]]]:
-    """Find, for each rank, the smallest score with at least this cumulative weight.
+    """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
     For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
@@ -229,13 +229,16 @@ class _Weights(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Sums of one pass, by column and group, for prefixes with `width` more bits than before it."""
+    """Sums of weights of one pass, by column and group; see `part_sums`.
+
+    A pass makes the known prefixes of scores longer by `width` bits.
+    """
 
     width: int
     by_key: dict[Key, _Weights]
 
     def narrowed(self, width: int) -> _Pass:
-        """Return the sums for prefixes with fewer bits: `width` instead of the pass's own."""
+        """Return the sums of a pass that makes the known prefixes longer by only `width` bits."""
         if width == self.width:
             return self
         left_out = np.uint64(self.width - width)
@@ -246,7 +249,7 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the pass with the most bits, at least 1, that needs at most `most_sums` sums."""
+        """Return the pass narrowed to the largest width, at least 1, with at most `most_sums`."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
@@ -353,7 +356,7 @@ def ordered_bits(values: np.ndarray) -> np.ndarray:
 
 
 def number_of(ordered: np.ndarray, bits: int) -> np.ndarray:
-    """Convert results of `ordered_bits` back to floats of this number of bits."""
+    """Convert results of `ordered_bits` back to floats of 32 or 64 `bits`."""
     kind = np.dtype(f"u{bits // 8}")
     sign = kind.type(1 << (bits - 1))
     keys = ordered.astype(kind)

@@ -61,7 +61,7 @@ class LabelColumns:
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame has the columns, texts are strings, and labels are not the texts."""
+        """Raise unless a frame has the columns, texts are strings, and the columns differ."""
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -123,7 +123,11 @@ def read_labels(
 
 
 def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
-    """Return label, group and digest of the text of each row, and whether there is one."""
+    """Return each row's label, group and digest of the text, and whether it has a text.
+
+    The columns are ``label``, ``has_text``, ``group`` if there are groups, ``digest`` and
+    ``digest_end``.
+    """
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
     has_text = ~to_pandas(frame[[columns.text]].isna()).to_numpy(dtype=bool)[:, 0]

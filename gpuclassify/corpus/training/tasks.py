@@ -56,7 +56,7 @@ class Task(ABC):
         """Raise ValueError if there is nothing to learn, because all labels are the same."""
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of each label, because every part needs some; empty for numbers."""
+        """Count the rows of each label, because every part needs some; {} for a regression."""
         return {}
 
     @abstractmethod
@@ -64,7 +64,10 @@ class Task(ABC):
         """Return the stratum of each row for splitting into parts, int64 (rows,) from 0."""
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the names of the strata, in order, used to find their class weights."""
+        """Return the name of each stratum: the labels, and "" for rows without a label.
+
+        A stratum's name selects its weight from ``class_weight``.
+        """
         return [*outputs, ""]  # the last stratum has no label
 
     @abstractmethod
@@ -75,11 +78,10 @@ class Task(ABC):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a linear model of scikit-learn.
+        """Fit a linear model of scikit-learn; return its weight and bias.
 
-        Return weight (outputs, dimensions) and bias (outputs,).
-
-        The penalty is on the squares of the weights, against a sum over rows.
+        Their shapes are (outputs, dimensions) and (outputs,). `penalty` is the strength of the
+        penalty on the squared weights, relative to the sum of the losses over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
@@ -250,7 +252,7 @@ class Regression(Task):
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the grades as texts; strata of other numbers have no names."""
+        """Return the name of each stratum: its grade as text, or "" if targets are no grades."""
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
