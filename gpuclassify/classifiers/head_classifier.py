@@ -70,7 +70,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     thresholds : dict of str to float or dict
         Minimum score for `labels_field` by head; 0.5.
     score_field : str
-        Output columns of scores. Default: {head}_score or none.
+        Output columns of scores. Default: {head}_score for a regression, else none.
     score_format : {"list", "struct"}
         Probabilities as a list in id order, or a struct by label.
     confidence_field : str
@@ -88,7 +88,7 @@ class HeadClassifierOptions(EmbeddingOptions):
     problem_type : dict of str to str
         Problem type by head, together with `labels`. Default: a single label per text.
     pooling : {"mean", "cls", "last"}
-        Tokens that are averaged. Default: from the model's files.
+        Mean of a text's tokens, or its first or last token. Default: from the model's files.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")

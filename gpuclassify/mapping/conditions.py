@@ -355,7 +355,11 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Compare integers or decimals with floats, exactly if rounding to float64 makes them equal."""
+    """Compare integers or decimals with floats.
+
+    Both are compared as float64. Whole numbers and floats that rounding makes equal are compared
+    exactly.
+    """
     floats, rounded = pc.cast(floats, pa.float64()), _as_float64(exact)
     if pa.types.is_decimal(exact.type) and exact.type.scale:
         return compare(rounded, floats)

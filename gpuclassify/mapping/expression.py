@@ -82,9 +82,10 @@ class RowMap(MapPartitions):
         return optimizable(mapped).expr
 
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
-        """Return `parent` on a mapper with only the columns that any dependent needs.
+        """Return `parent` with a mapper that computes fewer columns; None if all are needed.
 
-        All dependents share one expression, so that no row is scored twice.
+        The mapper computes the columns that any expression in `dependents` needs, so that all of
+        them share it, and no row is scored twice.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])

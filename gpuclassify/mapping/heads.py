@@ -194,7 +194,7 @@ def arrow_array(
 
 
 def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether values of type `kind` are numbers, texts or booleans, as `wanted` is."""
+    """Return whether both types are numbers, both are texts, or both are booleans."""
     if pa.types.is_boolean(wanted):
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):

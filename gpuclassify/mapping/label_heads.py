@@ -74,9 +74,10 @@ class LabelHead(Head):
             )
 
     def check_minimums(self, are_several: bool) -> None:
-        """Raise ValueError unless minimums name labels exactly if a text has several scores.
+        """Raise ValueError unless minimum scores fit the number of scores of a text.
 
-        `line_scores_field` has one score per line, so that its label must be named, too.
+        With several scores (`are_several`), a minimum must name its labels; with one, it must be a
+        number. `line_scores_field` has one score per line, so that one label must be named.
         """
         options = self.options
         for name in ("min_score", "line_min_score"):
@@ -214,7 +215,7 @@ class CategoryHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown labels, or a format without its column."""
+        """Raise ValueError for filters by unknown labels, or `score_format` without scores."""
         super().check_settings()
         self.check_minimums(are_several=True)
         if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
@@ -251,9 +252,9 @@ class MultiLabelHead(CategoryHead):
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return masks as `CategoryHead` does.
+        """Return the masks of texts that pass the filters of label, confidence and score.
 
-        `filter_by` compares all labels with `labels_field`.
+        With `labels_field`, a text passes `filter_by` if any of the labels in that column does.
         """
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:

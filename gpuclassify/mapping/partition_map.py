@@ -122,7 +122,7 @@ class PartitionMap(Public):
     def digest(self) -> dict[str, Any]:
         """Return digests of full settings, model and code, used to detect that results may change.
 
-        They tell mappers apart that `describe` shows alike.
+        Mappers that `describe` shows alike may have different digests.
         """
         state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
         return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
@@ -186,7 +186,8 @@ class PartitionMap(Public):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Map a pandas or cudf frame, such as one partition on a worker.
 
-        `meta_dtypes` are those of the meta, by default of the frame.
+        `meta_dtypes` is the result of the method of that name for Dask's meta. Default: its result
+        for this frame.
         """
 
     # Integration with Dask.

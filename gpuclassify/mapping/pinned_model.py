@@ -264,7 +264,7 @@ class PinnedModel:
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
         """Return the number of bytes that each file's weights take in this dtype, by file.
 
-        Mappers that share a decoder have the same file. Empty if there are no such headers.
+        Mappers that share a decoder have the same file. Empty if no safetensors header can be read.
         """
         # Your own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize

@@ -115,7 +115,7 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """Convert the setting `name`, a number or a number for each label, to a form with a hash.
+    """Convert the setting `name`, a number or a number for each label, to a hashable value.
 
     A number becomes a float, and a mapping from labels to numbers becomes sorted pairs. Raises
     TypeError or ValueError for other values.

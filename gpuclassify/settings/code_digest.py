@@ -116,7 +116,7 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _item_digest(self, item: Any) -> str:
-        """Return an item of a set in a form to sort by, so that the set's order has no effect."""
+        """Return a text for an item of a set; items are sorted by it, so that order is no part."""
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -207,7 +207,8 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
     """Return members of the user's modules that code reads as attributes, by dotted name.
 
-    `values` are what the code can reach, modules among them, and `names` the attribute names in it.
+    `values` are the objects that the code can reach, including modules. `names` are the names of
+    attributes that occur in the code.
     """
     members: dict[str, Any] = {}
     for module in values:  # `values` grows in the loop
@@ -275,7 +276,7 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Break an object into values to digest: its class, and such as its pickled state."""
+    """Break an object into values to digest: its class, and its content or pickled state."""
     kind, home = type(value), _top(type(value).__module__)
     if isinstance(value, _CACHES):
         return (kind,)

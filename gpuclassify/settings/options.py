@@ -91,7 +91,7 @@ class TextOptions(Declared):
     seen_field : str
         Output column (float32) of the share of the text that was read.
     truncated_field : str
-        Output column (boolean): whether that is less than all.
+        Output column (boolean): whether a part of the text was not read.
     """
 
     # Advice for users who pass a pair of columns; empty if pairs are supported.
@@ -168,7 +168,7 @@ class TextOptions(Declared):
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Names of the output columns on the share of a text that was read, by kind; None: none."""
+        """Names of the output columns on the share of a text that was read, by kind, or None."""
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
     @property
@@ -279,7 +279,7 @@ class ModelOptions(TextOptions):
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Names of the output columns on the share of a text that was read, by kind; None: none."""
+        """Names of the output columns on the share of a text that was read, by kind, or None."""
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property

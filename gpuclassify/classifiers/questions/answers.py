@@ -226,9 +226,9 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the token ids of an option.
+        """Add the token ids of an option, of which the first `end` are its text.
 
-        Return whether other options' token ids differ from them.
+        Returns False if they are equal to another option's, or begin with it.
         """
         node, is_new = self, False
         for token in tokens:

@@ -69,18 +69,25 @@ class LoraCheckpoint(Checkpoint):
 
 
 class LoraModel(PinnedModel):
-    """Pinned decoder with a LoRA adapter; the setting `model` names the adapter, by default."""
+    """Pinned decoder, `base_model`, with a LoRA adapter.
+
+    Here the setting `model` names the adapter. In subclasses, `model` may name another network,
+    such as a guard on the decoder's hidden states, or the decoder itself, without an adapter.
+    """
 
     checkpoint: LoraCheckpoint
 
     @property
     def repositories(self) -> list[str]:
-        """Hub names or directories of model and decoder."""
+        """Hub names or directories in the settings `model` and `base_model`."""
         return list(dict.fromkeys([self.options.model, self.options.base_model]))
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories or directories of decoder, model and adapter."""
+        """Pinned repositories or directories: the decoder, that of `model`, and the adapter.
+
+        Equal ones are listed once.
+        """
         checkpoint = self.checkpoint
         named = [checkpoint.base, checkpoint.identity, checkpoint.adapter]
         return list(dict.fromkeys(one for one in named if one is not None))
@@ -92,7 +99,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Names of the weight files of decoder, adapter and model, by repository or directory."""
+        """Name of the file with weights in each repository or directory of `identities`."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -101,7 +108,7 @@ class LoraModel(PinnedModel):
         return files
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of model, adapter and decoder, without weights."""
+        """Read the configurations of decoder and adapter, without weights."""
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)

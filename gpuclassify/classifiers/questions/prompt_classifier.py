@@ -429,7 +429,11 @@ class CriteriaReader:
 
 @dataclass(frozen=True)
 class _Ask:
-    """Tokenizer of a prompt, reader of its answers, and number of last prompt tokens left to it."""
+    """Tokenizer of a prompt, and reader of its answers.
+
+    `trim` is the number of tokens at the end of the prompt that the reader reads instead, because
+    an answer may change them.
+    """
 
     tokenizer: PromptTokenizer
     trim: int

@@ -137,8 +137,9 @@ class SpanReport(ReportPart):
     ) -> dict[str, Any]:
         """Return counts before filters for each column of spans.
 
-        ``chars`` and ``labelled`` are the characters and the rows that were searched; ``spans`` and
-        ``labels`` are spans, and rows with such a span, by label.
+        ``chars`` and ``labelled`` are the numbers of characters and of rows that were searched.
+        ``spans`` has the number of spans by label, and ``labels`` the number of rows with a span of
+        each label.
         """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():

@@ -54,10 +54,10 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return the start of the local part of an e-mail address, before the ``@`` at `at`, or None.
+    """Return the start of the local part of an e-mail address whose ``@`` is at `at`, or None.
 
-    It is at a word boundary, not before `first`. The end of another address is a boundary, too,
-    because that address may be removed.
+    The local part begins at a word boundary, and not before `first`. The end of another address is
+    a boundary, too, because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""

@@ -69,7 +69,9 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Parse a model's labels, such as B-PER, as tags of `scheme`, derived from the labels if None.
+    """Parse a model's labels, such as B-PER, as tags of a scheme.
+
+    If `scheme` is None, `scheme_of` derives it from the labels.
 
     With `is_raw` every token is a span, with the model's label. Raises ValueError if no label has a
     prefix of the scheme.

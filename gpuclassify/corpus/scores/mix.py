@@ -206,8 +206,9 @@ class Mix(Saved):
     def compared(
         self, counting: MixSettings, dataset: Frame | LazyFrame, compute: Compute = compute_here
     ) -> MixComparison:
-        """Count a selection's rows and tokens by cell with these settings, and compare them with
-        this mixture.
+        """Count a selection's rows and tokens by cell, and compare them with this mixture.
+
+        `counting` has the settings of the count, and `compute` runs delayed tasks.
         """
         counts = counting.count(dataset, compute)
         found = {group_value(cell): count for cell, count in counts.items()}

@@ -62,7 +62,7 @@ def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[st
 
 
 def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the groups from 0; return each row's group, and row counts, (groups, strata)."""
+    """Return each row's group, numbered from 0, and counts of rows, (groups, strata)."""
     groups = np.unique(groups, return_inverse=True)[1]
     counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
     np.add.at(counts, (groups, strata), 1)
