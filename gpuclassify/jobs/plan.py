@@ -49,7 +49,7 @@ class ClassifierPlan:
     batch_bytes: int | None
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of text to display below its name."""
+        """Yield the lines of text to display below the classifier's name."""
         yield (
             f"a text has {self.mean_tokens:,.0f} tokens on average, median {self.median_tokens:,}, "
             f"95% have at most {self.p95_tokens:,}, the longest {self.most_tokens:,}"
@@ -334,9 +334,10 @@ def _time(
 def time_range(
     whole: float, runs: list[tuple[float, float]], load: CpuLoad | None
 ) -> tuple[float, float, float]:
-    """Return the seconds of the whole work as measured, at the fastest, and at the slowest.
+    """Extrapolate the time of some runs to `whole` units of work.
 
-    Runs have a number of units of work, and seconds.
+    A run is a pair of units of work and seconds. Returns seconds: as measured, by the fastest run
+    on an idle machine, and by the slowest run or under the machine's `load`, if that is longer.
     """
     if not (units := sum(own for own, _ in runs)):
         return 0.0, 0.0, 0.0

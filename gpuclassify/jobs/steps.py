@@ -179,9 +179,10 @@ class Steps:
         return source
 
     def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
-        """Move a step's quarantine to the job, and remove the rows of the step.
+        """Move the quarantine files of a step to the job's output, and remove the step's data.
 
-        The step's report, with these `parts`, stays, and is returned; empty without the step.
+        Writes the step's report, with these report `parts`, and returns it as JSON values. Returns
+        {} if the step was never begun.
         """
         folder = self.folder(name)
         if not folder.has(JOB):

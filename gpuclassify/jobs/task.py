@@ -396,9 +396,9 @@ def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
 def _have_moved(rows: Frame, mapped: Frame) -> bool:
     """Return whether a stage has moved rows, even if it has renumbered them.
 
-    Rows have moved if most changed values of a column were in other changed rows before. They were
-    not if a stage changes values in place, such as by stripping texts. An unchanged column that
-    identifies most rows shows that no row has moved.
+    Rows have moved if most of the values that a column has in changed rows were in other rows
+    before. A stage that changes values in place, such as by stripping texts, writes values that no
+    row had. An unchanged column that identifies most rows shows that no row has moved.
     """
     have_moved = False
     for name in (name for name in rows.columns if name in mapped.columns):

@@ -135,9 +135,9 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 def states_like(
     files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
 ) -> dict[str, str]:
-    """Return each file's `state` by name, to compare it with its `known` state of an earlier run.
+    """Return each file's `InputFile.state` by name, to compare with `known`, those of another run.
 
-    It has a digest of the content if the known state has one.
+    A state has a digest of the file's content if the known state of the file has one.
     """
     files = [*files]
     by_digest = [f for f in files if _SHA256 in known.get(redacted(f.real), "")]

@@ -353,7 +353,7 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
     """Quote the values of columns `texts` in a line, so that they are read as text, except null.
 
-    Halves of surrogate pairs become U+FFFD in other columns, unless they are `kept`.
+    Halves of surrogate pairs become U+FFFD in columns that are not in `kept`.
     """
     text, pieces, done = line.decode(), [], 0
     start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]

@@ -193,7 +193,7 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, with their common schema, all files, and the size that parts aim at."""
+    """Parts of an input, with their common schema, all files, and the target bytes of a part."""
 
     parts: tuple[Part, ...]
     schema: InputSchema

@@ -170,7 +170,7 @@ def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[
 
 
 def _draw(pieces: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Draw the numbers of up to `most` pieces spread over all, one from each of equal runs."""
+    """Draw the indices of up to `most` pieces: one from each of that many runs of equal length."""
     runs = np.array_split(np.arange(pieces), min(pieces, most)) if pieces else []
     return [int(rng.choice(run)) for run in runs]
 

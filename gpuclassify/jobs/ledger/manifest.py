@@ -376,7 +376,7 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record is of the file `name`, and of all parts that this should have."""
+        """Return whether a record is about the file `name`, and about all parts in that file."""
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
@@ -389,7 +389,7 @@ class Manifest:
         return sorted(left, key=lambda name: (self.numbers(name)[0], name))
 
     def _strays(self) -> list[str]:
-        """Return the paths of records that have this run's key, and describe none of its files."""
+        """Return the paths of records with this run's key that are about no file of this run."""
         known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]

@@ -130,7 +130,7 @@ class FileWriter(Declared):
 
     @property
     def keeps_index(self) -> bool:
-        """Whether a frame's index becomes a column, unless it only counts rows."""
+        """Whether a frame's index is written as a column, if it is no range that counts rows."""
         return self.file_format == PARQUET
 
     @property

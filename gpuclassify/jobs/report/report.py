@@ -178,7 +178,9 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 
 
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
-    """Return the GPUs' busy share while models ran, and peak memory; None without GPUs.
+    """Return the share of time that GPUs were busy while models ran, and their peak memory.
+
+    Returns None without GPUs.
 
     The share is None if the driver does not report it, as for MIG slices.
     """
@@ -335,9 +337,9 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return the most frequent rows and columns of a cross table of two label columns.
+    """Return the most frequent labels of both columns of a cross table, for its rows and columns.
 
-    They are followed by the number of rows with equal labels, and of all rows.
+    Also returns the number of dataset rows with equal labels, and of all dataset rows.
     """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}

@@ -100,7 +100,7 @@ def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, 
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """Keep the values with the most rows read, in this order; add up the rest as `OTHER`."""
+    """Keep the `most` values with the most rows read, sorted by them; add up others as `OTHER`."""
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
     folded = dict(named[:most])
