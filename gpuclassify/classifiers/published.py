@@ -10,12 +10,12 @@ from typing import Any
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.checkpoint import DistributedDataClassifier
 from gpuclassify.classifiers.education import FineWebEduClassifier
-from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier
+from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import CELADON_AXES
 from gpuclassify.settings.checks import HubName, nearest
-from gpuclassify.settings.options import REGRESSION, TextOptions
+from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TextOptions
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
 NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
@@ -165,6 +165,23 @@ CATALOGUE = (
               "educational value of code in one language, 0 to 5", NOT_STATED, _SMOLLM2,
               _scores("stack_edu", max_seq_length=1024), _NOT_EACH,
               variant="LANGUAGE", variants=_same(_CODE)),
+    Published("multilingual-edu", _EDU, "Horizon-Labs/multilingual-edu-classifier-SIZE",
+              "educational value of web pages in 66 languages, 0 to 5", APACHE,
+              f"{_HUB}Horizon-Labs/multilingual-edu-classifier-base",
+              _scores("multilingual_edu_{}", max_seq_length=512), variant="SIZE",
+              variants=_same("base small")),
+    Published("mmbert-edu", _ANY, "tartuNLP/mmBERT-small-m-edu-classifier",
+              "educational value of web pages in 93 languages, six labels", "MIT",
+              f"{_HUB}tartuNLP/mmBERT-small-m-edu-classifier",
+              {"label_field": "mmbert_edu_label", "confidence_field": "mmbert_edu_confidence",
+               "problem_type": SINGLE_LABEL, "max_seq_length": 8192}),
+    Published("web-register", _ANY, "TurkuNLP/multilingual-web-register-classification",
+              "registers (genres) of web pages in a hundred languages, any number of labels",
+              APACHE, "arXiv:2406.19892",
+              {"label_field": None, "labels_field": "web_registers", "problem_type": MULTI_LABEL,
+               "base_model": HubName("FacebookAI/xlm-roberta-large"), "max_seq_length": 512},
+              "labels are abbreviations: MT, LY, SP, ID, NA, HI, IN, OP, IP, and their parts in "
+              "small letters"),
     Published("meta-rater", _ANY, "opendatalab/meta-rater-QUALITY-rating",
               "one of the PRRC qualities of English text, a grade from 0 to 5",
               "not stated; that of its code is Apache-2.0", "arXiv:2504.14194",
@@ -182,6 +199,11 @@ CATALOGUE = (
               NOT_STATED, "arXiv:2410.22587",
               _regression("celadon_scores", *CELADON_AXES, max_seq_length=512),
               "its authors add the five levels up"),
+    Published("openlid", LanguageIdentifier, "HPLT/OpenLID-v3",
+              "language of text, 194 languages, and zxx_Zxxx for text in no language",
+              "GPL-3.0", "https://github.com/hplt-project/openlid",
+              {"label_field": "openlid_language", "confidence_field": "openlid_confidence",
+               "preprocess": "openlid"}),
     Published("gneissweb", _WORDS, "ibm-granite/GneissWeb.MODEL",
               "one part of GneissWeb's filter of English pages, a probability", APACHE,
               f"{_HUB}datasets/ibm-granite/GneissWeb",

@@ -272,10 +272,10 @@ def read_checkpoint(
     if "base_model" in config and "fc_dropout" in config:
         checkpoint = _with_base_model(config, identity, LINEAR_HEAD, base_model, cache_dir)
         return replace(checkpoint, problem_type=problem_type or SINGLE_LABEL)
-    if base_model is not None:
+    if base_model is not None and has_tokenizer(identity, cache_dir):
         raise CheckpointError(
-            f"{identity.name} carries its own sizes, so base_model={base_model!r} has no meaning: "
-            "leave it out"
+            f"{identity.name} has its own sizes and tokenizer, so base_model={base_model!r} has no "
+            "meaning: leave it out"
         )
     return _sequence_classifier(config, identity, problem_type)
 
@@ -489,24 +489,30 @@ def _adapted_classifier(
     return replace(whole, base=base, adapter_json=json.dumps(adapter))
 
 
+def has_tokenizer(identity: Identity, cache_dir: str | None = None) -> bool:
+    """Return whether a repository or directory has files of a tokenizer."""
+    return not TOKENIZER_FILES.isdisjoint(hub.list_files(identity, cache_dir=cache_dir))
+
+
 def find_tokenizer(
     checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
 ) -> Checkpoint:
     """Return the checkpoint with `tokenizer` set to its base model, if it has no tokenizer itself.
 
-    Only layouts saved as plain torch modules or adapters may lack tokenizer files. `base_model`
-    overrides the base model that the checkpoint names.
+    A checkpoint names its base model if it was saved as a plain torch module or adapter. For any
+    other one, `base_model` must be passed; it overrides the base model that the checkpoint names.
     """
-    if checkpoint.layout not in (LINEAR_HEAD, OWN_MODULE) and checkpoint.base is None:
+    names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
+    if not (names_base or base_model is not None):
         return checkpoint
     identity = checkpoint.identity
-    files = hub.list_files(identity, cache_dir=cache_dir)
-    if TOKENIZER_FILES & set(files):
+    if has_tokenizer(identity, cache_dir):
         return checkpoint
     if checkpoint.base is not None:
         return replace(checkpoint, tokenizer=checkpoint.base)
     base = base_model or checkpoint.config.get("base_model") or ""
     if "/" not in base:  # no base model, or a folder of the checkpoint
+        files = hub.list_files(identity, cache_dir=cache_dir)
         raise CheckpointError(
             f"{identity.name} has no tokenizer among its files {some_of(files)}, and names no base "
             "model to take one from: save it beside the model with tokenizer.save_pretrained, or "

@@ -194,7 +194,8 @@ class ModelOptions(TextOptions):
     Attributes
     ----------
     base_model : str
-        Checkpoint with the backbone's sizes, or an adapter's base.
+        Checkpoint with the backbone's sizes or tokenizer, if `model` lacks them, or an adapter's
+        base.
     max_seq_length : int
         Maximum tokens of a text. Default: the model's limit.
     batch_size : int

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import fasttext
 import numpy as np
@@ -70,7 +71,7 @@ def test_each_makes_a_classifier_whose_columns_are_known_without_a_network(entry
 
 def test_names_are_new_and_columns_of_different_models_differ():
     names = [entry.name for entry in ALL]
-    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 122
+    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 127
     of_each = [
         {
             tuple((entry.of(word) if word else entry)().schema().names)
@@ -121,10 +122,15 @@ def test_a_users_settings_stand_over_those_declared():
 
 @pytest.mark.parametrize(
     ("name", "column", "tokens"),
-    [("finemath", "finemath", 512), ("stack-edu-python", "stack_edu", 1024)],
+    [
+        ("finemath", "finemath", 512),
+        ("stack-edu-python", "stack_edu", 1024),
+        ("multilingual-edu-small", "multilingual_edu_small", 512),
+    ],
 )
 def test_scores_of_finewebs_kind(sequence_classifier, name, column, tokens):
-    model = sequence_classifier("bert", max_position_embeddings=tokens, **ONE_NUMBER)
+    kind = "modernbert" if name.startswith("multilingual") else "bert"
+    model = sequence_classifier(kind, max_position_embeddings=tokens, **ONE_NUMBER)
     found = scored(name, model)
     expected = raw_outputs(model, TEXTS, tokens)[:, 0].clip(0, 5)
     assert_close(found[f"{column}_score"], expected)
@@ -166,6 +172,29 @@ def test_grades_of_meta_rater(sequence_classifier):
     assert_close(struct_of(found["meta_rater_readability_scores"]), expected)
     assert found["meta_rater_readability_label"].tolist() == [*map(str, expected.argmax(axis=1))]
     assert found["meta_rater_readability_label"].nunique() > 2
+
+
+def test_labels_of_a_model_without_a_tokenizer_of_its_own(sequence_classifier, tmp_path):
+    labels = ("MT", "LY", "SP", "it", "ID", "NA", "ne")
+    home = sequence_classifier("xlm-roberta", labels=labels)
+    model = tmp_path / "register"
+    shutil.copytree(home, model, ignore=shutil.ignore_patterns("*token*", "*.model"))
+    found = scored("web-register", model, base_model=home)["web_registers"]
+    logits = torch.tensor(raw_outputs(home, TEXTS, 512))
+    expected = [[labels[n] for n in row.nonzero()[:, 0]] for row in logits.sigmoid() >= 0.5]
+    assert found.tolist() == expected
+    assert len({len(row) for row in expected}) > 2
+    with pytest.raises(CheckpointError, match="has its own sizes and tokenizer"):
+        scored("web-register", home, base_model=home)
+
+
+def test_grades_as_labels(sequence_classifier):
+    labels = ("Problematic", "None", "Minimal", "Basic", "Good", "Excellent")
+    model = sequence_classifier("modernbert", labels=labels, max_position_embeddings=8192)
+    found = scored("mmbert-edu", model)
+    expected = probabilities(raw_outputs(model, TEXTS, 8192))
+    assert found["mmbert_edu_label"].tolist() == [labels[n] for n in expected.argmax(axis=1)]
+    assert_close(found["mmbert_edu_confidence"], expected.max(axis=1))
 
 
 def test_four_numbers_of_windows_weighted_by_their_length(sequence_classifier):

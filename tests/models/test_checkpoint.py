@@ -147,7 +147,7 @@ def test_a_base_model_without_configuration_is_refused(checkpoint, tmp_path):
 
 
 def test_a_base_model_for_a_checkpoint_that_carries_its_sizes_is_refused(checkpoint):
-    with pytest.raises(CheckpointError, match=r"carries its own sizes.*leave it out"):
+    with pytest.raises(CheckpointError, match=r"has its own sizes and tokenizer.*leave it out"):
         described(checkpoint("fineweb-edu"), base_model="microsoft/deberta-v3-base")
 
 

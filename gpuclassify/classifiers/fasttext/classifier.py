@@ -14,7 +14,7 @@ from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import LabelOptions, ordered_labels
 from gpuclassify.settings.signatures import takes
 
-Preprocess = Literal["dclm", "lower", "ultra-fineweb"]
+Preprocess = Literal["dclm", "lower", "openlid", "ultra-fineweb"]
 
 
 @declared
@@ -43,12 +43,23 @@ class FastTextOptions(LabelOptions):
         Output columns of these lists.
     labels : list of str
         Labels in the file's order, for a client without the file; workers verify them.
-    preprocess : {"dclm", "lower", "ultra-fineweb"}
-        Preparation of texts as in training: lower case, or as DCLM or Ultra-FineWeb does, whose
-        tokenizer must be in the model's repository. Default: newlines become spaces.
+    preprocess : {"dclm", "lower", "openlid", "ultra-fineweb"}
+        Preparation of texts as in training: lower case, or as DCLM, OpenLID-v3 or Ultra-FineWeb
+        does, whose tokenizer must be in the model's repository. Default: newlines become spaces.
+    long_text : {"whole", "lines"}
+        Read a text at once, or line by line. Then the label of a text is that of the most
+        characters; its probability, and that of `score_label`, are means over lines, weighted by
+        characters.
+    line_labels_field : str
+        Output column (list of strings) of each line's label, with ``long_text="lines"``; null for
+        blank lines.
+    label_shares_field : str
+        Output column (list of struct) of each label of the lines, and its `share` of the text's
+        characters (float32), largest first, with ``long_text="lines"``.
     """
 
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by", "min_confidence", "min_score")
+    window_aggregation: ClassVar[str] = "mean"
 
     file: str | None = None
     confidence_field: str | None = None
@@ -61,6 +72,9 @@ class FastTextOptions(LabelOptions):
     top_scores_field: str = "top_scores"
     labels: Sequence[str] | None = setting(default=None, convert=ordered_labels)
     preprocess: Preprocess | None = None
+    long_text: Literal["whole", "lines"] = "whole"
+    line_labels_field: str | None = None
+    label_shares_field: str | None = None
 
     def check_together(self) -> None:
         """Raise TypeError or ValueError if settings contradict each other."""
@@ -75,6 +89,17 @@ class FastTextOptions(LabelOptions):
                 f"score_label={self.score_label!r} has no column to fill and no filter: pass "
                 "score_field= or min_score= with it"
             )
+        for name in ("line_labels_field", "label_shares_field"):
+            if getattr(self, name) is not None and not self.runs_lines:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is about the lines of a text: pass "
+                    'long_text="lines" with it'
+                )
+        if self.top_k is not None and self.runs_lines:
+            raise ValueError(
+                f'top_k={self.top_k} has no meaning with long_text="lines": pass '
+                "label_shares_field= for all labels of a text's lines"
+            )
         names = [
             PurePath(name).name.lower().replace("_", "-") for name in (self.model, self.file or "")
         ]
@@ -83,6 +108,11 @@ class FastTextOptions(LabelOptions):
                 f"{self.file or self.model} was trained on the tokens of prepared texts, and gives "
                 'plain ones wrong scores: pass preprocess="ultra-fineweb"'
             )
+
+    @property
+    def runs_lines(self) -> bool:
+        """Whether the model runs on each line of a text, as if it were a text."""
+        return self.long_text == "lines"
 
     @property
     def plans_without_model(self) -> bool:
@@ -154,12 +184,15 @@ class LanguageIdentifier(FastTextClassifier):
     and ``zxx_...`` for text in no language. ``lid.176.bin`` and ``lid.176.ftz``
     are much smaller, with two letters, ``de``; they are not on the Hub: download
     one, and pass its path. Texts in capitals get wrong languages without
-    ``preprocess="lower"``.
+    ``preprocess="lower"``. ``long_text="lines"`` finds the language of each line.
 
     Examples
     --------
     >>> ddf = LanguageIdentifier()(ddf)  # doctest: +SKIP
     >>> german = LanguageIdentifier(filter_by="deu_Latn")
+    >>> by_line = LanguageIdentifier(
+    ...     long_text="lines", line_labels_field="line_languages", label_shares_field="languages"
+    ... )
     >>> german_or_french = LanguageIdentifier(model="lid.176.ftz", filter_by=["de", "fr"])
     """
 

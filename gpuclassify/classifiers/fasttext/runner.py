@@ -10,6 +10,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpuclassify.classifiers.fasttext.model_file import FastTextModel
 from gpuclassify.frames import Texts
 from gpuclassify.mapping.heads import SCORES, Columns, named_columns, named_fields
 from gpuclassify.mapping.label_heads import LabelHead, label_array
+from gpuclassify.mapping.lines import LineOutputs, TextLines
 from gpuclassify.mapping.runners import NonFiniteOutputError, Outputs, Runner
 from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.models.checkpoint import Checkpoint, CheckpointError, some_of
@@ -37,6 +39,9 @@ _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 PREFIX = "__label__"
 # The word that ends a line for the library, between the library's separators.
 _LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
+# Column of `label_shares_field`.
+LABEL_SHARES = pa.list_(pa.struct([("label", pa.string()), ("share", pa.float32())]))
+_LABEL_SHARE = pa.struct([("label", pa.string()), ("share", pa.float32())])
 # Codes of frequent languages in ISO 639-1 and ISO 639-3, including codes of single languages that
 # models use for a group, such as Mandarin for Chinese.
 _TWO_AND_THREE_LETTERS = """
@@ -145,12 +150,25 @@ class FastTextRunner(Runner):
             texts = [" ".join(text.strip().splitlines()) for text in texts]
         elif self.options.preprocess == "lower":
             texts = [text.lower() for text in texts]
+        elif self.options.preprocess == "openlid":
+            texts = [words_of_openlid(text) for text in texts]
         lines = [text.replace("\n", " ") for text in texts]
         return [_LINE_END.sub(" ", line) if "</s>" in line else line for line in lines]
 
     def _token_words(self) -> TokenWords | None:
         path = self.model.fetch_tokenizer()
         return None if path is None else TokenWords(path)
+
+
+def words_of_openlid(text: str) -> str:
+    """Return a text in lower case, without digits, punctuation and symbols, as OpenLID-v3 expects.
+
+    Source: ``preprocess`` in the README of hplt-project/openlid.
+    """
+    import regex  # type: ignore[import-untyped]  # which transformers requires
+
+    text = regex.sub(r"\s\s+", " ", text.strip().replace("\n", " ").lower())
+    return regex.sub(r"[^\p{Word}\p{Zs}]|\d", "", text)
 
 
 class TokenWords:
@@ -218,11 +236,83 @@ def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+@dataclass(frozen=True)
+class LineRecords:
+    """Records of texts that were read line by line, with the labels of the lines.
+
+    `records`, (texts,), are in the form of `FastTextRunner`. A text's label is the one with the
+    most characters; ties go to the first of the model's labels. Its probability is the mean over
+    the lines with this label, weighted by characters.
+    """
+
+    records: np.ndarray
+    scores: np.ndarray  # mean probability of `score_label`, float32 (texts,), or (0,)
+    lines: TextLines
+    ids: np.ndarray  # label id of each line that was run, int32; -1 for none
+    # Pairs of text and label, and the label's share of the text's characters, float32 (pairs,),
+    # sorted by text, then by share, largest first.
+    text_of: np.ndarray
+    label_of: np.ndarray
+    shares: np.ndarray
+
+    @classmethod
+    def of(cls, outputs: LineOutputs, scores: np.ndarray) -> LineRecords:
+        """Aggregate the records of lines by text.
+
+        `scores` are the probabilities of `score_label` in the distinct lines, float32, or empty.
+        """
+        lines, found = outputs.lines, outputs.values[outputs.lines.positions]
+        texts = np.repeat(np.arange(len(lines.counts)), lines.counts)
+        chars = np.maximum(lines.distinct.char_counts, 1)[lines.positions]
+        ids, known = found["label"][:, 0], found["label"][:, 0] >= 0
+        whole = np.bincount(texts, chars)
+        codes = texts[known] * (1 + ids.max(initial=0)) + ids[known]
+        pairs, pair_of = np.unique(codes, return_inverse=True)
+        sums = np.bincount(pair_of, chars[known])
+        weighted = np.bincount(pair_of, chars[known] * found["probability"][known, 0])
+        text_of, label_of = np.divmod(pairs, 1 + ids.max(initial=0))
+        order = np.lexsort([label_of, -sums, text_of])
+        text_of, label_of = text_of[order], label_of[order]
+        records = np.zeros(len(whole), [("label", np.int32, (1,)), ("probability", "f4", (1,))])
+        records["label"], records["probability"] = -1, np.nan
+        labelled, first = np.unique(text_of, return_index=True)
+        records["label"][labelled, 0] = label_of[first]
+        records["probability"][labelled, 0] = (weighted / sums)[order[first]]
+        if len(scores):
+            own = np.bincount(texts[known], chars[known], len(whole))
+            total = np.bincount(
+                texts[known], chars[known] * scores[lines.positions][known], len(whole)
+            )
+            scores = np.divide(total, own, np.full(len(whole), np.nan), where=own > 0)
+        shares = (sums[order] / whole[text_of]).astype(np.float32)
+        return cls(records, scores.astype(np.float32), lines, ids, text_of, label_of, shares)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.records[name]
+
+    def line_labels(self, labels: list[str]) -> pa.Array:
+        """Return the label of each line of each text as lists; null for blank lines."""
+        ids = np.full(len(self.lines.is_run), -1, dtype=np.int32)
+        ids[self.lines.is_run] = self.ids
+        names = label_array(ids, labels).dictionary_decode()
+        return pa.ListArray.from_arrays(self.lines.offsets, names)
+
+    def label_shares(self, labels: list[str]) -> pa.Array:
+        """Return the labels of each text's lines with their shares, as lists of structs."""
+        offsets = np.searchsorted(self.text_of, np.arange(len(self) + 1)).astype(np.int32)
+        names = label_array(self.label_of, labels).dictionary_decode()
+        pairs = pa.StructArray.from_arrays([names, pa.array(self.shares)], fields=[*_LABEL_SHARE])
+        return pa.ListArray.from_arrays(offsets, pairs)
+
+
 class FastTextHead(LabelHead):
     """Head that writes the most probable label, the probability of `score_label`, and the top k.
 
-    Reads the records of `FastTextRunner`. A text of unknown words gets no label from the library:
-    its label and numbers are null, and it passes no filter.
+    Reads the records of `FastTextRunner`, or `LineRecords`. A text of unknown words gets no label
+    from the library: its label and numbers are null, and it passes no filter.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile
@@ -248,13 +338,21 @@ class FastTextHead(LabelHead):
             (self.label_field, pa.string()),
             (options.confidence_field, pa.float32()),
             (options.score_field, pa.float32()),
+            (options.line_labels_field, pa.list_(pa.string())),
+            (options.label_shares_field, pa.list_(_LABEL_SHARE)),
         )
         if options.top_k is not None:
             fields += [pa.field(options.top_labels_field, pa.list_(pa.string()))]
             fields += [pa.field(options.top_scores_field, SCORES)]
         return fields
 
-    def columns(self, values: np.ndarray) -> Columns:
+    def values(self, outputs: Outputs) -> Any:
+        """Return the records of texts, or `LineRecords` if the model has read their lines."""
+        if isinstance(outputs, LineOutputs):
+            return LineRecords.of(outputs, self._scores(outputs.values))
+        return super().values(outputs)
+
+    def columns(self, values: Any) -> Columns:
         """Return the columns that the settings name, from records of `FastTextRunner`, (texts,)."""
         options, ids = self.options, values["label"]
         columns = named_columns(
@@ -262,6 +360,10 @@ class FastTextHead(LabelHead):
             (options.confidence_field, pa.array(values["probability"][:, 0], from_pandas=True)),
             (options.score_field, pa.array(self._scores(values), from_pandas=True)),
         )
+        if options.line_labels_field is not None:
+            columns[options.line_labels_field] = values.line_labels(self.labels)
+        if options.label_shares_field is not None:
+            columns[options.label_shares_field] = values.label_shares(self.labels)
         if options.top_k is not None:
             ids, probabilities = ids[:, : options.top_k], values["probability"][:, : options.top_k]
             is_given = ids >= 0
@@ -272,7 +374,7 @@ class FastTextHead(LabelHead):
             columns[options.top_scores_field] = pa.ListArray.from_arrays(offsets, numbers)
         return columns
 
-    def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
+    def passes(self, values: Any) -> dict[str, np.ndarray]:
         """Return the masks of texts that pass the filters of label, confidence and score."""
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
@@ -302,11 +404,13 @@ class FastTextHead(LabelHead):
         if self.options.score_label is not None:
             self.check_labels(self.options.score_label)
 
-    def _scores(self, values: np.ndarray) -> np.ndarray:
+    def _scores(self, values: Any) -> np.ndarray:
         """Return the probability of `score_label` for each text, 0 if the library leaves it out.
 
         It is NaN for a text without any label, and the array is empty without `score_label`.
         """
+        if isinstance(values, LineRecords):
+            return values.scores
         if self.options.score_label is None:
             return np.zeros(0, dtype=np.float32)
         is_meant = values["label"] == self.labels.index(self.options.score_label)

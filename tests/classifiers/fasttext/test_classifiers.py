@@ -89,6 +89,10 @@ def test_settings_that_do_not_fit_the_model_are_refused_before_any_work(
         ({"top_k": 0}, ValueError, "at least 1"),
         ({"device": "cpu"}, TypeError, "no argument 'device'"),
         ({"keep_field": "keep"}, ValueError, "no decision to write"),
+        ({"line_labels_field": "l"}, ValueError, 'pass long_text="lines" with it'),
+        ({"label_shares_field": "s"}, ValueError, 'pass long_text="lines" with it'),
+        ({"long_text": "lines", "top_k": 2}, ValueError, "pass label_shares_field="),
+        ({"long_text": "windows"}, ValueError, "one of 'whole', 'lines'"),
     ],
 )
 def test_settings_without_a_meaning_are_refused_at_once(settings, error, message):

@@ -2,6 +2,7 @@
 
 import re
 
+import dask.dataframe as dd
 import fasttext
 import numpy as np
 import pandas as pd
@@ -25,9 +26,12 @@ def answers(path, texts, k):
     Of a text's words it gets all but that which ends a line, behind which it reads nothing.
     """
     model = fasttext.load_model(str(path))
+    return answers_of(model, texts, k), model.get_labels()
+
+
+def answers_of(model, texts, k):
     words = [[word for word in SEPARATORS.split(text) if word != "</s>"] for text in texts]
-    found = [model.predict(" ".join(own), k=k) for own in words]
-    return found, model.get_labels()
+    return [model.predict(" ".join(own), k=k) for own in words]
 
 
 def assert_lists_are_the_librarys(found, path, k, prefix=""):
@@ -81,6 +85,54 @@ def test_languages_of_a_real_model_are_the_librarys(real_model, k):
     found = LanguageIdentifier(model=real_model, top_k=k)(documents([*texts, *TEXTS]))
     assert found["language"].tolist()[:4] == ["de", "fr", "ja", "ru"]
     assert_lists_are_the_librarys(found, real_model, k, prefix="__label__")
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_lines_are_labelled_alone_and_the_text_by_most_of_its_characters(real_model, partitions):
+    german, english = "Dies ist ein Satz in deutscher Sprache.", "This one is in English, is it?"
+    texts = [
+        f"{english}\n\n{german}\r\n{german}  \n{english}\nshort",
+        f"{german}\n{german}",
+        "Il pleut à verse.",
+        "   \n\t\n",
+        "",
+        None,
+        *(f"{a}\u2028{b}" for a, b in zip(TEXTS, reversed(TEXTS), strict=True)),
+    ]
+    model = fasttext.load_model(str(real_model))
+    columns = {"line_labels_field": "lines", "label_shares_field": "shares"}
+    made = LanguageIdentifier(
+        model=real_model, long_text="lines", score_label="en", score_field="en", **columns
+    )
+    frame = dd.from_pandas(documents(texts), npartitions=partitions)
+    found = made(frame).compute().to_dict("records")
+    for text, row in zip(texts, found, strict=True):
+        if text is None:
+            assert row["lines"] is None and row["shares"] is None
+            continue
+        labels, sums, weighted, whole, own = [], {}, {}, 0, 0.0
+        for line in text.splitlines() if text.strip() else [text]:
+            if text.strip() and not line.strip():
+                labels.append(None)
+                continue
+            ((every, numbers),) = answers_of(model, [line], -1)
+            name, chars = every[0].removeprefix("__label__"), max(1, len(line))
+            labels.append(name)
+            whole += chars
+            sums[name] = sums.get(name, 0) + chars
+            weighted[name] = weighted.get(name, 0.0) + chars * numbers[0]
+            own += chars * dict(zip(every, numbers, strict=True)).get("__label__en", 0)
+        assert row["lines"] == labels
+        shares = {pair["label"]: pair["share"] for pair in row["shares"]}
+        assert shares == pytest.approx({name: chars / whole for name, chars in sums.items()})
+        assert [*shares.values()] == sorted(shares.values(), reverse=True)
+        assert sums[row["language"]] == max(sums.values())
+        best = row["language"]
+        assert row["language_confidence"] == pytest.approx(weighted[best] / sums[best], abs=1e-5)
+        assert row["en"] == pytest.approx(own / whole, abs=1e-5)
+    assert [row["language"] for row in found[:3]] == ["de", "de", "fr"]
+    kept = LanguageIdentifier(model=real_model, long_text="lines", filter_by="de")
+    assert kept(documents(texts[:3])).index.tolist() == [0, 1]
 
 
 def test_a_text_of_which_no_word_is_known_has_null_as_the_library_has_no_label(tmp_path):

@@ -10,6 +10,7 @@ import fasttext
 import numpy as np
 import pandas as pd
 import pytest
+import regex
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -49,6 +50,13 @@ def prepared_by_ultra_fineweb(content, tokenizer):
 def prepared_by_dclm(content):
     """What `classify_fasttext_hq_prob` of mlfoundations/dclm does."""
     return " ".join(content.strip().splitlines())
+
+
+def prepared_by_openlid(text):
+    """What `preprocess` in the README of hplt-project/openlid does."""
+    nonword = regex.compile(r"[^\p{Word}\p{Zs}]|\d")
+    text = text.strip().replace("\n", " ").lower()
+    return regex.sub(nonword, "", regex.sub(regex.compile(r"\s\s+"), " ", text))
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +124,20 @@ def test_dclm_is_given_what_its_authors_give_it(repository):
     assert np.abs(np.subtract(plain, expected)).max() > 1e-4
 
 
+def test_openlid_is_given_what_its_authors_give_it(repository):
+    folder, _ = repository
+    sentence = "Maskinsjefen er oppteken av å løfta fram dei 12 maritime\n utdanningane."
+    assert prepared_by_openlid(sentence).split()[-2:] == ["maritime", "utdanningane"]
+    texts = [sentence, *ALL, "a\r\nb\x85c", "12 345,6 €", "v1.2\t\tfoo_bar-baz"]
+    expected = expected_scores(folder, map(prepared_by_openlid, texts))
+    found = scores(folder, texts, preprocess="openlid")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    plain = expected_scores(folder, [text.replace("\n", " ") for text in texts])
+    assert np.abs(np.subtract(plain, expected)).max() > 1e-4
+    named = published("openlid", model=folder, file=FILE)(pd.DataFrame({"text": texts}))
+    assert set(named["openlid_language"]) <= {"pos", "neg"}
+
+
 def test_lines_are_those_of_the_authors_to_the_character_and_so_are_planned_words(repository):
     folder, tokenizer = repository
     made = FastTextClassifier(model=folder, file=FILE, preprocess="ultra-fineweb")
@@ -165,6 +187,6 @@ def test_a_model_without_its_preparation_warns_where_it_is_made(settings):
 
 def test_an_unknown_preparation_lists_those_that_exist():
     with pytest.raises(
-        ValueError, match=r"one of None, 'dclm', 'lower', 'ultra-fineweb'\..*mean 'ultra"
+        ValueError, match=r"one of None, 'dclm', 'lower', 'openlid', 'ultra-fineweb'\..*mean 'ultra"
     ):
         FastTextClassifier(model="m.bin", preprocess="ultrafineweb")
