@@ -70,10 +70,12 @@ class HubBusyError(HubUnreachableError):
 def retried(
     call: Callable[[], Answer], may_pass: Callable[[Exception], bool], *, tries: int = TRIES
 ) -> Answer:
-    """Return ``call()``, and repeat the call after errors that `may_pass` accepts.
+    """Return ``call()``, called at most `tries` times, again after errors that `may_pass` accepts.
 
-    Waits last the error's ``wait_seconds`` if it has one, else they double. Jitter spreads the
-    retries of many workers. An error that asks for more than ten minutes is raised at once.
+    Other errors are raised at once, and the last call's error is raised. The wait before the next
+    call is the error's attribute ``wait_seconds`` if set, else 1, 2, 4 and so on up to 60 seconds,
+    plus up to 1 second at random, which spreads the retries of many workers. An error with more
+    than 600 ``wait_seconds`` is raised at once.
     """
     for attempt in range(1, tries):
         try:

@@ -56,7 +56,10 @@ st.save_file({name: tensor.clone().contiguous() for name, tensor in torch.load(
 
 
 def list_files(identity: Identity, *, cache_dir: Location | None = None) -> list[str]:
-    """List all files of a model as sorted relative paths, without hidden files of a directory."""
+    """List all files of a model as sorted relative paths.
+
+    For a model in a directory, hidden files and files in hidden folders are left out.
+    """
     if identity.is_directory:
         return visible_files(Path(identity.name))
     known = _cached_listing(identity, cache_dir)
@@ -158,8 +161,10 @@ def download(
 ) -> Path:
     """Return a model's directory, or the local snapshot of a Hub model, downloaded if need be.
 
-    Only configuration, tokenizer and safetensors files are fetched; a complete snapshot costs no
-    request. Raises ModelChangedError if a directory's files changed after it was pinned.
+    Only configuration, tokenizer and safetensors files are fetched, and without `has_weights` no
+    safetensors files. A complete snapshot costs no request. Raises ModelChangedError if a
+    directory's files changed after it was pinned, and HubUnreachableError if files are neither
+    cached nor can be fetched.
     """
     name, revision = identity.name, identity.revision
     if identity.is_directory:
@@ -198,16 +203,17 @@ def download(
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return a model's folder; raise CheckpointError if its weight index names files elsewhere."""
+    """Return `folder`; raise CheckpointError if its weight index names files outside of it."""
     if is_file(folder / INDEX):
         _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
 
 
 def weights_paths(folder: Path) -> dict[Path, bool]:
-    """Return a model's weight files, one or all shards, each with whether it never changes.
+    """Map the path of each weight file of a model to True if the file can never change.
 
-    Files in the Hub's cache never change, because they are named by their content.
+    The files are ``model.safetensors`` or, without it, all shards in the index. Files in the Hub's
+    cache cannot change, because they are named by their content.
     """
     names = {WEIGHTS}
     if exists(folder / INDEX) and not exists(folder / WEIGHTS):
@@ -364,7 +370,10 @@ def _find_file(
 
 
 def _file_digest(path: Path) -> str:
-    """Return a digest of a file's name, size, modification time and first bytes."""
+    """Return a digest of a file's name, size, modification time and first 65,536 bytes.
+
+    It is ``"sha256:"`` and 64 hex digits.
+    """
     status = path.stat()
     digest = hashlib.sha256(os.fsencode(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     with path.open("rb") as file:
@@ -485,7 +494,10 @@ def _find_or_fetch(identity: Identity, filename: str, cache_dir: Location | None
 
 
 def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str] | None:
-    """Return the names of a Hub model's files as a download has cached them; None if none has."""
+    """Return the sorted names of all files of a Hub model, from the listing in the cache.
+
+    Returns None if the cache has no listing; each download of a snapshot stores one.
+    """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -499,10 +511,10 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return a Hub model's cached snapshot if the Hub is out of reach, else None.
+    """Return a Hub model's cached snapshot if the Hub must be asked and does not answer, else None.
 
-    The Hub is not asked if the cache lists the model's files. Raises HubUnreachableError if the
-    snapshot lacks weights.
+    The Hub need not be asked if the cache has a listing of the model's files: then the result is
+    None without a request. Raises HubUnreachableError if the snapshot lacks weights.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name

@@ -104,8 +104,9 @@ def _settle(folder: Path) -> bool:
 def is_directory_name(name: Location) -> bool:
     """Tell whether a model name means a directory rather than a Hub model.
 
-    Directories are existing directories, and names spelt as a path: absolute, starting with ``~``,
-    ``./`` or ``../``, or with more than one slash. A `HubName`, as of a class's default, never is.
+    A directory is meant if it exists, or if the name is spelt as a path: absolute, ``.`` or ``..``,
+    starting with ``~``, ``./`` or ``../``, or with more than one slash. A `HubName`, such as the
+    default model of a published classifier, always means a Hub model.
     """
     name = os.fspath(name)
     if isinstance(name, HubName):
@@ -199,7 +200,7 @@ def _find_commit(name: str, revision: str, cache_dir: Location | None) -> str:
 
 
 def absolute(path: Location) -> Path:
-    """Return the absolute path, with ``~`` expanded and links kept."""
+    """Return the absolute path, with ``~`` expanded and symbolic links not resolved."""
     # Links are kept, because they may resolve differently on each node of a shared file system.
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 

@@ -62,7 +62,10 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish this user's interrupted saves in a directory; remove other leftover hidden folders."""
+    """Finish this user's committed saves in a directory, and remove folders of unfinished saves.
+
+    Folders that another process has locked, and other users' committed saves, stay.
+    """
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
             continue
@@ -117,7 +120,10 @@ def finish_saving(directory: Path) -> bool:
 
 
 def config_text(directory: Path) -> str | None:
-    """Return the text of a model's ``config.json``, even while a save replaces it, or None."""
+    """Return the text of a model's ``config.json``, even while a save replaces the file.
+
+    Returns None if the model has no such file.
+    """
     while True:
         with contextlib.suppress(FileNotFoundError):
             return (directory / CONFIG).read_text(encoding="utf-8")
@@ -146,10 +152,10 @@ def file_sha256(path: Path) -> str:
 
 
 def _lock(folder: Path, flags: int = 0) -> IO[bytes]:
-    """Lock the hidden folder of a save, and return its open lock file, to keep open while writing.
+    """Lock the hidden folder of a save, and return the open lock file; closing it ends the lock.
 
-    Raises BlockingIOError if another process holds the lock, and FileNotFoundError if the folder is
-    gone.
+    `flags` are further flags for ``os.open``. Raises BlockingIOError if another process holds the
+    lock, and FileNotFoundError if the folder is gone.
     """
     path = folder / _LOCK
     flags |= os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
@@ -186,7 +192,7 @@ def _mark(folder: Path) -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Tell whether this user created a hidden folder; copies of it do not count."""
+    """Tell whether this user created a save's hidden folder; False for a copy of such a folder."""
     try:
         lock, mark = (folder / _LOCK).lstat(), _mark(folder)
     except OSError:
@@ -227,7 +233,8 @@ def _move_files(folder: Path) -> None:
 def _targets(folder: Path) -> dict[Path, Path]:
     """Map each file in a save's hidden folder to its target in the model directory.
 
-    Raises NotADirectoryError if a link leads to a target.
+    Hidden files and symbolic links are left out. Raises NotADirectoryError if a target's folder is
+    reached through a symbolic link below the model directory.
     """
     targets = {}
     for path in folder.rglob("*"):
