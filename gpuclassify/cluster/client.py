@@ -197,8 +197,9 @@ def _start_elsewhere(
 ) -> Client:
     """Start a Slurm or Coiled cluster with the options that the caller has passed.
 
-    `workers` and `memory` are arguments of `get_client`; its defaults of them are left out, because
-    they are for local clusters.
+    `workers` (numbers of workers and threads) and `memory` (backend and GPU memory) are arguments
+    of `get_client` by name. Values equal to the defaults of `get_client` are not passed on, because
+    these defaults are for local clusters.
     """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
@@ -245,7 +246,7 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
     """Raise ImpossibleClusterError if cudf frames are wanted and this machine cannot run them.
 
-    `survey` lists the machine's GPUs, if that is done already.
+    `survey` is the result of `survey_gpus`; if None, the machine's GPUs are surveyed here.
     """
     if backend != "cudf":
         return
@@ -397,7 +398,8 @@ def _shake_hands(address: str, security: Security | None, timeout_seconds: float
 def _read_scheduler_file(path: Path, timeout_seconds: float) -> str:
     """Wait until a scheduler file is there and complete, and return the scheduler's address.
 
-    Raises FileNotFoundError or ValueError if it is not in time.
+    Raises FileNotFoundError if there is no file after `timeout_seconds`, and ValueError if a file
+    is still not JSON with an ``address`` 2 seconds after it was first seen.
     """
     deadline = time.monotonic() + timeout_seconds
     is_there = False

@@ -27,13 +27,13 @@ LEAST_SECRET = 8  # minimum characters of a secret to search for
 
 
 def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> Client:
-    """Start a cluster with Coiled, and return its client, which closes the cluster with itself.
+    """Start a cluster with Coiled, and return a client that closes the cluster when it is closed.
 
-    Each machine has one worker, which runs one task at a time with all cores for torch. The
-    scheduler has no GPU, and the cluster ends after 20 idle minutes. The client's ``HF_TOKEN``, and
-    the variables in the option ``private_environ``, are sent directly to the cluster
-    (``send_private_envs``), hidden from Coiled and without a copy on disk. Other options are
-    arguments of ``coiled.Cluster``.
+    Each machine has one worker, which runs `threads_per_worker` tasks at a time; torch may use all
+    cores. By default the scheduler has no GPU, and the cluster ends after 20 idle minutes. The
+    variable ``HF_TOKEN`` of this process, and the variables in the option ``private_environ``, are
+    sent directly to the cluster (``send_private_envs``), hidden from Coiled and without a copy on
+    disk. Other options are arguments of ``coiled.Cluster``.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
@@ -54,8 +54,10 @@ def coiled_arguments(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the arguments of ``coiled.Cluster``, and the environment variables to hide from it.
 
-    `options` are the caller's. Raises TypeError for unknown options, and ValueError for a secret
-    among the arguments, because Coiled would store it.
+    `options` are arguments of ``coiled.Cluster`` by name, and ``private_environ``: variables that
+    are hidden, together with ``HF_TOKEN`` if this process has it. `threads_per_worker` is the
+    number of tasks that a worker runs at a time. Raises TypeError for unknown options, and
+    ValueError for a secret among the arguments, because Coiled would store it.
     """
     private = dict(options.get("private_environ") or {})
     if token := os.environ.get("HF_TOKEN"):
@@ -76,8 +78,10 @@ def coiled_arguments(
 def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str | None:
     """Return the name of the first option that is or contains a secret; None if there is none.
 
-    Names of nested options are joined, such as "environ.HF_TOKEN". Known `secrets` with fewer than
-    8 characters are ignored, because they may occur anywhere.
+    A secret is an environment variable whose name has a word such as TOKEN or KEY, a text that
+    looks like a known kind of token, or a text that contains one of `secrets`. Names of nested
+    options are joined, such as "environ.HF_TOKEN". `secrets` with fewer than 8 characters are
+    ignored, because they may occur anywhere.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):

@@ -140,9 +140,9 @@ def safe_path() -> Iterator[None]:
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
     """Return ``work()``, which starts or closes a cluster, so that Ctrl-C cannot stop it halfway.
 
-    It runs in a thread, which gets no KeyboardInterrupt. Dask would wait forever for a cluster
-    whose close was interrupted. An interrupt here kills the workers, which ends the work, and is
-    raised afterwards, at the latest after some seconds.
+    `work` runs in a thread of its own, which gets no KeyboardInterrupt. Dask would wait forever for
+    a cluster whose close was interrupted. If the calling thread is interrupted, it kills the
+    workers of `cluster`, which ends `work`, and raises KeyboardInterrupt at most 5 seconds later.
     """
     done: Future[Result] = Future()
 

@@ -39,7 +39,10 @@ class PreflightError(RuntimeError):
 
 
 class MisfitError(RuntimeError):
-    """Error raised by a `Probe` on a worker, with the cells of a row in PreflightError's table."""
+    """Error raised by a `Probe` on a worker, with a problem for the table of PreflightError.
+
+    Its arguments are the cells ``check``, ``found``, ``expected`` and ``cure`` of a `Row`.
+    """
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
         super().__init__(check, found, expected, cure)
@@ -90,16 +93,17 @@ def check_workers(
 ) -> list[str]:
     """Check that a client's present workers can do a job's work.
 
-    If there are none, as on an adaptive cluster, the first one is waited for. The workers' versions
-    are compared with the client's, no two may use one GPU, and `probe` is tried: one worker of each
-    machine fetches files, then all workers run it. A worker that leaves meanwhile or does not
-    answer is ignored, because Dask replaces it, if another one passes. Workers that join later are
-    not checked. If all leave before they answer, which may happen on an adaptive cluster, nothing
-    is checked, and a warning is logged.
+    If there are none, as on an adaptive cluster, the first one is waited for. Package versions on
+    the workers are compared with the client's. If `uses_gpu`, no two workers may use one GPU. Then
+    one worker of each machine calls ``probe.fetch()``, and all workers call ``probe.run()``.
+    Workers that join later are not checked.
 
-    Each step of a worker (versions and machine, fetch, run) may take `step_seconds`. `uses_gpu` is
-    whether the work uses GPUs. Returns the addresses of the workers that passed. Raises
-    PreflightError if one cannot work, or no remaining worker answers.
+    A worker that leaves meanwhile, or takes longer than `step_seconds` for one of these steps, is
+    skipped with a warning if another worker passes. If all workers leave before they answer, which
+    may happen on an adaptive cluster, nothing is checked, and a warning is logged.
+
+    Returns the sorted addresses of the workers that passed. Raises PreflightError if a worker
+    cannot do the work, or no remaining worker answers.
     """
     if not client.nthreads():  # an adaptive cluster starts a worker for a task
         logger.warning("the cluster has no workers yet: waiting for the first, as Dask does")
@@ -127,9 +131,10 @@ class _Check:
         self.given_up: dict[str, str] = {}  # reason, by address
 
     def compare_versions(self) -> None:
-        """Add rows for workers with other package versions than the client.
+        """Add rows for workers that lack a package of the client or have a version that matters.
 
-        Versions that should not change results are only logged.
+        Another version than the client's matters for packages in `DECISIVE`. For other packages,
+        which should not change results, it is only logged.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -165,9 +170,9 @@ class _Check:
             logger.warning("%d workers have %s; results should not differ", count, text)
 
     def look(self, uses_gpu: bool) -> None:
-        """Ask workers for their machine, and add rows for workers that share a GPU.
+        """Store each worker's `Machine` in `machines`; if `uses_gpu`, add rows for shared GPUs.
 
-        Workers that have a row already are not asked, because they may not be able to answer.
+        Workers with a problem in `rows` are not asked, because they may not be able to answer.
         Raises PreflightError if there are any rows.
         """
         failed = {row.worker for row in self.rows}
@@ -220,8 +225,9 @@ class _Check:
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
         """Wait for tasks on workers; return their results, and add rows for their errors.
 
-        `futures` and results are by the worker's address. `check` and `expected` are cells of the
-        rows.
+        Keys of `futures` and of the result are the workers' addresses. Workers that failed or left
+        have no result. `check` and `expected` are the cells of these names in each `Row` that is
+        added for an error.
         """
         try:
             self._wait_while_there(futures)

@@ -29,9 +29,10 @@ class ProcessSettings(WorkerPlugin):
 
     Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, a single thread for torch, and does not
     limit the tokenizers library, whose thread pool would use all cores of the machine in each
-    worker. `threads` is for both. Without it, the worker's cores are divided by the number of
-    workers `sharing` them. A worker without a nanny may run in the user's process, whose memory and
-    tokenizers do not change.
+    worker. `threads` is the number of threads of torch, and also of tokenizing. If None, it is the
+    number of cores that the worker may use, divided by `sharing`, the number of workers that use
+    the same cores. A worker without a nanny may run in the user's process, whose memory allocation
+    and tokenizing threads do not change.
     """
 
     name = "gpuclassify-process"
@@ -78,9 +79,11 @@ class TorchMemoryFraction(WorkerPlugin):
 
 
 def raise_by_value() -> Any:
-    """Return a function that increases Dask's timeouts and limits in a worker or scheduler.
+    """Return a function that raises Dask's timeouts and limits to at least the values passed to it.
 
-    It is pickled by value, because a scheduler need not have this package.
+    Its arguments are timeouts in Dask's configuration by name, for a worker or a scheduler, and for
+    a scheduler also its ``worker_ttl`` in seconds and its ``allowed_failures``. It is pickled by
+    value, because a scheduler need not have this package.
     """
 
     def raise_settings(

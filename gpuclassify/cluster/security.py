@@ -38,11 +38,17 @@ class QuietSecurity(Security):
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a connection, like `distributed.Security`, with this setting."""
+        """Return the arguments of `distributed.Security` for a connection, made quiet.
+
+        Their SSL context ignores a connection that ends without a closing message.
+        """
         return _quiet(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of a listener, like `distributed.Security`, with this setting."""
+        """Return the arguments of `distributed.Security` for a listener, made quiet.
+
+        Their SSL context ignores a connection that ends without a closing message.
+        """
         return _quiet(super().get_listen_args(role))
 
 
@@ -92,10 +98,10 @@ def make_security(settings: object) -> Security | None:
 
 
 def listens_here_alone(options: Mapping[str, Any]) -> bool:
-    """Tell whether a local cluster with these arguments should get TLS by default.
+    """Tell whether all processes of a local cluster listen on this machine's loopback address only.
 
-    It should if it has several processes, which listen on this machine's loopback address. It
-    should not if the user sets its interface or protocol (UCX has no TLS).
+    Such a cluster gets TLS by default. `options` are the arguments of the cluster. Returns False if
+    they set a host, an interface or a protocol (UCX has no TLS), or with ``processes=False``.
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -132,7 +138,10 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning, with `cure`, if other machines can reach a scheduler's address without TLS."""
+    """Log a warning if other machines can reach one of a scheduler's addresses without TLS.
+
+    The warning ends with `cure`, a sentence without full stop that says what to do.
+    """
     if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
             "the Dask scheduler at %s takes connections without TLS: whoever reaches it can run "

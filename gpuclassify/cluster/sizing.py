@@ -77,24 +77,25 @@ def parse_walltime(walltime: str) -> int | None:
     return seconds
 
 
-def one_for_each_gpu(of_gpus: str, gpus: int, **workers: int | None) -> None:
-    """Raise ValueError if a Slurm job or node has GPUs and another number of workers.
+def one_for_each_gpu(option: str, gpus: int, **workers: int | None) -> None:
+    """Raise ValueError if a Slurm job or node has GPUs and not exactly one worker per GPU.
 
-    `of_gpus` is the name of the option with the number of GPUs; `workers` are options with numbers
-    of workers.
+    `gpus` is the number of GPUs, 0 for none, and `option` is the option's name, for the
+    message. `workers` maps the name of another option to the number of workers that it asks for,
+    or None if it is not set.
     """
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
             raise ValueError(
-                f"{name}={count} with {of_gpus}={gpus}: each GPU has one worker; leave {name} out"
+                f"{name}={count} with {option}={gpus}: each GPU has one worker; leave {name} out"
             )
 
 
 def memory_shares(n_workers: int) -> dict[str, int]:
-    """Return ``memory_limit`` for ``LocalCluster``, this machine's memory divided by `n_workers`.
+    """Return ``{"memory_limit": bytes}`` for ``LocalCluster``: usable memory per worker.
 
-    Returns no option if Dask's default is right. Dask only considers the machine's memory, and the
-    limit of the topmost control group.
+    Usable memory is divided by `n_workers`. The dict is empty if usable memory is what Dask finds
+    by itself; Dask only reads the machine's memory and the limit of the topmost control group.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -103,7 +104,10 @@ def memory_shares(n_workers: int) -> dict[str, int]:
 
 
 def refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError if this machine's memory is too small for `n_workers`."""
+    """Raise ImpossibleClusterError if there is less memory than `n_workers` times `WORKER_BYTES`.
+
+    One worker is always allowed. Memory is what this process may use in all.
+    """
     memory_bytes = usable_memory()
     most = max(1, int(memory_bytes // WORKER_BYTES))
     if n_workers > most:
@@ -124,10 +128,11 @@ def cpu_cluster_options(
 ) -> tuple[dict[str, Any], int]:
     """Return the arguments of ``LocalCluster``, and each worker's number of torch threads.
 
-    `options` are the caller's other arguments. Workers times threads never exceeds `cores`, unless
-    there are more workers than cores. By default a worker has 8 cores, but there are at least two
-    workers if each gets 8 GB, and only one with ``processes=False``. `cores` and `memory_bytes` are
-    this machine's.
+    `options` are other arguments of ``LocalCluster``; they override the arguments made here. torch
+    gets ``cores // n_workers`` threads, at least 1. By default there is a worker per 8 cores, or
+    two workers if these are more, but not more than one per 8 GB of memory and one per core. With
+    ``processes=False`` there is one. `cores` and `memory_bytes` are by default what this process
+    may use.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
@@ -142,9 +147,9 @@ def cpu_cluster_options(
 
 
 def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
-    """Return the number of tasks that a worker runs at a time.
+    """Return the number of tasks that a worker runs at a time: `requested`, or a default if None.
 
-    The default is two on a GPU with pandas frames, else one. Of two tasks, one reads and tokenizes
+    The default is two on a GPU with pandas frames, else one. One of two tasks reads and tokenizes
     while the other one runs the model; with a single task the GPU would wait at the start and end
     of each part. cudf frames take GPU memory, so that there is one task at a time.
     """
@@ -192,11 +197,11 @@ def gpu_cluster_options(
 ) -> tuple[dict[str, Any], float | None]:
     """Return the arguments of ``LocalCUDACluster``, and torch's share of the GPU's memory.
 
-    `options` are the caller's other arguments, which are included. The remaining parameters are
-    those of `get_client`. A share of None does not limit torch. With
-    `device_bytes`, the memory of the smallest GPU in use, shares are converted to bytes, because
-    dask-cuda would apply them to GPU 0, and to the whole GPU for a MIG slice. Raises ValueError if
-    settings contradict each other, or shares exceed 0.95 of the device.
+    `options` are the caller's other arguments of ``LocalCUDACluster`` and become part of the
+    result. The remaining parameters are explained at `get_client`. torch's share is None if torch
+    is not limited. `device_bytes` is the memory of the smallest GPU in use; if it is passed, shares
+    are converted to bytes, because dask-cuda would apply them to GPU 0, and to the whole GPU for a
+    MIG slice. Raises ValueError if settings contradict each other, or shares sum to more than 0.95.
     """
     options = dict(options or {})
     check_choice("backend", backend, BACKENDS)
@@ -315,9 +320,11 @@ def _is_torch_on_rmm(options: Mapping[str, Any]) -> bool:
 def _check_shares(
     maximum: int | float | None, torch_fraction: float | None, device_bytes: int | None
 ) -> None:
-    """Raise ValueError if RMM's pool and torch together may exceed the GPU's memory.
+    """Raise ValueError if RMM's pool and torch together may take more than 0.95 of the GPU.
 
-    A pool without a `maximum` may take all of it.
+    `maximum` limits RMM, in bytes (int) or as a share of the device (float); with None, RMM may
+    take the whole device. `torch_fraction` is torch's share. Nothing is checked if `maximum` is in
+    bytes and `device_bytes` is not known.
     """
     if maximum is None:
         rmm_share = 1.0

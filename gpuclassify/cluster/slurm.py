@@ -348,18 +348,19 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request a job; it has a new name, because the scheduler may still know an old one."""
+        """Request one more job, with a new name, because the scheduler may know old names."""
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit jobs until they match the requested ones, in ``worker_spec``."""
+        """Close and submit jobs until there is one per entry of the cluster's ``worker_spec``."""
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
-        """Tell whether jobs end again and again without a worker, and log the reason.
+        """Return True, and log the reason, if Slurm jobs keep ending while there is no worker.
 
-        `ended` are the ids of jobs that have ended now.
+        This is so at the fourth call in a row that finds no worker on the scheduler. `ended` are
+        the ids of the jobs that have ended since the last call.
         """
         self.failed_rounds = 0 if self.scheduler.workers else self.failed_rounds + 1
         if self.failed_rounds <= MOST_FAILED_ROUNDS:
