@@ -32,8 +32,10 @@ class HFModel(ABC):
     path_or_name : str
         Hub name or directory; its ``config.json`` has the maximum length of texts.
     max_mem_gb : int, optional
-        Ignored, as are sizes of trial runs, because batches are sized by free memory.
+        Ignored, because batches are sized by free memory.
     model_output_type : {"numeric"}
+    **trial_runs
+        CrossFit's sizes of trial runs; ignored for the same reason.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class HFClassifier(LoadedByUser):
         return self.source.load_model(device=str(device))
 
     def new_tokenizer(self) -> Any:
-        """Load the tokenizer with the user's code, which may not be the model's own."""
+        """Load the tokenizer with the user's ``load_tokenizer``, which may choose any tokenizer."""
         return self.source.load_tokenizer()
 
 
@@ -109,7 +111,9 @@ class HFClassifier(LoadedByUser):
 class DistributedDataClassifier:
     """Base class for a classifier that runs an `HFModel`, in the form of NeMo Curator 0.x.
 
-    A subclass may set ``text_field`` and ``prob_column``, and need not write ``_run_classifier``.
+    A subclass may set the names of the text column, ``text_field``, and of the column of outputs,
+    ``prob_column`` (None for no such column). It may also replace ``_run_classifier``, the method
+    that adds the columns.
 
     Parameters
     ----------
@@ -117,11 +121,15 @@ class DistributedDataClassifier:
     labels : list of str
         Labels, in the order of the model's outputs.
     filter_by : str or list of str, optional
+        Labels whose rows are kept. Default: all rows are kept.
     batch_size : int
+        Maximum number of texts in a batch.
     out_dim : int, optional
         Number of outputs; must be the number of labels.
     pred_column : str
+        Name of the column of labels.
     max_chars : int, optional
+        Number of characters that texts are cut to.
     device_type, autocast : optional
         Ignored: a GPU is used if there is one, and the module's code chooses dtypes.
     """
@@ -171,7 +179,10 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Add a column of labels to a frame and, if `prob_col` names one, a column of outputs."""
+    """Add the column `label_col` of labels and, unless `prob_col` is None, a column of outputs.
+
+    `options` are further options of the mapper that runs `model`.
+    """
     classifier = HFClassifier(
         model,
         model=model.path_or_name,

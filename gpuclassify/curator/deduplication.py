@@ -25,7 +25,11 @@ FuzzyDuplicatesConfig = SemDedupConfig
 
 
 class ExactDuplicates:
-    """Curator's module for `gpuclassify.ExactDuplicates`, which takes and returns datasets."""
+    """Curator's module for `gpuclassify.ExactDuplicates`, from `DocumentDataset` to another one.
+
+    With `perform_removal`, a call returns the documents without duplicates in place of the listing
+    of duplicates. `options` are settings of the module; ``id_field`` is "id" by default.
+    """
 
     settings_type: Any = exact.ExactDuplicates
 
@@ -45,7 +49,11 @@ class ExactDuplicates:
     def remove(
         self, dataset: DocumentDataset, duplicates_to_remove: DocumentDataset
     ) -> DocumentDataset:
-        """Drop documents that are duplicates, or whose ids are listed, from the dataset."""
+        """Drop the documents that are listed in `duplicates_to_remove` from the dataset.
+
+        The listing has ids as its only column, or a column ``keep``; then documents with a true
+        value in it stay.
+        """
         duplicates = duplicates_to_remove.df
         if list(duplicates.columns) == [self.settings.id_field]:
             duplicates = duplicates.assign(keep=False)

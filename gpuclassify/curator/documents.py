@@ -92,8 +92,10 @@ class DocumentDataset:
     ) -> None:
         """Write a file for each partition, as a job that shows its progress and can be continued.
 
-        Values of the column `partition_on` become folders. With `write_to_filename`, a file is
-        written per value of this column instead.
+        `kind` is the class of the writer. Values of the column `partition_on` become folders.
+        With `write_to_filename`, the name of a column (True for ``file_name``), one file is written
+        for each value in that column, and has the value's last part as its name. The column is left
+        out of the files unless `keep_filename_column`. Raises ValueError if both are passed.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:
@@ -121,7 +123,10 @@ class DocumentDataset:
     to_parquet = functools.partialmethod(_write, ParquetWriter)
 
     def mapped_by(self, mapper: Callable[[Frame | LazyFrame], Any]) -> DocumentDataset:
-        """Apply a classifier or `ToBackend` to the frame; they call this method."""
+        """Return a dataset of ``mapper(self.df)``.
+
+        A classifier or `ToBackend` that is called with a dataset calls this method.
+        """
         return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
@@ -164,9 +169,11 @@ class Sequential:
 
 
 def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
-    """Return a Dask client, with the options of the Dask generation.
+    """Return a Dask client from the options of `get_client` in NeMo Curator's Dask releases (0.x).
 
-    Irrelevant ones are ignored.
+    With ``address`` or ``scheduler_file``, it connects to that cluster, and other options are
+    ignored. Otherwise it starts a cluster here; options for GPUs are ignored if `cluster_type` is
+    "cpu", and numbers of workers and threads are ignored if it is not.
     """
     settings = modern_spellings("get_client", "cluster", options)
     for name in ("address", "scheduler_file"):
@@ -178,7 +185,10 @@ def get_client(cluster_type: str = "cpu", **options: Any) -> Any:
 
 
 def _join(output: Store, name: str, parts: Sequence[str]) -> None:
-    """Join files into one, which replaces an earlier file of this name."""
+    """Join the files `parts`, in this order, into the file `name` of the folder `output`.
+
+    An earlier file of this name is replaced. Parquet files are joined by rows, others by bytes.
+    """
     contents = map(_read, parts)
     with output.replacing(output.path(name)) as sink:
         if name.endswith(".parquet"):

@@ -62,7 +62,8 @@ class Pipeline(pipeline.Pipeline):
     name : str
     description : str, optional
     stages : iterable, optional
-        As of `gpuclassify.Pipeline`, and `TokenizerStage` followed by a `ModelStage`.
+        Stages of a `gpuclassify.Pipeline`. There may also be a `ModelStage`, alone or directly
+        after a `TokenizerStage`.
     config : dict, optional
         Settings of executors; ignored.
     **options
@@ -104,7 +105,8 @@ class Pipeline(pipeline.Pipeline):
     ) -> Results:
         """Run the job, or continue it, with the `options` of `gpuclassify.Pipeline.run`.
 
-        It runs on `executor` if that is a client, else on the current client, or in this process.
+        The job runs on `executor` if it is a Dask client, else on the current client, or in this
+        process if there is no client.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
@@ -125,7 +127,7 @@ class Pipeline(pipeline.Pipeline):
 class Results(JobSummary):
     """Summary of a finished job, also a sequence of its output files.
 
-    Item n has ``data=[file]``.
+    ``results[n].data`` is a list with the name of file number n, from 0, as its only element.
     """
 
     def __getitem__(self, index: int) -> SimpleNamespace:
@@ -212,7 +214,7 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Pinned model of the settings, whose network and columns are made by the user's code."""
+        """Pinned model of the option ``model``; network and columns come from the user's code."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:
@@ -353,7 +355,11 @@ class StageMapper(LoadedByUser):
         return (DeclaredColumns(*parts, declared=declared, compute=self._columns),)
 
     def _kinds(self) -> dict[str, str]:
-        """Detect the types of the stage's columns by calling its methods with zeros as outputs."""
+        """Return the type of each of the stage's columns by name, such as ``{"label": "str"}``.
+
+        The types are detected by calling the stage's methods with zeros as outputs of two texts.
+        Raises TypeError if that fails.
+        """
         labels = self.model.checkpoint.config.get("id2label")
         try:
             columns = self._columns(np.zeros((2, len(labels or ()) or 2), dtype=np.float32))

@@ -23,13 +23,17 @@ _CLASSIFIER = {**_ALL, **_TORCH, "max_mem_gb_classifier": int, "rmm_pool_size": 
 
 
 class ArgumentHelper:
-    """Helper that adds arguments of the Dask generation's scripts to an argument parser."""
+    """Helper that adds the arguments of scripts for NeMo Curator 0.x (Dask) to `parser`."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
 
     def add_distributed_args(self, arguments: dict[str, Any] = _ALL) -> argparse.ArgumentParser:
-        """Add the arguments that configure a Dask cluster, by default all, to the parser."""
+        """Add command-line arguments to the parser, and return the parser.
+
+        `arguments` maps names to defaults, or to types if there is no default. By default, they
+        are the arguments that configure a Dask cluster.
+        """
         for name, default in arguments.items():
             kind = default if isinstance(default, type) else type(default)
             how: Any = {"action": "store_true"} if default is False else {"type": kind}
@@ -41,15 +45,17 @@ class ArgumentHelper:
 
     @staticmethod
     def parse_client_args(args: argparse.Namespace) -> dict[str, Any]:
-        """Select the arguments for `get_client` from parsed arguments."""
+        """Return the arguments of `get_client` by name, selected from a script's parsed `args`."""
         arguments = {"cluster_type": getattr(args, "device", "cpu")}
         return arguments | {name: vars(args)[name] for name in (*_CLIENT, *_TORCH) if name in args}
 
 
 class RayClient:
-    """Stand-in for Ray's client: Dask workers, one per GPU, if `num_gpus` or the GPUs are several.
+    """Stand-in for Ray's client, which starts one Dask worker per GPU if there are several GPUs.
 
-    Otherwise jobs run in this process, on all its cores and the GPU. Options of Ray are ignored.
+    `num_gpus` is the number of workers, by default the number of visible GPUs. If it is 1 or 0, no
+    worker starts, and jobs run in this process, on all its cores and the GPU. Options of Ray are
+    ignored with a warning.
     """
 
     def __init__(self, num_gpus: int | None = None, **ray_options: object) -> None:
@@ -76,9 +82,11 @@ def get_all_file_paths_under(
     keep_extensions: str | list[str] | None = None,
     **options: Any,
 ) -> list[str]:
-    """List the files in a folder, sorted; empty if the folder is missing.
+    """List the paths or URLs of the files in the folder `path`, sorted.
 
-    `options` may have ``storage_options`` for fsspec.
+    Files in subfolders are included with `recurse_subdirectories`. With `keep_extensions`, only
+    files whose names end with one of these texts are listed. The list is empty if the folder is
+    missing. `options` may have ``storage_options`` for fsspec.
     """
     store = open_store(path, options.get("storage_options"))
     names = store.filesystem.find(store.root, maxdepth=None if recurse_subdirectories else 1)
