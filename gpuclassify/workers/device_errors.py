@@ -138,7 +138,7 @@ def release_memory() -> None:
 def free_host_bytes() -> int:
     """Return the number of bytes that this process may still allocate on the host.
 
-    In a Dask worker, its memory limit counts, too.
+    In a Dask worker with a memory limit, it is at most the limit minus the process's memory.
     """
     import psutil
 

@@ -32,7 +32,8 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use.
 
-    It is the smallest of the machine's cores, the process's affinity and its cgroups' quotas.
+    It is the smallest of the number of the machine's cores, the number of cores in the process's
+    CPU affinity, and its cgroups' CPU quotas, rounded up; at least 1.
     """
     from dask.system import cpu_count
 
@@ -64,7 +65,10 @@ def free_memory() -> int:
 
 
 def other_core_seconds() -> float:
-    """Return the core seconds of other processes, or of other machines on the same host."""
+    """Return the core seconds that other processes have used since this machine started.
+
+    On a virtual machine, this includes time that the host gave to its other virtual machines.
+    """
     import psutil
 
     times = psutil.cpu_times()
@@ -74,7 +78,10 @@ def other_core_seconds() -> float:
 
 
 def own_core_seconds() -> float:
-    """Return the core seconds of this process and all that it started, such as compilers."""
+    """Return the core seconds that this process has used since it started.
+
+    Processes that it started, such as compilers, count, too, running or ended.
+    """
     import psutil
 
     spent = 0.0
@@ -106,19 +113,23 @@ class CpuLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether other processes used next to nothing."""
+        """Whether other processes used at most 0.1 cores, or if more, 5% of `usable_cores`."""
         return self.other_cores <= max(0.1, 0.05 * self.usable_cores)
 
     @property
     def idle_share(self) -> float:
-        """Share of the measured time that the work takes without other processes, at least 0.1."""
+        """Estimated time of the measured work on an idle machine, divided by the measured time.
+
+        It is the share of `usable_cores` that other processes left free, 0.1 to 1.
+        """
         return min(1.0, max(0.1, (self.cores - self.other_cores) / self.usable_cores))
 
     @property
     def slowdown(self) -> float:
-        """Time of work under the load average, relative to an idle machine.
+        """Estimated time of work under the load average, divided by its time on an idle machine.
 
-        Cores are shared evenly by all that runs or waits, and this process has a thread per core.
+        It is at least 1. Cores are assumed to be shared evenly by all processes that run or wait,
+        and by one thread of this process per usable core.
         """
         return max(1.0, (self.load_average + self.usable_cores) / self.cores)
 
@@ -131,7 +142,7 @@ class LoadMeter:
         self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
 
     def read(self) -> CpuLoad:
-        """Return the load since the construction."""
+        """Return the load since this object was made; the load average is from before that."""
         cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
         other = (other_core_seconds() - self._other_seconds) / seconds
         return CpuLoad(cores, usable_cores(), min(max(0.0, other), cores), self._load_average)

@@ -34,7 +34,10 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Initialize NVML, once per process id, because after a fork its handles are invalid."""
+    """Initialize NVML, once per `process_id`, which is only the key of the cache.
+
+    After a fork, NVML must be initialized again, because its handles are invalid.
+    """
     nvml.nvmlInit()
 
 
@@ -96,7 +99,7 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
     """List this machine's GPUs, as far as ``CUDA_VISIBLE_DEVICES`` shows them to CUDA.
 
     `visible_devices` replaces that variable's value. A missing driver, library or device raises no
-    error: `absent_because` gives the reason.
+    error: the result's ``absent_because`` gives the reason.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")

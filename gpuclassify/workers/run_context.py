@@ -55,6 +55,7 @@ class RunStats:
     tokens, padded_tokens : int
         Real tokens, and tokens run by the model's layers, padding included.
     batches, out_of_memory : int
+        Batches that were run, and batches that ran out of memory and were divided.
     rescued_texts : int
         Texts whose outputs were not finite at first and were recomputed alone in float32.
     prefix_tokens : int
@@ -69,6 +70,7 @@ class RunStats:
         device. A GPU may still work on an earlier batch, so the first is an upper bound of its
         idle time.
     model_seconds : float
+        Time in which this run held the device to run its model.
     device_sampled_seconds, device_busy_seconds : float, optional
         On a GPU, time over which its utilization was sampled, and busy time within it. None if the
         driver does not report it, as for a MIG slice.
@@ -79,7 +81,8 @@ class RunStats:
     peak_tokenizer_threads : int, optional
         Largest number of threads of a process that tokenized on the host.
     peak_sharing : list of int, optional
-        Number of models that ran leading layers once, of these layers, and of all layers.
+        Three counts: models that shared leading layers, layers that were run once for all of these
+        models, and layers of a model.
     peak_bfloat16_times : float, optional
         Speed of the CPU's bfloat16 matrix products relative to float32, if bfloat16 would shorten
         the run and the user has not chosen float32.
@@ -124,7 +127,10 @@ class RunStats:
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add one run's statistics (`RunStats`, by name) to `sums`, in place; keep larger peaks."""
+    """Add one run's statistics (`RunStats`, by name) to `sums`, in place.
+
+    Of a statistic that starts with ``peak_``, the larger value is kept in place of a sum.
+    """
     for name, number in numbers.items():
         known = sums.get(name, type(number)())
         sums[name] = max(known, number) if name.startswith("peak_") else known + number
@@ -140,12 +146,12 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to use more cores if GPUs waited for tokenizing; None otherwise, and on CPUs.
+    """Return advice to use more cores if GPUs waited for tokenizing, else None.
 
-    `totals` are sums of `RunStats`. Waiting must exceed a tenth of the models' time. As that may
-    also come from the first block of short parts, or from time in which the device worked on
-    earlier batches, tokenizing must have taken longer than the models, and the driver must not
-    have reported the device as always busy.
+    `totals` are sums of `RunStats`. There is advice if the models ran on GPUs, waiting for tokens
+    took more than a tenth of the models' time, tokenizing took longer than the models, and the
+    driver did not report the device as always busy. Waiting alone may also come from the first
+    block of short parts, or from time in which the device worked on earlier batches.
     """
     tokens, tokenizing, model, waited = (
         totals.get(name, 0)
@@ -194,9 +200,9 @@ def advice(totals: Mapping[str, Any]) -> list[str]:
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Describe the leading layers that were run once for several models, for a report, or None.
+    """Describe the leading layers that were run once for several models, for a report.
 
-    `totals` are sums of `RunStats`.
+    `totals` are sums of `RunStats`. Returns None if no model shared layers.
     """
     models, shared, layers = totals.get("peak_sharing") or (0, 0, 0)
     return f"{shared} of {layers} layers run once for {models} models" if models else None
@@ -285,7 +291,7 @@ def report_stats(stats: RunStats) -> None:
 
 
 def advance(rows: int) -> None:
-    """Report that a mapper has run this number of rows, to this thread's `PartProgress`, if any."""
+    """Add a number of rows that a mapper has run to this thread's `PartProgress`, if it has one."""
     if (part := current_run().part) is not None:
         part.advance(rows)
 
@@ -340,7 +346,10 @@ class RunningParts:
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return the work done on running parts: a (fractional) number of parts, and of rows."""
+        """Return the work done on the parts that run now, as a number of parts and of rows.
+
+        The number of parts is the sum of the parts' finished fractions.
+        """
         with self._lock:
             parts = list(self._latest.values())
         return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))

@@ -105,9 +105,10 @@ class TokenName(str):
 
 
 def token_name(name: str) -> TokenName:
-    """Return a name for this process's token for a Hub repository, to be sent in its place.
+    """Return a name that is sent to workers in place of this process's token for a Hub repository.
 
-    `token_for` returns the token by this name, here and on workers.
+    `name` is the repository's name. `token_for` returns the token by the new name, here and on
+    workers.
     """
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
