@@ -48,7 +48,10 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Escape control and invisible characters but `kept`, so that no terminal obeys them."""
+    r"""Escape control and invisible characters as in ``\x1b``, so that no terminal obeys them.
+
+    Spaces and the characters in `kept` stay.
+    """
     if text.isprintable():
         return text
     printable = {
@@ -77,7 +80,7 @@ def markdown(text: str) -> str:
 
 
 def short_number(value: float) -> str:
-    """Format a number with three digits and a unit, such as ``1.2k`` or ``3.4M``."""
+    """Format a number with at most three significant digits and a unit (``1.2k``, ``3.4M``)."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -90,12 +93,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def counted_kinds(counts: Mapping[str, int]) -> str:
-    """Join the numbers of several kinds of items, such as ``3 lines, 1 file``."""
+    """Join counts with their nouns in the singular, the keys: ``3 lines, 1 file``."""
     return ", ".join(counted(number, kind) for kind, number in counts.items())
 
 
 def bin_edge(value: float) -> str:
-    """Format a bin's edge, short enough for the axis of a histogram."""
+    """Format a bin's edge with 3 significant digits, but as ``1,234`` from 1,000 to 9,999."""
     if value >= 10_000:
         return short_number(value)
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
