@@ -40,9 +40,9 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: that of the text column `column`.
+    """Return the dtype for new string columns: the dtype of `column` if it is a `StringDtype`.
 
-    None means cudf's default.
+    For any other column, it is None, which means cudf's default.
     """
     dtype = frame[column].dtype
     return dtype if isinstance(dtype, pd.StringDtype) else None

@@ -47,7 +47,7 @@ def id_keys(seed: str, frame: Frame, id_field: str) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray) -> np.ndarray:
-    """Convert random uint64 numbers to uniform float64 numbers between 0 and 1."""
+    """Convert random uint64 numbers to uniform float64 numbers above 0 and below 1."""
     return ((keys >> np.uint64(11)) + 0.5) * 2.0**-53
 
 

@@ -47,9 +47,10 @@ def from_parts(
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Combine delayed objects to one, in a tree of tasks, so that no task gets all of them.
+    """Combine delayed objects to a single one, in a tree of tasks; no task gets all objects.
 
-    ``join(objects)`` combines a list of at most `fan_in` objects.
+    ``join(objects)`` combines at most `fan_in` neighbouring objects, or earlier results of `join`,
+    in the order of `parts`. A single part is returned as it is.
     """
     call = dask.delayed(join, pure=True)
     while len(parts) > 1:

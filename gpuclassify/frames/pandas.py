@@ -35,9 +35,9 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: that of the text column `column`, if it has one.
+    """Return the dtype for new string columns: the dtype of `column` if it is a string dtype.
 
-    A column of Python objects gives ``str``.
+    For any other column, such as Python objects or categories, it is pandas' default ``str``.
     """
     dtype = frame[column].dtype
     return dtype if _is_arrow_text(dtype) else pd.Series([], dtype="str").dtype
