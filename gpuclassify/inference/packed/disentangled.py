@@ -58,7 +58,7 @@ def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Rows of DeBERTa's table of relative positions, for all distances within a batch's texts."""
+    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts."""
 
     # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # `width` is the length of the longest text.
@@ -78,7 +78,11 @@ class PositionTables:
     queries: torch.Tensor | None  # multiplied with keys (position to content)
 
     def ordered(self, positions: RelativePositions) -> PositionTables:
-        """Return the tables with one row per distance, from the lowest to the highest distance."""
+        """Return the tables with one row per distance, in ascending order.
+
+        Rows of `keys` are ordered by the key's position minus the query's position, and rows of
+        `queries` by the query's position minus the key's position.
+        """
         order = positions.by_distance
         return PositionTables(
             None if self.keys is None else self.keys[:, order.flip(0)],
@@ -91,7 +95,7 @@ class PositionTables:
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
     def part(self, heads: slice, positions: slice = slice(None)) -> PositionTables:
-        """Return the tables for some attention heads and some positions."""
+        """Return the tables for the attention heads and the positions in these slices."""
         return PositionTables(
             None if self.keys is None else self.keys[heads, positions],
             None if self.queries is None else self.queries[heads, positions],
@@ -161,7 +165,11 @@ def _attend_texts(
 
 
 def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of texts and heads whose attention scores may be in memory at once."""
+    """Divide the texts and heads of a batch for attention; yield (slice of texts, slice of heads).
+
+    The attention scores of one such part may be in memory at once. `query` and `key` are (texts,
+    heads, tokens, head size).
+    """
     texts, heads, count, _ = query.shape
     score_bytes = count * key.shape[2] * query.element_size()
     part_bytes = CPU_PART_BYTES if query.device.type == "cpu" else GPU_PART_BYTES

@@ -152,8 +152,9 @@ def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttenti
 def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kernel | None:
     """Return the fastest kernel for fused attention; None if `DisentangledAttention` is faster.
 
-    `key` is a key of `_kernels`. On a GPU the choice is saved, so that later processes compile and
-    check only that kernel.
+    `key` is a tuple of the device, the dtype, the number of heads, the head size, and whether the
+    layers have each of the two relative-position terms. On a GPU the choice is saved, so that later
+    processes compile and check only that kernel.
     """
     device, dtype, *shape = key
     if device.type != "cuda":
@@ -173,10 +174,11 @@ def _fastest_kernel(encoder: DisentangledEncoder, key: tuple[Any, ...]) -> Kerne
 def _try_kernels(
     encoder: DisentangledEncoder, key: tuple[Any, ...], kernels: Sequence[Kernel], is_known: bool
 ) -> tuple[Kernel | None, bool]:
-    """Compile and time kernels; return the best one, or None, and whether all of them ran.
+    """Compile and time kernels; return the fastest one, and whether all kernels have run.
 
-    A kernel must have the outputs of `DisentangledAttention` and be faster. With `is_known`, an
-    earlier process has measured that it is faster.
+    The kernel is None unless one has the outputs of `DisentangledAttention`, up to rounding, and is
+    faster. With `is_known`, it need not be faster, because an earlier process has measured that.
+    `key` is explained at `_fastest_kernel`.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -275,7 +277,10 @@ class FusedAttention(DisentangledAttention):
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute attention like `DisentangledAttention`; leave queries of first tokens to it."""
+        """Compute the same attention as `DisentangledAttention`, up to rounding.
+
+        If queries belong to first tokens only, `DisentangledAttention` itself computes it.
+        """
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
             return super().__call__(states, tables, scale)

@@ -272,7 +272,8 @@ def _mask(
 ) -> torch.Tensor | None:
     """Return the attention mask of a group of texts; None if not needed.
 
-    It is bool, (texts or 1, 1, width or 1, width). `window` is the reach of local attention.
+    It is bool, (texts or 1, 1, width or 1, width). With a `window`, tokens only attend to tokens
+    that are less than `window` positions away.
     """
     mask = None
     if group.is_token is not None and not is_causal:  # causal attention never reads later padding
