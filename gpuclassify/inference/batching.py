@@ -89,12 +89,18 @@ class PaddedBatch:
         return np.repeat(first - starts, self.lengths) + np.arange(self.lengths.sum())
 
     def part(self, start: int, stop: int) -> PaddedBatch:
-        """Return a batch of the rows from `start` to `stop`; only a packed batch gets narrower."""
+        """Return a batch of the rows from index `start` up to `stop`.
+
+        Its width is the same, or, if `is_packed`, the length of its own longest row.
+        """
         rows = slice(start, stop)
         return self._take(rows, rows)
 
     def take(self, rows: np.ndarray) -> PaddedBatch:
-        """Return a batch of the rows with these indices; only a packed batch gets narrower."""
+        """Return a batch of the rows with these indices.
+
+        Its width is the same, or, if `is_packed`, the length of its own longest row.
+        """
         return self._take(rows, to_device(rows, self.ids.device))
 
     def _take(self, rows: slice | np.ndarray, on_device: slice | torch.Tensor) -> PaddedBatch:
@@ -122,8 +128,9 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 def cut_batches(
     lengths: np.ndarray, current_limits: Callable[[], BatchLimits]
 ) -> Iterator[tuple[int, int]]:
-    """Cut texts with these numbers of tokens into batches; yield each batch's (start, stop).
+    """Divide texts into batches of consecutive texts; yield each batch's (start, stop) indices.
 
+    `lengths` are the texts' numbers of tokens; sorted texts need the least padding.
     `current_limits` is called before each batch, so that limits lowered by an out-of-memory error
     apply at once.
     """
@@ -139,7 +146,11 @@ def cut_batches(
 def pad(
     tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """Make a padded batch of the texts with the indices `rows`, on the device of their tokens."""
+    """Make a padded batch of the texts with the indices `rows`, on the device of their tokens.
+
+    Padding is added on `side`, "left" or "right", with the token id `pad_id` and the segment id
+    `type_pad_id`.
+    """
     device = tokens.ids.device
     lengths = tokens.lengths[rows]
     width = int(lengths.max())

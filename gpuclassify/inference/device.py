@@ -88,11 +88,11 @@ def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def bfloat16_speed_up() -> float | None:
-    """Measure the speed-up of bfloat16 over float32 matrix products on this CPU.
+    """Measure the ratio of float32's time to bfloat16's time for matrix products on this CPU.
 
-    Takes about half a second, once per process. The result is the median of several rounds. It is
-    None if other processes used the cores, or if rounds differ much, because busy cores slow one
-    type more than the other.
+    Takes about half a second, once per process. The result is the median of several rounds, above
+    1 if bfloat16 is faster. It is None if other processes used the cores, or if rounds differ much,
+    because busy cores slow one type more than the other.
     """
     meter = LoadMeter()
     rounds = sorted(
@@ -104,7 +104,10 @@ def bfloat16_speed_up() -> float | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the least time of a product of the size of BERT-base's linear layers."""
+    """Return the seconds of a matrix product in `dtype`: the minimum of repeated products.
+
+    The product is as large as BERT-base's first feed-forward layer for 512 tokens.
+    """
     states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
     ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
     with torch.inference_mode():
@@ -147,7 +150,11 @@ def device_lock(device: torch.device) -> threading.Lock:
 
 @contextlib.contextmanager
 def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Lock the device and configure it for inference in `dtype` during the block."""
+    """Lock the device during the block, and set torch up for inference in `dtype` on it.
+
+    Torch is in inference mode with `gpu_settings`, and on CUDA uses this device and a stream of
+    its own.
+    """
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
             stack.enter_context(context)
@@ -427,7 +434,10 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add a sample of the device to `stats`, for the seconds since the previous sample."""
+    """Add a sample of the device to `stats`: raise the peak of memory, and add to the busy time.
+
+    The sampled share of busy time counts for `elapsed_seconds`, since the previous sample.
+    """
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:
         busy_seconds = elapsed_seconds * sample.busy_share

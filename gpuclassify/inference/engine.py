@@ -105,7 +105,9 @@ def _split_by_text(
 ) -> np.ndarray:
     """Split a token classifier's concatenated outputs into one array per text, in text order.
 
-    `positions` are the texts' indices in the order in which they ran, counted from `first`.
+    `fetched`, (tokens, outputs), has the texts in the order in which they ran. `positions` has an
+    array per batch of the indices of the texts in this order, and `first` is the index of the
+    block's first text. `lengths` are the numbers of tokens of the block's texts, in text order.
     """
     rows = np.concatenate(positions) - first
     result = np.empty(len(lengths), dtype=object)

@@ -13,9 +13,10 @@ from typing import Any
 class LayerStates:
     """Layer outputs that one model's forward pass hands to another model's forward pass.
 
-    `captured` are the numbers of the layers whose outputs to keep; the attribute maps them to
-    outputs once these layers have run. `injected` is a layer number and the output of that layer in
-    another model: layers up to that number do not run, and return that output instead.
+    Layers are numbered from 0. `captured` are the numbers of layers whose outputs are kept; the
+    attribute of this name maps them to the outputs once these layers have run. `injected` is a
+    layer's number and the output of that layer in another model: this layer and earlier ones do not
+    run, and return that output instead. By default, all layers run.
     """
 
     def __init__(self, captured: Iterable[int] = (), injected: tuple[int, Any] = (-1, None)):

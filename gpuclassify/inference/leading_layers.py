@@ -56,7 +56,7 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Numbers of layers that a model shares with the first model of `ModelsInStep`."""
+    """Counts of a model's layers, and of those in common with a `ModelsInStep`'s first model."""
 
     layers: int  # number of leading layers with bit-equal weights
     total: int  # number of all layers
@@ -77,7 +77,10 @@ class Follower:
     passing: Passing | None  # selects texts by the previous model's outputs; None: all
 
     def width(self, keeps_all_scores: bool) -> int:
-        """Return the number of this model's output columns that are copied to the host."""
+        """Return the number of this model's output columns that are copied to the host.
+
+        It is 2 for a token classifier unless `keeps_all_scores`, as in `LoadedModel.reduce`.
+        """
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
 
@@ -233,7 +236,11 @@ def _run_both(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Par
 
 
 def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether the models' configurations are equal, except for settings without effect."""
+    """Tell whether two models may share layers by their configurations, devices and dtypes.
+
+    Settings of the configuration that do not affect the layers' outputs, such as labels and
+    dropout, may differ. `ours` and `theirs` are the parts of `first` and `other`.
+    """
     settings = [
         {
             name: value
@@ -317,12 +324,19 @@ class _Parts:
         )
 
     def layer_of(self, name: str) -> int | None:
-        """Return the number of the layer of a tensor called `name`; None if outside of layers."""
+        """Return the index, from 0, of the layer that has the backbone's tensor `name`.
+
+        Returns None if the tensor is outside of the layers.
+        """
         rest = name.removeprefix(f"{self._layers_name}.")
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch, return its outputs, and record the order of modules and layers that ran."""
+        """Run a batch, and return its outputs.
+
+        Records in `late` which modules ran only after the last layer, and in `called` the indices
+        of layers in the order of their calls. `states` are used for the run.
+        """
         early: set[str] = set()
 
         def note(name: str, *_: object) -> None:

@@ -71,9 +71,10 @@ class LoadedModel(ProbedModel):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
-        """Return the model's `TextTokenizer` that cuts texts at `max_tokens`, made once.
+        """Return the model's `TextTokenizer` that cuts texts at `max_tokens`.
 
-        The default is the model's limit. `cut` are other settings of `TextTokenizer`.
+        The default is the model's limit. `cut` are other settings of `TextTokenizer`. Equal
+        arguments return the same object.
         """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))

@@ -111,7 +111,10 @@ class BatchLimits:
         return max(1, rows)
 
     def below(self, rows: int, width: int) -> BatchLimits:
-        """Return limits that allow half of a batch of this size, after it ran out of memory."""
+        """Return lower limits, after `rows` rows padded to `width` tokens ran out of memory.
+
+        They allow at most half as many tokens and bytes of attention scores as that batch had.
+        """
         score_bytes = self.max_score_bytes
         if self.score_rule is not None:
             score_bytes = min(score_bytes, self.score_rule.size_bytes(rows, width) // 2)
@@ -127,7 +130,8 @@ def plan_limits(
 ) -> BatchLimits:
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
-    `batch_memory` is measured. `GPU_SHARE` of `free_bytes` is planned.
+    `batch_memory` is a measurement. Batches are planned to take at most the fraction `GPU_SHARE` of
+    `free_bytes`, and at most `GPU_MAX_TOKENS` tokens.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -170,9 +174,9 @@ def largest_batch_bytes(
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
     Returns None if `sizes`, the configuration of the network, states no hidden size. The model need
-    not be loaded. The estimate is the largest number of tokens times the states of one layer, plus
-    the limit for attention scores if the model keeps them in memory. A GPU with less free memory
-    gets smaller batches.
+    not be loaded. The estimate is the maximum number of tokens in a batch, times the bytes of one
+    token's hidden states in one layer, plus the limit for attention scores if the model keeps them
+    in memory. A GPU with less free memory gets smaller batches.
     """
     width = state_width(sizes)
     if width is None:
@@ -187,9 +191,9 @@ def largest_batch_bytes(
 
 @dataclass(frozen=True)
 class BatchMemory:
-    """Measured memory of a model's batches, in addition to its weights: a linear function.
+    """Measured memory of a model's batches, as a linear function of their numbers of tokens.
 
-    Used to plan the number of tokens per batch.
+    The memory of the weights is not included. Used to plan the number of tokens per batch.
     """
 
     fixed_bytes: int = field(metadata={"least": 0})  # independent of the batch's size
@@ -473,11 +477,12 @@ class CudaMemory:
 
 
 def _rmm_free_bytes(number: int) -> tuple[int, int | None]:
-    """Return the number of free bytes in a GPU's RMM memory pool, and up to the pool's limit.
+    """Return the unused bytes in a GPU's RMM pool, and the bytes that its limit still allows.
 
-    The second number is None without a limit. RMM reports the size of a pool, but only adaptors
-    around a pool report its use. Without an adaptor, as on a cluster that `get_client` did not
-    start, the pool counts as full. `number` is the index of the GPU.
+    The first number is 0 without a pool, and the second is None without a limit. RMM reports the
+    size of a pool, but only adaptors around a pool report its use. Without an adaptor, as on a
+    cluster that `get_client` did not start, the pool counts as fully used. `number` is the index of
+    the GPU.
     """
     if "rmm" not in sys.modules:  # another allocator than RMM's
         return 0, None
@@ -634,7 +639,7 @@ class BudgetFile(MeasurementFile):
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Save the measurement; numbers of an earlier one that are larger are kept."""
+        """Save the larger of each number in `batch_memory` and in the measurement saved before."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

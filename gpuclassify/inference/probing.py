@@ -158,7 +158,10 @@ class ProbedModel(ABC):
         return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
-        """Make random tokenized texts of about these lengths, for trial runs, on the device."""
+        """Make random tokenized texts on the device, for trial runs.
+
+        `lengths` are numbers of tokens without special tokens; longer texts are truncated.
+        """
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
         draw = np.random.default_rng(0).choice

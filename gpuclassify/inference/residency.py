@@ -83,14 +83,14 @@ class Residency(Generic[Model]):
             return list(self._residents)
 
     def evict(
-        self, is_wanted: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
+        self, may_drop: Callable[[Hashable], bool] = lambda _key: True, most: int | None = None
     ) -> int:
         """Drop models that are not in use, least recently used first, and return their number.
 
-        Only models whose key `is_wanted` are dropped, and not more than `most`.
+        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models.
         """
         with self._lock:
-            idle = [k for k, r in self._residents.items() if not r.leases and is_wanted(k)]
+            idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]
             for key in idle[:most]:
                 logger.info("evicting %s", key)
                 del self._residents[key]
