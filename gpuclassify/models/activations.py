@@ -6,7 +6,7 @@ import numpy as np
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Convert each row's logits, float32 (texts, classes), to probabilities."""
+    """Convert logits, float32 (texts, classes), to probabilities that sum to 1 in each row."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     return shifted / shifted.sum(axis=1, keepdims=True)
 

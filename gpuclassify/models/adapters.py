@@ -161,8 +161,10 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return an adapter's settings with regular expressions replaced by the names that they match.
 
-    `names` lists the network's modules and parameters. Raises CheckpointError for an expression
-    that cannot be matched in linear time.
+    `names` are the network's modules and parameters. ``target_modules`` and ``exclude_modules``
+    become lists of names, and the keys of ``rank_pattern`` and ``alpha_pattern`` become expressions
+    that match these names literally. Raises CheckpointError for an expression that cannot be
+    matched in linear time.
     """
     replicated = sum(end - start for start, end in settings.get("layer_replication") or ())
     known = {*names}

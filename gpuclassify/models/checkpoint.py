@@ -158,9 +158,9 @@ class SentenceModel:
     normalizes_cut: bool = False  # truncated embeddings are normalized again
 
     def prompt(self, name: str | None = None) -> str:
-        """Return the text of the prompt called `name`, by default the default prompt's.
+        """Return the text of the prompt called `name`; without a name, of the default prompt.
 
-        It is empty if there is no default prompt. Raises ValueError for an unknown name.
+        Returns "" if there is neither. Raises ValueError for an unknown name.
         """
         name = name or self.default_prompt
         prompts = dict(self.prompts)
@@ -221,8 +221,8 @@ class Checkpoint:
     def sizes(self) -> dict[str, Any]:
         """The network's configuration in transformers' format, used to build the network.
 
-        It is the backbone's if the model's own has no sizes. Raises CheckpointError if
-        transformers' classes do not support a setting.
+        If the model's ``config.json`` names a backbone in place of sizes, it is the backbone's
+        configuration. Raises CheckpointError if transformers' classes do not support a setting.
         """
         sizes = json.loads(self.backbone_json or self.config_json)
         return sizes if self.layout == OWN_MODULE else network_sizes(sizes, self.identity.name)
@@ -360,11 +360,11 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """Return the maximum number of tokens that a network's positions allow, and if it is strict.
+    """Return the maximum number of tokens that a network's positions allow, and a flag.
 
-    The number is None for relative positions without a table, which have no limit. A table of
-    learned positions is a strict limit; beyond the limit of rotary positions, the model only loses
-    quality.
+    The number is None for relative positions without a table, which have no limit. The flag is
+    True if longer texts would fail, as with a table of learned positions. It is False if the model
+    only loses quality beyond the number, as with rotary positions, or if there is no limit.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length
@@ -466,7 +466,7 @@ def _adapted_classifier(
 ) -> Checkpoint:
     """Describe a text classifier that is a LoRA adapter of another model, its base.
 
-    `adapter` is its configuration. `base_model` overrides the base that it names.
+    `adapter` is the adapter's configuration. `base_model` overrides the base that is named there.
     """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
@@ -530,7 +530,7 @@ def _with_base_model(
 ) -> Checkpoint:
     """Describe a checkpoint whose ``config.json`` names a base model in place of sizes.
 
-    Sizes are read from `base_model`, by default the one that it names.
+    Sizes are read from `base_model`; if None, from the base model that ``config.json`` names.
     """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
@@ -586,10 +586,11 @@ def read_backbone(
 
 
 def network_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Convert a network's ``config.json`` to the configuration that transformers builds it by.
+    """Convert a network's ``config.json`` to a configuration that transformers can build.
 
-    Settings that tie it to some hardware are dropped. Raises CheckpointError, which calls the model
-    `name`, if transformers' classes do not support a setting.
+    The choice of an attention kernel is dropped, and a published GTE model's settings are
+    converted. Raises CheckpointError, which calls the model `name`, if transformers' classes do not
+    support a setting, or the weights are quantized.
     """
     dropped = ("attn_implementation", "quantization_config")  # the latter is null here
     sizes = {key: value for key, value in config.items() if not key.endswith(dropped)}
@@ -666,7 +667,7 @@ def state_width(sizes: Mapping[str, Any]) -> int | None:
 
 
 def first_size(sizes: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first of the sizes called `names` that a configuration has, or None."""
+    """Return the value of the first of `names` that a configuration sets; None if it sets none."""
     return next((int(sizes[name]) for name in names if sizes.get(name) is not None), None)
 
 

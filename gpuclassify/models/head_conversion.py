@@ -41,7 +41,7 @@ class PublishedLayout(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Tell whether the layers read from a file have the names and widths of this layout."""
+        """Tell whether a file's `layers` have this layout's names, 768 inputs and one output."""
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -125,7 +125,11 @@ def convert_head(
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head's file by name, in their order in the file; else sorted."""
+    """Read the tensors of a head's file by name, in the order of its layers.
+
+    That is the order in the file or, for safetensors, whose files have no order, the names sorted
+    with numbers by value. Raises CheckpointError if the file is damaged or of another format.
+    """
     kind = path.suffix.lower()
     if kind in PICKLES:
         return _read_pickle(path)

@@ -102,7 +102,10 @@ class HeadNetwork:
             raise CheckpointError(f"the head's {some_of(broken)} hold NaN or infinity")
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Compute scores or logits, float32 (texts, outputs), from embeddings (texts, width)."""
+        """Compute the head's outputs, float32 (texts, outputs), from embeddings (texts, width).
+
+        They are scores of a regression or logits, after `output_activation` if there is one.
+        """
         activate, values = HIDDEN_ACTIVATIONS[self.hidden_activation], embeddings
         for number, (weight, bias) in enumerate(self.layers):
             values = (activate(values) if number else values) @ weight.T + bias
@@ -175,7 +178,11 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
 
 
 def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> HeadNetwork:
-    """Load a described head on embeddings into memory, and check the digest of its weights."""
+    """Load the head on embeddings that `checkpoint` describes into memory.
+
+    Raises CheckpointError if the weights do not have the saved digest, or ModelChangedError if the
+    files have changed since they were described.
+    """
     from safetensors.numpy import load_file
 
     config = checkpoint.config

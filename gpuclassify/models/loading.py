@@ -131,7 +131,10 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the number of tokens that fit a network's smallest position table, or None."""
+    """Return the number of tokens that a network's smallest table of positions has entries for.
+
+    Returns None if the network has no such table.
+    """
     limits = []
     for name, part in module.named_modules():
         *path, last = name.split(".")
@@ -174,8 +177,9 @@ def _tied_names(module: nn.Module) -> list[list[str]]:
 def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
     """Try a user's network on torch's meta device, without weights, before a job starts.
 
-    Raises CheckpointError if its forward takes other arguments, or its number of outputs is not
-    that of the labels. With `unpacks`, it is called with keyword arguments, else with one dict.
+    With `unpacks`, the network is called with ``input_ids`` and ``attention_mask`` as keyword
+    arguments, else with one dict of them. Raises CheckpointError if it does not take these, or has
+    another number of outputs than labels. A network that fails without weights is not checked.
     """
     with building_lock, torch.device("meta"), torch.inference_mode():
         module = custom.build(checkpoint.config).eval()
@@ -498,5 +502,5 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 
 
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Drop the base model's tensors, which peft saves, too, if the adapter is on the last layer."""
+    """Drop the base model's tensors, which peft may save together with an adapter's tensors."""
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}

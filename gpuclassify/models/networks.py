@@ -92,11 +92,11 @@ class PooledHeads(nn.Module):
 
 
 class FirstTokenLevels(nn.Module):
-    """A backbone with several linear layers on the first token's state, each for a level.
+    """A backbone with several heads, linear layers on the first token's state that rate a text.
 
     The layout of ``PleIAs/celadon``: tensors ``deberta.*`` and ``heads.0.*`` onwards, without
-    dropout. Each of `count` layers gives the most probable of its `levels`, counted from 0, such as
-    how violent a text is.
+    dropout. There are `count` heads with `levels` outputs each. A head's result is the index of its
+    largest output, 0 to ``levels - 1``, such as how violent a text is.
     """
 
     def __init__(self, backbone: nn.Module, count: int, levels: int = 4) -> None:
@@ -108,7 +108,10 @@ class FirstTokenLevels(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute levels (rows, heads) from token ids and attention mask, each (rows, width)."""
+        """Compute levels from token ids and attention mask, each (rows, width).
+
+        The result is (rows, heads), whole numbers in the dtype of the network.
+        """
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         levels = [head(first).argmax(dim=1) for head in self.heads]
@@ -168,7 +171,8 @@ class TokenAverage(nn.Module):
 class GuardLayers(nn.Module):
     """Classification head of ``nvidia/instruction-data-guard``, with its names and inner sizes.
 
-    Four linear layers on a decoder's hidden state, of width `input_dim`, which is normalized first.
+    Four linear layers. The input is a decoder's hidden state, of width `input_dim`; it is scaled to
+    length 1 first.
     """
 
     def __init__(self, input_dim: int) -> None:
@@ -189,8 +193,9 @@ class GuardLayers(nn.Module):
 def refuse_wrong_outputs(module: nn.Module, outputs: object, rows: int, count: int) -> torch.Tensor:
     """Check the outputs of a network, and return them as a tensor (rows, outputs).
 
-    Accepts a tensor, also of shape (rows,), or an object with `logits`. Raises CheckpointError for
-    another number of rows, or of outputs than `count`, unless that is 0.
+    `outputs` may be a tensor, also of shape (rows,), or an object with a tensor `logits`. `rows`
+    and `count` are the expected numbers of texts and of outputs per text; 0 for `count` accepts any
+    number. Raises CheckpointError for another shape or another kind of object.
     """
     logits = getattr(outputs, "logits", outputs)
     if not isinstance(logits, torch.Tensor):

@@ -138,14 +138,14 @@ def as_cross_encoder(
     """Return the description of a classifier of text pairs with settings of CrossEncoder added.
 
     CrossEncoder is the class of sentence-transformers for such models. The settings are the default
-    prompt, the length, and, with `has_activation`, the sigmoid of a single output. As in
-    sentence-transformers, a model without ``modules.json`` has transformers' files only, and
-    ``config.json`` may name the activation. Raises CheckpointError, which names settings that would
-    give other scores here than there.
+    prompt, the maximum number of tokens, and, with `has_activation`, whether a single output gets a
+    sigmoid. As in sentence-transformers, a model without ``modules.json`` has transformers' files
+    only, and ``config.json`` may name the activation. Raises CheckpointError, which names settings
+    that would give other scores here than in sentence-transformers.
     """
     files = _Files(checkpoint.identity, cache_dir, _PAIRS)
     saved: dict[str, Any] = {}
-    if checkpoint.layout == SEQUENCE_CLASSIFICATION and files.have_type:
+    if checkpoint.layout == SEQUENCE_CLASSIFICATION and files.have_model_type:
         files.modules()
         saved, (prompts, default_prompt, _) = files.settings(), files.prompts()
         checkpoint = replace(
@@ -190,8 +190,8 @@ class _Files:
     model_type: str = _SENTENCE
 
     @property
-    def have_type(self) -> bool:
-        """Whether the files say that sentence-transformers saved a model of type `model_type`."""
+    def have_model_type(self) -> bool:
+        """Whether sentence-transformers saved the files, of a model of the type `model_type`."""
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
@@ -332,7 +332,10 @@ class _Files:
         return config
 
     def transformer_settings(self) -> dict[str, Any]:
-        """Read and check the Transformer module's settings, which are about tokenizing."""
+        """Read the Transformer module's settings, which are about tokenizing; {} without a file.
+
+        Raises CheckpointError if a setting would change outputs, and this package ignores it.
+        """
         name = self.identity.name
         present = hub.list_files(self.identity, cache_dir=self.cache_dir)
         filename = next((file for file in _TRANSFORMER_FILES if file in present), None)
@@ -385,9 +388,9 @@ class _Files:
     def _size(
         self, settings: Mapping[str, Any], key: str, default: int | None = None
     ) -> int | None:
-        """Return the size called `key` in settings, an int of at least 1, or None.
+        """Return the setting called `key`: an int of at least 1, or None if it is null.
 
-        Raises CheckpointError for another value.
+        A missing setting is `default`. Raises CheckpointError for any other value.
         """
         value = settings.get(key, default)
         if value is not None and (type(value) is not int or value < 1):
@@ -429,7 +432,10 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
-    """Tell whether a setting of the files' Transformer module does not change outputs here."""
+    """Tell whether this package may ignore a setting of a model's Transformer module.
+
+    It may if the setting does not affect outputs, or has the value that this package works by.
+    """
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True
     is_arguments = name.endswith(("_args", "_kwargs")) and isinstance(value, dict)

@@ -83,10 +83,11 @@ def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def unused_tensors(unknown: Iterable[str], parts: Collection[str] | None = None) -> set[str]:
-    """Select the unknown tensors of a checkpoint that might affect its outputs if they were read.
+    """Select the names of tensors whose presence shows weights of another architecture.
 
-    Used to refuse weights of another architecture. For a network without a head, only tensors in
-    its submodules `parts` count.
+    `unknown` are names of a checkpoint's tensors that the network does not have. Names that are
+    harmless, such as buffers of older releases and heads of pre-training, are left out. For a
+    network without a head, only names that begin with one of its submodules `parts` are selected.
     """
     names = [name for name in unknown if parts is None or name.partition(".")[0] in parts]
     return {name for name in names if not _UNUSED.search(name)}
@@ -166,7 +167,11 @@ def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
 def refuse_wrong_tensors(
     owner: str, missing: Collection[str], misshaped: Collection[str], unknown: Collection[str]
 ) -> None:
-    """Raise CheckpointError, which lists these tensors of the model `owner`, if there are any."""
+    """Raise CheckpointError if any of the three collections has an element; the error lists some.
+
+    `missing` and `unknown` are tensor names of the model `owner`, and `misshaped` descriptions by
+    the function of that name.
+    """
     problems = [
         f"{len(names)} tensors {problem}: {some_of(sorted(names))}"
         for names, problem in (
@@ -189,7 +194,8 @@ def refuse_wrong_tensors(
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
     """Return the tensor shapes that a checkpoint must have, without building the network.
 
-    Returns None unless it is a BERT, DeBERTa-v3 or published GTE model with usual settings.
+    Returns None unless the backbone is a BERT, DeBERTa-v3 or published GTE model, and the
+    configuration states all sizes.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None

@@ -21,8 +21,8 @@ _MOST_SPECIAL_TOKENS = 10_000
 def load_backend(source: Path | str, name: object) -> Tokenizer:
     """Load a tokenizer from ``tokenizer.json`` or its text, without truncation and padding.
 
-    Raises CheckpointError, which calls it `name`, if the tokenizer is damaged or would end the
-    process.
+    Raises CheckpointError, which calls the tokenizer `name`, if it is damaged, panics on a short
+    text, or adds more than 10,000 special tokens to a text.
     """
     from tokenizers import Tokenizer
 

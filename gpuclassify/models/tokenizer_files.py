@@ -63,11 +63,13 @@ def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
 def read_tokenizer(
     owner: str, directory: Path, *, is_for_counts: bool = False, **settings: object
 ) -> Any:
-    """Load the tokenizer in a directory; errors call its model `owner`.
+    """Load the tokenizer in a directory, as an object of transformers.
 
-    It gives the token ids of ``tokenizer.json``, or without that file those that transformers 4
-    gives. With `is_for_counts`, declarations of the model's class may be missing, such as segment
-    ids, because the class imports torch.
+    Token ids are those of ``tokenizer.json`` or, without that file, those that transformers 4 gives
+    from the vocabulary files. `is_for_counts` is enough to count tokens: the tokenizer's own class,
+    which imports torch, is not used, so that its settings, such as segment ids, may be missing.
+    `settings` are passed to ``from_pretrained``. Raises CheckpointError, which calls the model
+    `owner`, if no tokenizer loads.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -99,7 +101,8 @@ def read_tokenizer(
 def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
     """Load a tokenizer with the steps of ``tokenizer.json``.
 
-    Special tokens, lengths and sides are declared by the class that its configuration names.
+    Special tokens, maximum length, and the sides of padding and truncation are declared by the
+    class that ``tokenizer_config.json`` names; `is_for_counts` is explained at `read_tokenizer`.
     """
     from transformers import PreTrainedTokenizerFast
 
