@@ -107,7 +107,11 @@ def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
 
 
 def _split_steps(description: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split a pre-tokenizer's steps before the first step that may end words."""
+    """Split a pre-tokenizer's steps into two lists.
+
+    The first list has the leading steps that only split digits or punctuation off a word. The
+    second list begins with the first step of another kind, such as one that splits words.
+    """
     steps = list(steps_of(description["pre_tokenizer"], "pretokenizers"))
     local = list(itertools.takewhile(lambda step: step["type"] in _LOCAL_SPLITTERS, steps))
     return local, steps[len(local) :]
@@ -172,7 +176,8 @@ class Gaps:
     def cut(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Find the words in concatenated UTF-8 texts, as the bytes from one gap to the next.
 
-        `offsets` are those of the texts. Returns the words' ascending offsets and the end, int64.
+        `data` are the bytes, uint8, and `offsets`, (texts + 1,), the texts' offsets in `data`.
+        Returns the words' offsets in `data`, ascending, and its length, int64 (words + 1,).
         """
         begins = np.zeros(len(data) + 1, dtype=bool)
         begins[offsets] = True
@@ -303,9 +308,9 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space characters of gaps, which may separate words, or "".
+        """Return the white space characters that may separate words at a gap; "" if there are none.
 
-        They are normalized alike before a word alone and in its text.
+        The tokenizer normalizes each of them before a word alone as it does within the text.
         """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
@@ -326,7 +331,10 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Tell whether the pre-tokenizer provably splits a run of white space before its end."""
+        """Tell whether the pre-tokenizer provably cuts a run of white space before its last one.
+
+        GPT-2's pattern does: of several spaces, the last one belongs to the next word.
+        """
         tail = [] if self.ender["type"] == "ByteLevel" else [("ByteLevel", False, False)]
         rest = [(s["type"], s.get("add_prefix_space"), s.get("use_regex")) for s in self.later]
         is_other = self.drops or self.is_metaspace or self.has_prefix or self.local
@@ -368,8 +376,9 @@ class _Rules:
 class Words:
     """Token ids of many texts, without special tokens, stored once per distinct word.
 
-    `rows` are the int32 token ids of each distinct word, as bytes; `indices` has each word's index
-    into them; `bounds` are the offsets of the texts in `indices`, (texts + 1,).
+    `rows` has the int32 token ids of each distinct word, as bytes. `indices` has, for every word of
+    all texts in order, its index in `rows`. `bounds`, (texts + 1,), are offsets in `indices`: text
+    i has the words ``indices[bounds[i]:bounds[i + 1]]``.
     """
 
     def __init__(self, rows: Sequence[bytes], indices: np.ndarray, bounds: np.ndarray) -> None:
@@ -385,7 +394,10 @@ class Words:
         return self._ends[self._last] - self._ends[self._first]
 
     def replace(self, texts: Sequence[int], words: Words) -> None:
-        """Replace the tokens of the texts with these indices by the tokens of other texts."""
+        """Replace the tokens of some texts by the tokens of the texts in `words`.
+
+        `texts` has the index in this object of each text in `words`, in order.
+        """
         starts, ends = words._starts + len(self._flat), words._ends[1:] + self._ends[-1]
         self._first, self._last = self._first.copy(), self._last.copy()
         self._first[texts] = words._first + len(self._starts)
@@ -395,7 +407,10 @@ class Words:
         self._ends = np.concatenate([self._ends, ends])
 
     def take(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Concatenate the token ids of all texts, each from its start to its stop, int32."""
+        """Concatenate the token ids of all texts, int32 (tokens,), each from a start to a stop.
+
+        `starts` and `stops`, int64 (texts,), count tokens from each text's beginning.
+        """
         words = self._last - self._first
         index, begins = _ranges(self._first, words), self._ends[self._first]
         low = np.maximum(self._ends[index], np.repeat(begins + starts, words))
@@ -450,7 +465,8 @@ class WordCache:
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
         """Tell whether cutting texts into words would be faster than tokenizing whole texts.
 
-        It is, if few of the first words are new to the cache. `bounds` are the words' offsets.
+        `data` are the texts in UTF-8, and `bounds` the offsets of their words. Cutting is faster if
+        few of the first words (about `_COUNTED_BYTES`) are new to the cache.
         """
         counted = bounds[: np.searchsorted(bounds, min(_COUNTED_BYTES, len(data))) + 1]
         distinct = _encode_words(data, counted).dictionary
@@ -506,7 +522,11 @@ class WordCache:
         return rows, coded.indices.to_numpy()
 
     def _tokenize(self, words: list[str], short: int) -> Sequence[bytes]:
-        """Tokenize new words; the first `short` words are joined to texts, which is faster."""
+        """Return the int32 token ids of each of `words`, as bytes, from the tokenizer.
+
+        `short` is a count: the first `short` words are tokenized many at a time, joined to texts,
+        which is faster. The other words are tokenized one at a time.
+        """
         if not words:
             return []
         if self._joiner is None:
@@ -534,8 +554,9 @@ class WordCache:
     def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
         """Tell whether new words are few enough that cutting texts into words is faster.
 
-        `is_new` and `lengths` describe distinct words; `bounds` are the offsets of all words. Long
-        words are ignored, because they cost the same alone and within their texts.
+        `is_new`, a mask, and `lengths`, in bytes, have an element per distinct word. `bounds` are
+        the offsets in bytes of all words. Long words are ignored, because they cost the same alone
+        and within their texts.
         """
         most = _MOST_NEW if self._cut_bytes > _FIRST_BYTES else _MOST_NEW_AT_FIRST
         sizes = lengths[is_new], np.diff(bounds)
@@ -581,7 +602,10 @@ def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
 
 
 def _encode_words(data: np.ndarray, bounds: np.ndarray) -> pa.DictionaryArray:
-    """Dictionary-encode the words in UTF-8 bytes, to find distinct words; `bounds` are offsets."""
+    """Return the words in the UTF-8 bytes `data`, dictionary-encoded to find distinct words.
+
+    `bounds`, int64 (words + 1,), are the words' offsets in `data`.
+    """
     buffers = [None, pa.py_buffer(np.ascontiguousarray(bounds)), pa.py_buffer(data)]
     words = pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
     return words.dictionary_encode()

@@ -105,9 +105,9 @@ class TokenSource:
         return self._tokenizer.char_counts(self._texts)
 
     def windows(self, start: int, stop: int, stats: RunStats) -> Windows:
-        """Tokenize the texts from `start` to `stop`, and return their windows.
+        """Tokenize the texts with the indices `start` up to `stop`, and return their windows.
 
-        The number of texts whose tokens come from the store is added to `stats`.
+        The number of texts whose tokens come from the store is added to ``stats.shared_texts``.
         """
         texts = self._texts[start:stop]
         if self._is_flat:
@@ -124,10 +124,10 @@ class TokenStream:
 
     Iteration yields the blocks, which are tokenized on another thread. Afterwards, properties map
     the windows back to the texts. Equal windows are yielded once; texts that differ only behind the
-    cut, or that the tokenizer normalizes to the same tokens, have equal windows. Windows whose
-    digests are `known` have outputs already: they are not yielded, and are numbered first. Times of
-    tokenizing and waiting are added to `stats`. `block_chars` is the number of characters of the
-    first block and of the largest one.
+    cut, or that the tokenizer normalizes to the same tokens, have equal windows. `known` are the
+    digests of windows that have outputs already: they are not yielded, and are the first distinct
+    windows in `positions`. Times of tokenizing and waiting are added to `stats`. `block_chars` is
+    the number of characters of the first block and of the largest one.
     """
 
     def __init__(
@@ -165,7 +165,10 @@ class TokenStream:
 
     @property
     def positions(self) -> np.ndarray:
-        """Index of each window among the distinct windows, int64 (windows,); known ones first."""
+        """Index of each window among the distinct windows, int64 (windows,).
+
+        Distinct windows are the `known` ones in their order, and then those yielded.
+        """
         return np.asarray(self._positions, dtype=np.int64)
 
     @property
@@ -215,7 +218,7 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Assign numbers to the distinct windows of a block; return the indices of new windows."""
+        """Record each window's position, and return the indices, in the block, of new windows."""
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:

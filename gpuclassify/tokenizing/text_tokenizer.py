@@ -103,7 +103,10 @@ class TextTokenizer:
 
     @property
     def cut(self) -> Hashable:
-        """Key of the cut, to share tokens: equal for tokenizers that cut equal tokens alike."""
+        """Key of how texts are cut: two tokenizers with equal keys cut equal tokens equally.
+
+        Used to share cut tokens between mappers.
+        """
         return (self.max_tokens, self.overlap, self.counts_rest)
 
     @property
@@ -113,9 +116,10 @@ class TextTokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Key, to share tokens: equal for tokenizers that give equal tokens before any cut.
+        """Key of the tokens: two tokenizers with equal keys give equal tokens before any cut.
 
-        A tokenizer written in Python has no complete description, so it equals only itself.
+        Used to share tokens between mappers. A tokenizer written in Python has no complete
+        description, so its key equals no other tokenizer's.
         """
         if self.backend is None:
             return id(self)
@@ -143,10 +147,11 @@ class TextTokenizer:
     def _add_special(
         self, flats: list[np.ndarray], kept: np.ndarray, whole: np.ndarray
     ) -> TokenBatch:
-        """Make a batch by adding special tokens to the cut token ids of each side of the pairs.
+        """Make a batch by adding special tokens to the token ids that a cut has left.
 
-        `flats` are each side's concatenated ids, `kept` their numbers, int64 (sides, texts), and
-        `whole` the numbers of tokens before the cut. Single texts have one side.
+        Pairs of texts have two sides, and single texts one. `flats` has an array per side: the ids
+        of all texts, concatenated. `kept`, int64 (sides, texts), are the numbers of ids in them per
+        text, and `whole`, int64 (texts,), the numbers of tokens before the cut.
         """
         template, types, slots = self._template
         counts = np.ones((len(template), kept.shape[1]), dtype=np.int64)
@@ -260,7 +265,10 @@ class TextTokenizer:
         return self._windows(read, count + len(read) * self.special_tokens)
 
     def _all_ids(self, texts: Sequence[str]) -> list[Any]:
-        """Return the token ids of each text or a long enough prefix, without special tokens."""
+        """Return the token ids of each text, without special tokens.
+
+        Of a long text, they may be the ids of a prefix that is cut to the same windows.
+        """
         if self.backend is not None:
             (words,) = self._tokenize_sides([texts])
             flat = words.take(np.zeros_like(words.lengths), words.lengths)
@@ -316,7 +324,11 @@ class TextTokenizer:
         return self._windows(parts, len(ids) + self.special_tokens)
 
     def _windows(self, parts: list[Any], whole_length: int) -> TextTokens:
-        """Make a text's windows by adding special tokens to token ids, or to pairs of them."""
+        """Make a text's windows by adding special tokens to the token ids in `parts`.
+
+        Each of `parts` has one window's ids or, for pairs of texts, a list of ids per side.
+        `whole_length` is the number of tokens before the text was cut.
+        """
         inputs = [self._make_input(ids) for ids in parts]
         windows = [
             np.asarray(ids if len(ids) else self._filler, dtype=np.int32) for ids, _ in inputs
@@ -449,7 +461,10 @@ def flat_batch(
     type_ids: Sequence[np.ndarray] = (),
     whole_lengths: np.ndarray | None = None,
 ) -> TokenBatch:
-    """Concatenate the token ids of texts, and their segment ids if there are any, to a batch."""
+    """Concatenate the token ids of texts, and their segment ids if there are any, to a batch.
+
+    `whole_lengths` is the batch's attribute: the texts' numbers of tokens before they were cut.
+    """
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
     return TokenBatch(_flat(rows), offsets_of(lengths), types, whole_lengths)
