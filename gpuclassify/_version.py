@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed, by their names."""
+    """Map the name of each installed package among `packages` to its version."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}

@@ -85,7 +85,7 @@ def read_text(
 def read_json(
     identity: Identity, filename: str, *, cache_dir: Location | None = None
 ) -> dict[str, Any] | None:
-    """Read a JSON object from a model's file, with keys in order; None if it has no such file."""
+    """Read a JSON object from a model's file, keys in the file's order; None without the file."""
     text = read_text(identity, filename, cache_dir=cache_dir)
     return None if text is None else _parse_object(text, f"{filename} of {identity.name}")
 
@@ -321,7 +321,7 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """Model that is a single file (such as fastText's), pinned to a Hub commit or its digest."""
+    """Model that is a single file (such as fastText's), pinned to a commit or a file's digest."""
 
     identity: Identity
     filename: str

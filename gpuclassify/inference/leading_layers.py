@@ -56,7 +56,7 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Counts of a model's layers, and of those in common with a `ModelsInStep`'s first model."""
+    """Counts of layers that a model shares with the first model of `ModelsInStep`, and in all."""
 
     layers: int  # number of leading layers with bit-equal weights
     total: int  # number of all layers
@@ -148,7 +148,10 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Select the hidden states of some rows of a batch from a layer's output; `rows` ascend."""
+    """Select the hidden states of some rows of a batch from a layer's output.
+
+    `rows` are ascending indices of rows of `batch`. Tensors that have no row per text stay whole.
+    """
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
     if not isinstance(output, torch.Tensor):

@@ -495,10 +495,10 @@ class WordCache:
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return the token ids of each distinct word, and each word's index into these.
+        """Return the int32 token ids, as bytes, of each distinct word, and an index per word.
 
-        `bounds` are the words' offsets in the UTF-8 bytes `data`. New words are tokenized and
-        cached.
+        The index says which distinct word it is. `bounds` are the words' offsets in the UTF-8 bytes
+        `data`. New words are tokenized and cached.
         """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)

@@ -260,7 +260,10 @@ current_run = _context.get
 
 @contextlib.contextmanager
 def run_context(**counters: Any) -> Iterator[RunContext]:
-    """Set these attributes of this thread's `RunContext` during the block; the others stay."""
+    """Set attributes of this thread's `RunContext` to `counters`, by name, during the block.
+
+    Yields the context. Attributes that are not in `counters` stay.
+    """
     context = replace(current_run(), **counters)
     with set_variable(_context, context):
         yield context
