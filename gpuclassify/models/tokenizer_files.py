@@ -203,20 +203,28 @@ def _convert(
     """Give a tokenizer the steps and normalization of a SentencePiece file, as transformers 4 did.
 
     `kind` is the name of the tokenizer's class without "Tokenizer". transformers 5 still has the
-    converters of version 4, which read attributes of the tokenizer.
+    converters of version 4, which read attributes of the tokenizer. Raises ValueError if the
+    class is not known.
     """
+    from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import (
         SLOW_TO_FAST_CONVERTERS,
         GemmaConverter,
         LlamaConverter,
-        generate_merges,
     )
+    from transformers.tokenization_utils_base import generate_merges
 
     def extract(scores: list[tuple[str, float]]) -> tuple[None, Any]:
         return None, generate_merges({token: n for n, (token, _) in enumerate(scores)}, scores)
 
     converter_type = SLOW_TO_FAST_CONVERTERS.get(f"{kind}Tokenizer")
     if converter_type is None:
+        if type(tokenizer) is PreTrainedTokenizerFast:
+            # Releases of transformers 5 guess the steps, and differ in what they guess.
+            raise ValueError(
+                f"{file.name} does not say which steps its tokenizer has: name its class in "
+                'tokenizer_config.json, such as {"tokenizer_class": "LlamaTokenizer"}'
+            )
         return
     tokenizer.vocab_file = str(file)
     for name, value in (_DEFAULTS | _DEFAULTS_OF.get(kind, {}) | config).items():

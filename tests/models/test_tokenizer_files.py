@@ -314,6 +314,17 @@ def test_a_tokenizer_that_does_not_load_says_why(tmp_path, files, words):
         read_tokenizer("acme/model", tmp_path)
 
 
+@needs_sentencepiece
+@pytest.mark.parametrize("name", [None, "PreTrainedTokenizerFast", "TokenizerOfSomebody"])
+def test_a_sentencepiece_file_needs_a_class_that_says_its_steps(tmp_path, name):
+    (tmp_path / "tokenizer.model").write_bytes(FILES["other/llama.model"])
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model does not say .*LlamaTokenizer"):
+        read_tokenizer("acme/model", tmp_path)
+
+
 SPECIAL = {"SpecialToken": {"id": "[X]", "type_id": 0}}
 TEMPLATE = {"type": "TemplateProcessing", "single": [SPECIAL], "pair": [], "special_tokens": {}}
 BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}

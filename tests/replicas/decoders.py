@@ -348,6 +348,7 @@ def _hidden_states(
 ) -> dict[tuple[int, ...], Any]:
     """Hidden states before every token of some answers, by the tokens that may follow."""
     import torch
+    from transformers import DynamicCache
 
     following = defaultdict(set)
     for answer in answers:
@@ -357,8 +358,9 @@ def _hidden_states(
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
     alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*rows, strict=False))
     shared = [column[0] for column in alike][:-1]  # run once: prompts may be long
+    cache = DynamicCache(config=decoder.config)
     with torch.no_grad():
-        cache = decoder(torch.tensor([shared]), use_cache=True).past_key_values
+        decoder(torch.tensor([shared]), None, None, cache)  # a parameter that 5.24 renamed
     for number, ids in enumerate(rows):
         # One without a code, one with one and one with two, others after every prompt.
         chosen = [answers[0], answers[1 + number % 13], answers[14 + number * 5 % 169]]
@@ -381,9 +383,9 @@ def _along(
     longest = max(map(len, answers))
     rows = torch.tensor([[*answer, *[0] * (longest - len(answer))] for answer in answers])
     with torch.no_grad():
-        read = decoder(torch.tensor([ids]), past_key_values=cache)
+        read = decoder(torch.tensor([ids]), None, None, cache)
         cache.batch_repeat_interleave(len(answers))
-        written = decoder(rows, past_key_values=cache).last_hidden_state
+        written = decoder(rows, None, None, cache).last_hidden_state
     for row in written:
         yield torch.cat([read.last_hidden_state[0, -1:], row])
 

@@ -20,10 +20,7 @@ from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import adapter_shapes
 from tests.decoder_oracle import EOS, VOCABULARY, oracle, write_adapter, write_decoder
 
-pytestmark = [
-    pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
-]
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CPU = torch.device("cpu")
 
 
