@@ -42,10 +42,10 @@ _FIELD = 'a column name such as "cluster"'
 
 @dataclass(frozen=True, repr=False)
 class Clusters(Saved):
-    """Clusters of embeddings: a centroid for each, to which `AssignClusters` compares rows.
+    """Clusters of embeddings, each with a centroid; `AssignClusters` finds each row's nearest one.
 
-    Embeddings are scaled to length 1, so that the nearest centroid is about the one with the
-    largest cosine.
+    Embeddings are scaled to length 1. Centroids of `fit` have that length, too, so that the nearest
+    centroid is the one with the largest cosine.
 
     Attributes
     ----------
@@ -333,7 +333,7 @@ def _check_column(frame: Frame, embedding_field: str) -> None:
 
 
 def _encoded(centroids: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(centroids, NUMBERS)).decode()
+    return base64.b64encode(np.asarray(centroids, NUMBERS).tobytes()).decode()
 
 
 def _sample_partition(frame: Frame, embedding_field: str, size: int) -> pd.DataFrame:
