@@ -36,6 +36,8 @@ from .classifiers.questions.answers import Free as Free
 from .classifiers.questions.answers import Several as Several
 from .classifiers.spans.merging import merge_spans as merge_spans
 from .cluster import get_client as get_client
+from .corpus.clusters.clusters import AssignClusters as AssignClusters
+from .corpus.clusters.clusters import Clusters as Clusters
 from .corpus.decontamination.job import DecontaminateFiles as DecontaminateFiles
 from .corpus.decontamination.mapper import Decontaminate as Decontaminate
 from .corpus.dedup.exact import ExactDuplicates as ExactDuplicates

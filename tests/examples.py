@@ -13,14 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from tests.replicas import sample_texts
 
 TEXTS = [*sample_texts(14, seed=4, max_words=40), "", "twice", "twice", "\n\t ", None, "天気 🙂"]
 INDEX = [3, 3, *range(10, 28)]
+VECTORS = [None, [0.0, 0.0], *np.random.default_rng(0).normal(size=(18, 2)).tolist()]
 FRAME = pd.DataFrame(
-    {"id": range(20), "text": pd.Series(TEXTS, dtype="str"), "weight": np.linspace(0, 1, 20)}
+    {
+        "id": range(20),
+        "text": pd.Series(TEXTS, dtype="str"),
+        "weight": np.linspace(0, 1, 20),
+        "vector": pd.Series(VECTORS, dtype=pd.ArrowDtype(pa.list_(pa.float32()))),
+    }
 ).set_axis(INDEX)
 
 

@@ -20,7 +20,7 @@ from tests.oracle import assert_close
 pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("one_torch_thread")]
 PAIRS = "pairs"  # reads a column that FRAME lacks
 MAPPERS = [name for name in {**FAMILIES, **examples()} if name != PAIRS]
-TEXTLESS = {"thresholds", "copies", "repeats", "buckets", "select"}
+TEXTLESS = {"thresholds", "copies", "repeats", "buckets", "select", "clusters"}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from gpuclassify.commands.options import (
     split_paths,
 )
 from gpuclassify.commands.settings import NOTES, REPORT, SELECTION, JobSettings
+from gpuclassify.settings.options import ROWS
 
 
 def _annotate_options() -> list[click.Option]:
@@ -52,8 +53,8 @@ def annotate(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
 
 
 def _select_options() -> list[click.Option]:
-    limit = [option for option in setting_options("Columns and rows") if option.name == "limit"]
-    return [*setting_options(SELECTION, REPORT), *limit, *file_options()]
+    rows = [o for o in setting_options(ROWS) if o.name in ("limit", "cluster_file")]
+    return [*setting_options(SELECTION, REPORT), *rows, *file_options()]
 
 
 @click.command(cls=JobCommand, options=_select_options)

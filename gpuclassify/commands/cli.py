@@ -39,6 +39,7 @@ COMMANDS = {
     "annotate": ("annotate", "Write new columns beside the input, and no text."),
     "buckets": ("recipes", "Cut scores into buckets, or continue an earlier run."),
     "classify": ("classify", "Classify files into a directory, or continue an earlier run."),
+    "clusters": ("clusters", "Fit clusters to embeddings, and save their centroids."),
     "compare": ("compare", "Compare a classifier in two settings."),
     "convert": ("convert", "Convert a .pt, .ckpt, .npz or .safetensors file to a head."),
     "decontaminate": ("recipes", "Find and remove test items, or continue an earlier run."),

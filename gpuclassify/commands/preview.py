@@ -65,8 +65,9 @@ def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
             )
         most = settings.limit or ROWS_READ
         settings = replace(settings, limit=most)
-        mappers = _with_confidence(settings)
-        chain, fields = as_chain(mappers), settings.fields_read(mappers)
+        mappers, assigned = _with_confidence(settings), settings.cluster_mappers()
+        chain = as_chain([*mappers, *assigned])
+        fields = settings.fields_read([chain], as_chain(assigned).read_fields)
         reader = settings.reader(fields)
         with open_console(stderr=True).status("Classifying"), left_out_logged():
             if settings.input == [STANDARD_INPUT]:

@@ -25,6 +25,7 @@ from gpuclassify.settings.options import MODEL, ROWS, Surrogates
 
 if TYPE_CHECKING:
     from gpuclassify.classifiers.published import Published
+    from gpuclassify.corpus.clusters.clusters import AssignClusters
     from gpuclassify.jobs.input.readers import FileReader
     from gpuclassify.jobs.output.writers import FileWriter
     from gpuclassify.jobs.pipeline import Pipeline
@@ -94,6 +95,11 @@ class JobSettings(Declared):
         flags=["--thresholds"],
         help="Keep only rows whose score reaches the threshold of their group, as `gpuclassify "
         "thresholds` found it; repeatable.")
+    cluster_file: str | None = setting(
+        default=None, what="a file, such as clusters.json", group=ROWS, metavar="FILE",
+        flags=["--assign-clusters"],
+        help="Add the column `cluster`: the nearest centroid of each row's `embedding`, which a "
+        "classifier `embedder` may write, as `gpuclassify clusters` found it.")
     annotations: list[str] | None = setting(
         default=None, what="a list of directories, such as [notes/quality]",
         group=FILES, metavar="DIRECTORY[=PREFIX_]",
@@ -195,7 +201,7 @@ class JobSettings(Declared):
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
-        without = ("where", "threshold_files", "annotations")
+        without = ("where", "threshold_files", "annotations", "cluster_file")
         if needs_stages and not any(settings.get(name) for name in without):
             needed["classifiers"] = "--classifier FAMILY (see `gpuclassify models`)"
         missing = [name for name in needed if settings.get(name) in (None, [])]
@@ -218,6 +224,12 @@ class JobSettings(Declared):
             mappers.append(find_family(arguments.pop("classifier"))(**arguments))
         return mappers
 
+    def cluster_mappers(self) -> list[AssignClusters]:
+        """Make the mapper that assigns the clusters of `cluster_file`; empty without a file."""
+        from gpuclassify.corpus.clusters.clusters import AssignClusters
+
+        return [] if self.cluster_file is None else [AssignClusters(self.cluster_file)]
+
     def job(self) -> Pipeline:
         """Make the job of these settings, without a writer if there is no output."""
         from gpuclassify.jobs.pipeline import Pipeline
@@ -231,12 +243,15 @@ class JobSettings(Declared):
 
     def _stages(self) -> list[Any]:
         from gpuclassify.corpus.scores.threshold_filter import ApplyThresholds
+        from gpuclassify.jobs.stages import as_chain
         from gpuclassify.mapping.select import Select
 
         stages: list[Any] = [] if self.where is None else [Select(self.where)]
         stages += map(ApplyThresholds, self.threshold_files or ())
         stages += self.mappers()
-        read = self.fields_read(stages)
+        assigned = self.cluster_mappers()
+        stages += assigned
+        read = self.fields_read(stages, as_chain(assigned).read_fields)
         if self.limit is None:
             reader: Any = self.reader(read)
         else:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from gpuclassify import AnnotationWriter, Mix, Pipeline, Thresholds, agreement, sample
+from gpuclassify import AnnotationWriter, Clusters, Mix, Pipeline, Thresholds, agreement, sample
 from gpuclassify.commands import client
 from gpuclassify.commands import evaluate as evaluate_command
 from gpuclassify.commands import train as train_command
@@ -34,6 +34,7 @@ CALLS = {
     "thresholds": (*("in", "out.json", "--score", "score", "--label", "good"),
                    *("--recall", "0.5", "--min-labels", "2")),
     "mix": ("in", "out.json", "--by", "topic", "--tokens", "5"),
+    "clusters": ("in", "out.json", "--n-clusters", "2", "--embedding-field", "vector"),
     "select": ("in", "out", "--where", "score >= 0"),
     "buckets": ("in", "out", "--score", "score", "--n", "2"),
     "dedup": ("in", "out", "--method", "exact"),
@@ -53,7 +54,7 @@ ROWS, BROKEN = 60, 2
 def rows():
     return [
         {"id": n, "text": f"{('mill', 'river')[n % 2]} {n}", "topic": ("mill", "river")[n % 2],
-         "score": n / ROWS, "good": n % 3 > 0, "tokens": n % 5}
+         "score": n / ROWS, "good": n % 3 > 0, "tokens": n % 5, "vector": [n + 0.5, 9.5]}
         for n in range(ROWS)
     ]  # fmt: skip
 
@@ -139,10 +140,11 @@ CALLS_ON_ANNOTATIONS = {
         reader, score="score", label="good", recall=0.5, min_labels=2
     ),
     "mix": lambda reader: Mix.plan(reader, by="topic", tokens=5),
+    "clusters": lambda reader: Clusters.fit(reader, 2, embedding_field="vector"),
 }
 
 
-@pytest.mark.parametrize("call", ["sample", "agreement", "thresholds", "mix"])
+@pytest.mark.parametrize("call", CALLS_ON_ANNOTATIONS)
 def test_lines_that_annotations_leave_out_stop_nothing(call, dirty, caplog):
     annotate(dirty)
     run = CALLS_ON_ANNOTATIONS[call]
@@ -264,6 +266,7 @@ def test_train_checks_its_settings_before_it_starts_a_cluster(flag, dirty, monke
     ("command", "flag"),
     [("thresholds", "--score"), ("thresholds", "--by"), ("mix", "--by"), ("mix", "--token-field"),
      ("sample", "--by"), ("sample", "--id-field"), ("agreement", "--between"),
+     ("clusters", "--embedding-field"),
      ("train", "--label-field"), ("evaluate", "--group"), ("select", "--partition-by")],
 )  # fmt: skip
 def test_an_empty_name_of_a_column_names_the_option(command, flag, dirty):

@@ -1,5 +1,6 @@
 """The commands that are tried, on inputs of a few rows."""
 
+import base64
 import copy
 import functools
 import json
@@ -217,6 +218,20 @@ def has_threshold(folder):
     assert (folder / "out/page.html").read_text().rstrip().endswith("</html>")
 
 
+def with_vectors(folder):
+    """Three vectors along the first axis, and five along the second."""
+    vectors = [[3.0, 0.1]] * 3 + [[0.1, 2.0]] * 5 + [[9.0, 0.2 + n] for n in range(2)]
+    pd.DataFrame({"embedding": vectors}).to_json(folder / "v.jsonl", orient="records", lines=True)
+
+
+def has_clusters(folder):
+    """A cluster along each axis; equal vectors count once."""
+    found = json.loads((folder / "out/clusters.json").read_text())
+    assert found["width"] == 2 and sorted(found["sizes"]) == [1, 3]
+    centroids = np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(2, 2)
+    np.testing.assert_allclose(centroids[np.argmin(found["sizes"])], [0.04994, 0.99875], atol=1e-4)
+
+
 def has_mix(folder):
     """All rows of the input 2.5 times."""
     cells = json.loads((folder / "out/mix.json").read_text())["cells"].values()
@@ -338,6 +353,12 @@ CASES = {
             ),
             labelled,
             has_threshold,
+        ),
+        Case(
+            "clusters",
+            ("clusters", "v.jsonl", "out/clusters.json", "--n-clusters", "2"),
+            with_vectors,
+            has_clusters,
         ),
         Case(
             "mix",

@@ -57,6 +57,7 @@ def assert_all_held(outcomes):
                 "decontaminate",
                 "sample",
                 "thresholds",
+                "clusters",
                 "train",
                 "convert",
                 "upload",

@@ -10,17 +10,25 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpuclassify.classifiers.embedder import Embedder
+from gpuclassify.corpus.clusters.kmeans import (
+    CENTROID_SAMPLES,
+    TILE_NUMBERS,
+    assign,
+    fit_centroids,
+    on_device,
+    pack,
+    take_sample,
+    unit_vectors,
+    unpack,
+)
 from gpuclassify.corpus.dedup.corpus import (
     MEMBERS_GATHERED,
     Corpus,
@@ -35,7 +43,7 @@ from gpuclassify.corpus.dedup.duplicates import (
     group_hashes,
 )
 from gpuclassify.corpus.dedup.groups import ranked, ranking
-from gpuclassify.frames import Frame, backend_of, name_row
+from gpuclassify.frames import Frame, backend_of
 from gpuclassify.frames.hashing import md5_digests
 from gpuclassify.frames.lazy import from_parts, reduce_tree
 from gpuclassify.mapping.partition_map import PartitionMap
@@ -49,13 +57,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLUSTER_DOCUMENTS = 2_000  # mean documents per cluster, unless n_clusters= is set
-CENTROID_SAMPLES = 50  # minimum sampled documents per centroid
 NO_CENTROID = np.zeros((1, 0), np.float32)  # centroids without documents
 MOST_NEAR_BORDERS = 0.1  # share of documents near borders that causes a warning
 SAMPLE = ["number", "embedding"]  # columns of a sample
 ROUNDING = 1e-6  # rounding error of a cosine in float32, subtracted from the threshold
 BLOCK_ROWS = 1024  # rows compared with all survivors at a time
-TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # odd, so that different clusters have different products
 
 
@@ -246,8 +252,8 @@ def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.Dat
     wanted = settings.n_clusters or min(max(documents // CLUSTER_DOCUMENTS, 1), most)
     count = min(wanted, len(vectors))
     centroids = fit_centroids(vectors, count, settings.max_iter, settings.seed)
-    _, distances = assign(vectors, centroids)
-    share = (distances < border_width(settings.threshold, vectors.shape[1])).mean()
+    borders = assign(vectors, centroids).borders
+    share = (borders < border_width(settings.threshold, vectors.shape[1])).mean()
     if share > MOST_NEAR_BORDERS:
         logger.warning(
             "%.0f%% of the documents lie so near the border of a cluster that near-duplicates may "
@@ -267,9 +273,9 @@ def to_clusters(
     Columns are ``key`` (int64, equal within a cluster) and ``near_border`` (bool).
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
-    clusters, distances = assign(vectors, centres)
+    clusters, _, borders = assign(vectors, centres)
     keys = embeddings["within"].to_numpy() ^ (clusters.view(np.uint64) * _GOLDEN).view(np.int64)
-    near = distances < border_width(threshold, centres.shape[1])
+    near = borders < border_width(threshold, centres.shape[1])
     return embeddings.drop(columns=["number", "within"]).assign(key=keys, near_border=near)
 
 
@@ -302,84 +308,6 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
     return pd.DataFrame({**components, "near_border": near})[is_found].reset_index(drop=True)
 
 
-def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a column's embeddings scaled to length 1, float32, and a mask of the rows with one.
-
-    The column has lists of numbers of equal length: Arrow lists of any kind, or objects that Arrow
-    converts to lists. Rows of null and zeros have no embedding.
-    """
-    lists = backend_of(frame).list_array(frame, column)
-    if not _holds_numbers(lists.type):
-        raise TypeError(
-            f"column {column!r} holds {lists.type}, not lists of numbers: name the column of "
-            "embeddings as embedding_field=. (Dask makes strings of lists in an object column: "
-            "give it Arrow's type, pandas.ArrowDtype(pyarrow.list_(pyarrow.float32())))"
-        )
-    is_given = lists.is_valid().to_numpy(zero_copy_only=False)
-    if not is_given.any():
-        return np.zeros((0, 0), np.float32), is_given
-    present = lists.drop_null()
-    rows = np.flatnonzero(is_given)
-    widths = pc.list_value_length(present).to_numpy()
-    is_other = (widths != widths[0]) | (widths == 0)
-    if is_other.any():
-        at = int(is_other.argmax())
-        raise ValueError(
-            f"{name_row(frame, int(rows[at]))} of column {column!r} holds {widths[at]} numbers "
-            f"and {name_row(frame, int(rows[0]))} {widths[0]}: all must be of one model"
-        )
-    numbers = present.flatten().to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        vectors = numbers.astype(np.float32).reshape(len(rows), -1)
-    is_finite = np.isfinite(vectors).all(axis=1)
-    if not is_finite.all():
-        raise ValueError(
-            f"{name_row(frame, int(rows[is_finite.argmin()]))} of column {column!r} holds a number "
-            "that is not finite: make that embedding null, or compute it anew in float32"
-        )
-    largest = np.abs(vectors).max(axis=1)
-    is_given[rows] = largest > 0
-    # Divided twice, because squares of very large and very small numbers exceed float32.
-    vectors = vectors[largest > 0] / largest[largest > 0, None]
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), is_given
-
-
-def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
-    """Pack vectors, float32 (rows, width), into a column of bytes, to shuffle them.
-
-    Every shuffle method of Dask preserves bytes, while "p2p" fails on Arrow's lists.
-    """
-    rows, width = vectors.shape
-    ends = np.arange(rows + 1, dtype=np.int64) * width * vectors.itemsize
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(vectors))]
-    values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows, buffers)
-    return pd.arrays.ArrowExtensionArray(values)
-
-
-def unpack(packed: pd.Series) -> np.ndarray:
-    """Return the vectors in a column from `pack`, float32 (rows, width)."""
-    check_widths(packed)
-    data = bytearray().join(packed.to_list())
-    return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
-
-
-def check_widths(packed: pd.Series) -> None:
-    """Raise ValueError unless all vectors in a column from `pack` have the same width."""
-    widths = pc.unique(pc.binary_length(pa.array(packed.array))).to_pylist()
-    if len(widths) > 1:
-        raise ValueError(
-            f"embeddings have {widths[0] // 4} numbers in one partition and {widths[1] // 4} in "
-            "another: all must be of one model"
-        )
-
-
-def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Return the rows with the `size` smallest random numbers, independent of the order of rows."""
-    rows = pd.concat(parts, ignore_index=True)
-    check_widths(rows["embedding"])
-    return rows.drop_duplicates("number").nsmallest(size, "number")
-
-
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
     """Estimate the number of distinct documents from the smallest of their random numbers.
 
@@ -391,59 +319,6 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
     if len(numbers) < size:
         return len(numbers)
     return int((size - 1) / ((float(numbers[-1]) + 2.0**63) / 2.0**64))
-
-
-def _holds_numbers(kind: pa.DataType) -> bool:
-    types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        kind = kind.value_type
-        return types.is_floating(kind) or types.is_integer(kind) or types.is_null(kind)
-    return types.is_null(kind)  # type of an empty partition
-
-
-def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
-    """Fit k-means centroids of length 1, float32 (count, width), to at least `count` vectors.
-
-    One CPU thread fits them, so that all machines give equal results; 2,000 centroids of 100,000
-    vectors with 384 dimensions take 100 s. The start is random, because k-means++ took fifteen
-    times as long without better clusters. Centroids are normalized: the mean of scattered vectors
-    is short, so close to vectors of all directions, and would attract a large cluster.
-    """
-    if count == 1:
-        return vectors[:1]
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits
-
-    means = KMeans(count, init="random", n_init=1, max_iter=max_iter, random_state=seed)
-    with threadpool_limits(1):
-        centroids = means.fit(vectors).cluster_centers_
-    lengths = np.linalg.norm(centroids, axis=1, keepdims=True)
-    return (centroids / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
-
-
-def assign(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each vector's nearest centroid, and its distance from the border of that cluster.
-
-    They are int64 and float32. The border with the cluster of the second nearest centroid b is the
-    plane midway between both centroids. Its distance from a vector x of the cluster of a is (|x -
-    b|² - |x - a|²) / (2 |a - b|), or infinite if there is no other cluster.
-    """
-    import torch
-
-    clusters = np.zeros(len(vectors), np.int64)
-    distances = np.full(len(vectors), np.inf, np.float32)
-    if len(centroids) == 1:
-        return clusters, distances
-    centres = _on_device(centroids)
-    halves = (centres * centres).sum(dim=1) / 2
-    step = max(TILE_NUMBERS // len(centroids), 1)
-    for at in range(0, len(vectors), step):
-        scores = _on_device(vectors[at : at + step]) @ centres.T - halves  # (|x|² - |x - c|²) / 2
-        best, nearest = torch.topk(scores, 2, dim=1)
-        apart = (centres[nearest[:, 0]] - centres[nearest[:, 1]]).norm(dim=1)
-        clusters[at : at + step] = nearest[:, 0].cpu().numpy()
-        distances[at : at + step] = ((best[:, 0] - best[:, 1]) / apart).nan_to_num(0).cpu().numpy()
-    return clusters, distances
 
 
 def border_width(threshold: float, width: int) -> float:
@@ -471,7 +346,7 @@ def match(
     vector that stays, int64 (its own row if it stays itself), and the cosine with it, float32, at
     most 1.
     """
-    points = _on_device(vectors)
+    points = on_device(vectors)
     limit = threshold - ROUNDING
     kept = np.arange(len(vectors))
     similarity = np.ones(len(vectors), np.float32)
@@ -515,9 +390,3 @@ def _match_within(
         if before[index] > best[row]:
             best[row], nearest[row] = before[index], first + index
         goes[row] = best[row] >= limit
-
-
-def _on_device(values: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(values).to("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuclassify import Embedder, SemanticDuplicates
-from gpuclassify.corpus.dedup.semantic import (
-    BLOCK_ROWS,
-    assign,
-    border_width,
-    fit_centroids,
-    match,
-    unit_vectors,
-)
+from gpuclassify.corpus.clusters.kmeans import assign, fit_centroids, unit_vectors
+from gpuclassify.corpus.dedup.semantic import BLOCK_ROWS, border_width, match
 from gpuclassify.frames.hashing import md5_digests
 from tests.processes import local_client
 
@@ -173,9 +167,9 @@ def test_near_borders_bound_the_missed_share(clusters):
     across -= (across * vectors).sum(axis=1, keepdims=True) * vectors
     near = (0.95 * vectors + np.sqrt(1 - 0.95**2) * normalized(across)).astype(np.float32)
     centroids = fit_centroids(vectors, clusters, 20, 42)
-    own, distances = assign(vectors, centroids)
-    missed = (assign(near, centroids)[0] != own).mean()
-    share = (distances < border_width(0.95, 64)).mean()
+    own, _, borders = assign(vectors, centroids)
+    missed = (assign(near, centroids).clusters != own).mean()
+    share = (borders < border_width(0.95, 64)).mean()
     assert 0.02 < missed < share < 4 * missed
 
 
@@ -278,8 +272,8 @@ def test_pairs_in_other_clusters_are_missed_and_borders_counted(caplog):
     counts = finder.summarize(ddf)
     vectors, _ = unit_vectors(frame, "vector")
     order = np.argsort(md5_digests(vectors)[:, 0])  # of a sample of all
-    _, distances = assign(vectors, fit_centroids(vectors[order], 20, 20, 42))
-    assert counts.near_border == (distances < np.sqrt(0.2 / 8)).sum() > 50
+    borders = assign(vectors, fit_centroids(vectors[order], 20, 20, 42)).borders
+    assert counts.near_border == (borders < np.sqrt(0.2 / 8)).sum() > 50
     assert "pass a smaller n_clusters than 20" in caplog.text
     assert len(finder(frame)) < len(expected(frame, 0.9))
 

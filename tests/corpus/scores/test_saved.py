@@ -7,11 +7,14 @@ import math
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
 from gpuclassify import (
     ApplyThresholds,
+    AssignClusters,
+    Clusters,
     Mix,
     ScoreBuckets,
     ScoreEdges,
@@ -22,6 +25,7 @@ from tests.hub_server import Answer, File, HttpServer, HubServer, ranged_answer
 from tests.s3_server import S3Server
 
 STEP = 7  # of the changed values: 1 tries all of them, in two minutes
+LISTS = pd.ArrowDtype(pa.list_(pa.float32()))
 HOSTILE = "\x1b[31m\x9b2J\u202egnp\x00\n"
 
 
@@ -35,6 +39,7 @@ def rows(count=600):
             "good": rng.uniform(size=count) < score,
             "topic": rng.choice(["a", "b"], count),
             "tokens": rng.integers(1, 9, count),
+            "embedding": pd.Series([*map(list, rng.normal(size=(count, 2)))], dtype=LISTS),
         }
     )
 
@@ -47,11 +52,13 @@ RESULTS = {
     "edges": lambda: score_edges(rows(), "score", n=4, by="topic"),
     "thresholds": lambda: thresholds(calibration="sigmoid", small_groups="pool"),
     "isotonic": lambda: thresholds(calibration="isotonic"),
+    "clusters": lambda: Clusters.fit(rows(), 3),
     "mix": lambda: Mix.plan(rows(), by=["topic", "good"], tokens=9_000),
 }
 MAPPERS = {
     ScoreEdges: lambda result: ScoreBuckets(result),
     Thresholds: lambda result: ApplyThresholds(result, keep_field="keep"),
+    Clusters: lambda result: AssignClusters(result, distance_field="distance"),
 }
 
 
@@ -200,7 +207,7 @@ def test_any_other_value_is_refused_by_the_files_name_or_harmless(name, tmp_path
             continue
         outcomes["used"] += 1
         assert repr(found).replace("\n", "").isprintable()
-        if kind is not ScoreEdges:
+        if kind not in (ScoreEdges, Clusters):
             assert found.html()
         if kind not in MAPPERS:
             continue
@@ -209,13 +216,13 @@ def test_any_other_value_is_refused_by_the_files_name_or_harmless(name, tmp_path
         try:
             made = mapper(frame)
         except ValueError as err:
-            assert "no column" in str(err)
+            assert "no column" in str(err) or "fitted to" in str(err)
         else:
             assert len(made) == len(frame)
     assert min(outcomes.values()) > 2
 
 
-@pytest.mark.parametrize("kind", [ScoreEdges, Thresholds, Mix])
+@pytest.mark.parametrize("kind", [ScoreEdges, Thresholds, Mix, Clusters])
 @pytest.mark.parametrize(
     "content",
     [b"", b"x", b"\xff\xfe", b"[]", b"{}", b'"x"', b"[" * 100_000, b'{"n": ' * 100_000,
