@@ -28,6 +28,7 @@ from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats, advance
 
 _BLOCK_CHARS = 2_000_000
+_FLOAT, _INTEGER = pa.float64(), pa.int64()
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Signal:
     """Number about a text, with its definition and its Arrow type."""
 
     definition: str
-    type: pa.DataType = pa.float64()
+    type: pa.DataType = _FLOAT
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class SignalSet:
     signals: dict[str, Signal]
 
 
-_INTEGER = pa.int64()
 _CHARS = "over all characters"
 _LINE = "line, split at line feeds, an empty run as one"
 _PARAGRAPH = "paragraph, split at two line feeds or more"

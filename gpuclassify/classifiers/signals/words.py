@@ -120,9 +120,10 @@ class Splitter:
         }
         self._most_parts = max(map(len, rules.rules.values()))
         self._lock = threading.Lock()
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Free the memory of known chunks."""
         self._chunks: dict[str, int] = {}
         self._chars = 0
         self._token_ids: dict[str, int] = {}
@@ -162,7 +163,7 @@ class Splitter:
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
         """Return the tokens of texts, from their chunks; changes `pieces`."""
         if self._chars > _MOST_CHARS:
-            self._forget()
+            self.forget()
         for index, text in enumerate(texts):
             if _SYMBOL in text:
                 pieces[index] = [text]
