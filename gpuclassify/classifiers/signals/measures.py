@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from gpuclassify.classifiers.signals.characters import POLICIES, STOP_WORDS, TERMINAL
+from gpuclassify.classifiers.signals.characters import POLICIES, TERMINAL
 from gpuclassify.classifiers.signals.words import BASE, Splitter, Tokens, code_of, running_sum
 
 TOP = (2, 3, 4)  # words of the n-grams whose most frequent one is searched
@@ -65,7 +66,7 @@ def gopher(block: Block) -> Measures:
         "gopher_alphabetic_word_share": _share(
             words.sums(words.column("has_letter")), words.counts
         ),
-        "gopher_stop_words": sum((found >> bit) & 1 for bit in range(len(STOP_WORDS))),
+        "gopher_stop_words": np.unpackbits(found[:, None], axis=1).sum(axis=1),
     }
 
 
@@ -153,7 +154,7 @@ MEASURES: dict[str, Callable[[Block], Measures]] = {
 }  # fmt: skip
 
 
-def _share(part: object, whole: object) -> np.ndarray:
+def _share(part: ArrayLike, whole: ArrayLike) -> np.ndarray:
     """Divide numbers, float64; 0 where `whole` is 0."""
     divisor = np.asarray(whole, np.float64)
     return np.divide(part, divisor, out=np.zeros(len(divisor)), where=divisor > 0)

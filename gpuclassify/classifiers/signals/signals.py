@@ -14,7 +14,14 @@ import pyarrow as pa
 
 from gpuclassify.classifiers.rules import RuleModel, RuleRunner
 from gpuclassify.classifiers.signals.characters import STOP_WORDS
-from gpuclassify.classifiers.signals.measures import DUPLICATE, MEASURES, SHORT_LINE, TOP, Block
+from gpuclassify.classifiers.signals.measures import (
+    DUPLICATE,
+    LONGEST_WORD,
+    MEASURES,
+    SHORT_LINE,
+    TOP,
+    Block,
+)
 from gpuclassify.classifiers.signals.words import LANGUAGES, Splitter
 from gpuclassify.frames import Texts
 from gpuclassify.hub import Identity
@@ -48,8 +55,8 @@ class SignalSet:
 
 
 _CHARS = "over all characters"
-_LINE = "line, split at line feeds, an empty run as one"
-_PARAGRAPH = "paragraph, split at two line feeds or more"
+_LINE = "line, split at runs of line feeds"
+_PARAGRAPH = "paragraph, split at runs of two line feeds or more"
 SETS = {
     "gopher": SignalSet(
         "Rae et al. 2021, arXiv:2112.11446, appendix A.1, quality filtering",
@@ -72,11 +79,11 @@ SETS = {
         {
             "repetition_chars": Signal("characters", _INTEGER),
             **{
-                f"repetition_duplicate_{kind}_{name}": Signal(f"{what} of each {unit}, {over}")
+                f"repetition_duplicate_{kind}_{name}": Signal(f"{what} of a {unit}, {over}")
                 for kind, unit in (("line", _LINE), ("paragraph", _PARAGRAPH))
                 for name, what, over in (
                     ("share", "repetitions", f"over all {kind}s"),
-                    ("char_share", "characters in repetitions", _CHARS),
+                    ("char_share", "characters of repetitions", _CHARS),
                 )
             },
             **{
@@ -87,8 +94,7 @@ SETS = {
             },
             **{
                 f"repetition_duplicate_{n}_gram_share": Signal(
-                    f"characters in {n}-grams of words that were read before, {_CHARS}; "
-                    "reading goes on behind a repetition"
+                    f"characters in {n}-grams of words that occur earlier, none twice, {_CHARS}"
                 )
                 for n in DUPLICATE
             },
@@ -98,13 +104,18 @@ SETS = {
         "Raffel et al. 2020, JMLR 21(140), section 2.2",
         {
             "c4_sentences": Signal(
-                "sentences in kept lines: at least 3 words, none longer than 1,000 characters; "
-                "ends in one of . ? ! \" ' but not in an ellipsis; no JavaScript, no cookie or "
-                "privacy policy",
+                "sentences in kept lines: with 3 words or more, none longer than "
+                f"{LONGEST_WORD:,} characters; with . ? ! \" or ' at the end, but no ellipsis; "
+                'without "javascript", "lorem ipsum", "{" and phrases about cookies, privacy or '
+                "terms of use",
                 _INTEGER,
             ),
-            "c4_lorem_ipsum_lines": Signal('lines with "lorem ipsum" among them', _INTEGER),
-            "c4_curly_bracket_lines": Signal('lines with "{" among them', _INTEGER),
+            "c4_lorem_ipsum_lines": Signal(
+                'lines with such words and ends, and "lorem ipsum"', _INTEGER
+            ),
+            "c4_curly_bracket_lines": Signal(
+                'the same with "{", and without "lorem ipsum" and "javascript"', _INTEGER
+            ),
         },
     ),
     "fineweb": SignalSet(

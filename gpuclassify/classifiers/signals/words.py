@@ -192,8 +192,8 @@ class Splitter:
         found: dict[int, None] = {}
         for place in np.flatnonzero(is_edge & (text_of[:-1] == text_of[1:])).tolist():
             names = [*map(self._names_of, chunks[place : place + 2])]
-            ends = product(self._edge(names[0], -1), self._edge(names[1], 0))
-            reach = [self._pairs[pair] for pair in ends if pair in self._pairs]
+            pairs = product(self._edge(names[0], -1), self._edge(names[1], 0))
+            reach = [self._pairs[pair] for pair in pairs if pair in self._pairs]
             if any(reach) or (reach and any(map(self._changes, names))):
                 found[int(text_of[place])] = None
         return [*found]
