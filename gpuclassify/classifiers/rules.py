@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,10 +33,9 @@ class RuleRunner(Runner):
         none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
         return TokenLengths(none, none, ones, None)
 
-    @contextlib.contextmanager
-    def lease(self, device: object, dtype: object) -> Iterator[Any]:
-        """Do nothing, because there is no model; see `Runner.lease`."""
-        yield
+    def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that does nothing, because there is no model; see `Runner.lease`."""
+        return contextlib.nullcontext()
 
     def device_and_dtype(self) -> tuple[Any, Any]:
         """Return the CPU and float32, without torch."""
