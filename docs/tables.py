@@ -21,6 +21,7 @@ from house import LAYERS
 
 from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.classifiers.questions.prompt_classifier import PromptOptions
+from gpuclassify.classifiers.signals.signals import SETS
 from gpuclassify.commands.cli import main
 from gpuclassify.commands.models import labels_by_column, length_read
 from gpuclassify.commands.options import GROUPS
@@ -927,6 +928,21 @@ def _link(path: Path) -> str:
     return f"[JSON](RESULTS/{path.name})"
 
 
+def signals() -> str:
+    """Return a table of the signals of texts, with their sources and definitions."""
+    return table(
+        ["signal", "definition"],
+        (
+            row
+            for name, own in SETS.items()
+            for row in (
+                [f"**`{name}`**", own.source],
+                *([f"`{column}`", signal.definition] for column, signal in own.signals.items()),
+            )
+        ),
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "classifiers": classifiers,
     "published": published,
@@ -940,6 +956,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": on_a_gpu,
     "tokens": tokens,
     "spans": spans,
+    "signals": signals,
     "decontamination": decontamination,
     "annotations": annotations,
     "choices": choices,

@@ -22,6 +22,7 @@ from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers import Qwen3GuardClassifier as Qwen3GuardClassifier
 from .classifiers import Qwen3GuardResponseClassifier as Qwen3GuardResponseClassifier
 from .classifiers import ShieldGemmaClassifier as ShieldGemmaClassifier
+from .classifiers import Signals as Signals
 from .classifiers import SpanClassifier as SpanClassifier
 from .classifiers import TaxonomyClassifier as TaxonomyClassifier
 from .classifiers import TokenCounter as TokenCounter

@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 # Of those that the contract's tests run; others are for hardware, clusters and pages.
-EXTRAS = ("crossfit", "dedup", "fasttext", "s3", "safety", "sentencepiece", "train")
+EXTRAS = ("crossfit", "dedup", "fasttext", "s3", "safety", "sentencepiece", "signals", "train")
 
 
 def requirements(extras: Iterable[str] = EXTRAS) -> Iterator[Requirement]:

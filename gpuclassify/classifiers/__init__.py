@@ -31,6 +31,7 @@ from gpuclassify.classifiers.questions.published_guards import (
     WildGuardClassifier,
 )
 from gpuclassify.classifiers.questions.taxonomy import TaxonomyClassifier
+from gpuclassify.classifiers.signals.signals import Signals
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.classifiers.spans.patterns import PatternSpans
 from gpuclassify.classifiers.token_counter import TokenCounter
@@ -65,6 +66,7 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "tokens": TokenCounter,
     "spans": SpanClassifier,
     "patterns": PatternSpans,
+    "signals": Signals,
 }
 
 __all__ = [
@@ -75,6 +77,6 @@ __all__ = [
     "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PatternSpans",
     "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
     "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
-    "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
+    "Signals", "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
     "WildGuardClassifier",
 ]  # fmt: skip

@@ -35,6 +35,7 @@ EXTRAS = {
     "crossfit": "loader='crossfit'",
     "fasttext": "FastTextClassifier and LanguageIdentifier",
     "safety": "LoRA adapters, as of AegisClassifier and InstructionDataGuardClassifier",
+    "signals": "Signals",
     "dedup": "deduplication",
     "sentencepiece": "tokenizers with only a SentencePiece file",
     "train": "training heads",

@@ -10,6 +10,7 @@ Arrow field           pandas                          cudf
 ====================  ==============================  ==============================
 string                the text column's string dtype  str
 float32               float32, null as NaN            float32 with a null mask
+float64               float64, null as NaN            float64 with a null mask
 list<float32>         ArrowDtype(list<float32>)       ListDtype(float32)
 list<string>          ArrowDtype(list<string>)        ListDtype(str)
 list<float16>         ArrowDtype(list<halffloat>)     refused

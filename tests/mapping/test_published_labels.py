@@ -57,6 +57,7 @@ def test_every_published_classifier_knows_its_labels():
         "tokens": 0,
         "spans": 0,
         "patterns": 0,
+        "signals": 0,
         "prompt": 0,
         "checkpoint": 0,
         "fasttext": 0,

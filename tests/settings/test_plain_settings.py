@@ -21,6 +21,7 @@ from gpuclassify import (
     Pipeline,
     PromptClassifier,
     SemanticDuplicates,
+    Signals,
     classify,
     curator,
     get_client,
@@ -75,10 +76,10 @@ def test_mappers_take_numpys_numbers_flags_and_texts(name):
         more |= {"prompt": "{body}", "answers": ["yes", "no"]}
     given = {n: SETTINGS[n][0] for n in names}
     own = {n: SETTINGS[n][1] for n in names}
-    if kind is not PatternSpans:
+    if kind not in (PatternSpans, Signals):
         more["model"] = "owner/model"
     one, other = (kind(**settings, **more) for settings in (given, own))
-    assert len(names) >= (2 if name in ("tokens", "patterns") else 5)
+    assert len(names) >= (2 if name in ("tokens", "patterns", "signals") else 5)
     assert one == other and repr(one) == repr(other)
     assert tokenize(one.options) == tokenize(other.options)
     values = [getattr(one.options, field.name) for field in fields(one.options)]

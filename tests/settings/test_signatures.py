@@ -21,6 +21,7 @@ from gpuclassify import (
     PatternSpans,
     PromptClassifier,
     Qwen3GuardClassifier,
+    Signals,
     TaxonomyClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
@@ -149,7 +150,7 @@ def test_dir_shows_public_names_alone():
     mapper = ["describe", "labels", "options", "published_labels", "schema", "setup", "teardown"]
     for kind in (*FAMILIES.values(), Embedder, ModelMapper):
         assert dir(kind) == mapper
-        asked = {} if kind is PatternSpans else {"model": "owner/model"}
+        asked = {} if kind in (PatternSpans, Signals) else {"model": "owner/model"}
         if kind is PromptClassifier:
             asked |= {"prompt": "{text}", "answers": ["a", "b"]}
         assert dir(kind(**asked)) == mapper

@@ -13,18 +13,16 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuclassify.classifiers.rules import RuleModel, RuleRunner
 from gpuclassify.classifiers.spans.columns import SpanHead, SpanOptions, SpanOutputs
 from gpuclassify.classifiers.spans.spans import Spans
 from gpuclassify.frames import Texts
 from gpuclassify.hub import Identity
-from gpuclassify.mapping.pinned_model import PinnedModel
-from gpuclassify.mapping.runners import Runner
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.mapping.token_lengths import TokenLengths
 from gpuclassify.settings.checks import check_choice, label_tuple
 from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import StrPath
@@ -136,19 +134,13 @@ class PatternOptions(SpanOptions):
         object.__setattr__(self, "patterns", patterns)
 
 
-class PatternModel(PinnedModel):
-    """Stand-in for a model, because rules have no files.
-
-    The version in `identity` changes when the rules find other spans.
-    """
+class PatternModel(RuleModel):
+    """Stand-in for a model, whose version changes when the rules find other spans."""
 
     identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
-    repositories = identities = ()  # type: ignore[assignment]
-    weights_files: ClassVar[dict[Identity, str]] = {}
-    unpinned = ""
 
 
-class PatternRunner(Runner):
+class PatternRunner(RuleRunner):
     """Runner that finds spans by rules, on the CPU."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
@@ -164,24 +156,6 @@ class PatternRunner(Runner):
         spans = Spans.of(len(texts), names, [*columns, np.ones(len(rows), np.float32)])
         ones, all_read = np.ones(len(texts), np.int64), np.ones(len(texts), np.float32)
         return SpanOutputs(np.zeros((len(texts), 0)), ones, all_read, texts=texts, spans=spans)
-
-    def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return zeros, because rules read no tokens; see `Runner.token_lengths`."""
-        none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
-        return TokenLengths(none, none, ones, None)
-
-    @contextlib.contextmanager
-    def lease(self, device: object, dtype: object) -> Iterator[None]:
-        """Do nothing, because there is no model; see `Runner.lease`."""
-        yield
-
-    def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the CPU and float32, without torch."""
-        return "cpu", np.dtype(np.float32)
-
-    def batch_bytes(self) -> int:
-        """Return 0, because rules need no batches."""
-        return 0
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:

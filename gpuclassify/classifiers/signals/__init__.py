@@ -1,0 +1,1 @@
+"""Rule signals of texts as columns; read `signals.py` first."""
