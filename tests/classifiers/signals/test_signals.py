@@ -163,7 +163,7 @@ def test_words_and_sentences_are_spacys(language):
     lines = [line.strip() for line in texts if line.strip()]
     expected = [len(tokenizer.span_tokenize(line)) for line in lines]
     assert splitter.count_sentences(lines).tolist() == expected
-    assert len(set(expected)) > 3
+    assert len(set(expected)) > 1
 
 
 def test_known_words_change_nothing(monkeypatch, signals):
