@@ -1,5 +1,6 @@
 """What a repository is expected to have, beside the package: examples, hooks and hosted checks."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from gpuclassify import Mix
+from tests.fasttext_models import published_model
 from tests.processes import search_path
 from tests.replicas import sample_texts
 
@@ -60,6 +63,39 @@ def test_the_example_of_a_cluster(source, tmp_path, checkpoint):
     labelled = pd.read_parquet(tmp_path / "out").sort_values("id")
     assert labelled["id"].tolist() == list(range(13))
     assert labelled[["quality_pred", "domain_pred"]].notna().sum().tolist() == [12, 12]
+
+
+def test_the_example_of_a_corpus(tmp_path, checkpoint):
+    texts = [*sample_texts(130, min_words=60, max_words=90), "too short", None]
+    texts += [texts[3], f"{texts[4]} More.", texts[5].upper()]
+    rows = pd.DataFrame({"text": texts, "id": range(len(texts)), "source": "made"})
+    (tmp_path / "crawl").mkdir()
+    path = tmp_path / "crawl/0.jsonl"
+    path.write_text(rows.to_json(orient="records", lines=True) + '{"text": "cut')
+    item = " ".join(texts[7].split()[10:40])
+    (tmp_path / "evals.jsonl").write_text(json.dumps({"question": item}) + "\n")
+    models = {"language": published_model(), "tokenizer": checkpoint("quality"), "tokens": "4000"}
+    models |= {"quality": checkpoint("quality"), "education": checkpoint("fineweb-edu")}
+    arguments = [tmp_path / "crawl", tmp_path / "evals.jsonl", tmp_path / "out"]
+    arguments += [f"{name}={value}" for name, value in models.items()]
+
+    printed = run_example("corpus.py", *arguments)
+
+    drawn = pd.read_json(tmp_path / "out/drawn.jsonl", lines=True)
+    assert printed.startswith(f"{len(drawn)} documents to label: ")
+    labelled = drawn.assign(is_good=drawn["fineweb-edu-score-float"] > -100)
+    labelled.loc[labelled["fineweb-edu-score-float"].idxmin(), "is_good"] = False
+    labelled.to_json(tmp_path / "out/labelled.jsonl", orient="records", lines=True)
+
+    printed = run_example("corpus.py", *arguments)
+
+    assert "The training set: " in printed
+    corpus = pd.read_parquet(tmp_path / "out/corpus")
+    expected = set(rows["id"]) - {7, 130, 131} - {132}  # contaminated, short, null, equal text
+    assert set(corpus["id"]) <= expected and len(corpus) > 20
+    assert set(corpus["quality_pred"]) <= {"High", "Medium"}
+    mix = Mix.load(tmp_path / "out/mix.json")
+    assert sum(cell.tokens for cell in mix.cells.values()) == corpus["tokens"].sum()
 
 
 # What may stand in a workflow, a job and a step; another key is a mistake that no run of it tells.

@@ -243,13 +243,20 @@ class Thresholds(Saved):
             for group, rows in groups.items()
             if len(rows.scores) < min_labels or not 0 < rows.is_positive.sum() < len(rows.scores)
         }
+        if few and by is None:
+            ((rows, positives),) = few.values()
+            raise ValueError(
+                f"too few labels: {rows:,} rows, {positives:,} with the label, and "
+                f"{min_labels} are needed (min_labels=), some with the label and some without: "
+                "label more rows"
+            )
         if few and small_groups == "refuse":
             raise ValueError(
                 f"too few labels in {_counts(few)}: a group needs {min_labels} (min_labels=), some "
                 "with the label and some without. Label more, or pool such groups "
                 '(small_groups="pool")'
             )
-        is_pooled = small_groups == "pool" and (few or by is not None)
+        is_pooled = small_groups == "pool" and by is not None
         pooled = fit(Labelled.of(*_concatenated(groups.values()))) if is_pooled else None
         values = ((group_value(group), rows) for group, rows in groups.items())
         fitted = {value: fit(rows) for value, rows in values if value not in few}

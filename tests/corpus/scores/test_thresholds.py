@@ -219,7 +219,7 @@ def test_small_groups_are_refused_or_pooled_and_said():
             "precision of 1 at the lower end of its interval; "
             r"the best lower end is 0\.[0-9]+\. Ask",
         ),
-        ({}, {"recall": 0.9, "min_labels": 5_000}, "a group needs 5000"),
+        ({}, {"recall": 0.9, "min_labels": 5_000}, "5000 are needed .min_labels"),
     ],
 )
 def test_what_cannot_be_is_refused(change, options, message):
