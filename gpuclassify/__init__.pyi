@@ -27,6 +27,7 @@ from .classifiers import TaxonomyClassifier as TaxonomyClassifier
 from .classifiers import TokenCounter as TokenCounter
 from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers import WildGuardClassifier as WildGuardClassifier
+from .classifiers import ZeroShotClassifier as ZeroShotClassifier
 from .classifiers.checkpoint import ModelMapper as ModelMapper
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier

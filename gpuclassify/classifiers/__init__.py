@@ -34,6 +34,7 @@ from gpuclassify.classifiers.questions.taxonomy import TaxonomyClassifier
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.classifiers.spans.patterns import PatternSpans
 from gpuclassify.classifiers.token_counter import TokenCounter
+from gpuclassify.classifiers.zero_shot import ZeroShotClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 
 # Classes by their names on the command line.
@@ -59,6 +60,7 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "wildguard": WildGuardClassifier,
     "taxonomy": TaxonomyClassifier,
     "prompt": PromptClassifier,
+    "zero-shot": ZeroShotClassifier,
     "checkpoint": DistributedDataClassifier,
     "fasttext": FastTextClassifier,
     "language": LanguageIdentifier,
@@ -76,5 +78,5 @@ __all__ = [
     "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
     "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
     "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
-    "WildGuardClassifier",
+    "WildGuardClassifier", "ZeroShotClassifier",
 ]  # fmt: skip

@@ -58,6 +58,7 @@ def test_every_published_classifier_knows_its_labels():
         "spans": 0,
         "patterns": 0,
         "prompt": 0,
+        "zero-shot": 0,
         "checkpoint": 0,
         "fasttext": 0,
         "language": 0,

@@ -22,6 +22,7 @@ from gpuclassify import (
     PromptClassifier,
     Qwen3GuardClassifier,
     TaxonomyClassifier,
+    ZeroShotClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.corpus.dedup.duplicates import Duplicates
@@ -152,6 +153,8 @@ def test_dir_shows_public_names_alone():
         asked = {} if kind is PatternSpans else {"model": "owner/model"}
         if kind is PromptClassifier:
             asked |= {"prompt": "{text}", "answers": ["a", "b"]}
+        if kind is ZeroShotClassifier:
+            asked["labels"] = ["a", "b"]
         assert dir(kind(**asked)) == mapper
     assert dir(ExactDuplicates) == ["remove", "summarize"]
     settings = list(inspect.signature(ExactDuplicates).parameters)
