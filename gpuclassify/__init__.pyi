@@ -16,6 +16,7 @@ from .classifiers import LlamaGuardClassifier as LlamaGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import NemotronSafetyGuardClassifier as NemotronSafetyGuardClassifier
 from .classifiers import PatternSpans as PatternSpans
+from .classifiers import Perplexity as Perplexity
 from .classifiers import PromptClassifier as PromptClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier

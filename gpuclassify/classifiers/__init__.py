@@ -20,6 +20,7 @@ from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier, Lang
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
 from gpuclassify.classifiers.questions.aegis import AegisClassifier
 from gpuclassify.classifiers.questions.instruction_data_guard import InstructionDataGuardClassifier
+from gpuclassify.classifiers.questions.perplexity import Perplexity
 from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 from gpuclassify.classifiers.questions.published_guards import (
     GraniteGuardianClassifier,
@@ -65,6 +66,7 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "fasttext": FastTextClassifier,
     "language": LanguageIdentifier,
     "tokens": TokenCounter,
+    "perplexity": Perplexity,
     "spans": SpanClassifier,
     "patterns": PatternSpans,
 }
@@ -75,6 +77,7 @@ __all__ = [
     "FineWebNemotronEduClassifier", "FormatClassifier", "GraniteGuardianClassifier",
     "InstructionDataGuardClassifier", "LanguageIdentifier", "LlamaGuardClassifier",
     "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PatternSpans",
+    "Perplexity",
     "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
     "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
     "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",

@@ -68,7 +68,7 @@ class ZeroShotOptions(ClassifierOptions):
 
     no_pairs = "the second text of each pair is the hypothesis; name both in text_template="
 
-    labels: Mapping[str, str] | Sequence[str] = setting(
+    labels: Mapping[str, str] | Sequence[str] = setting(  # type: ignore[assignment]
         convert=_described_labels,
         group=MODEL,
         metavar=TEXTS,

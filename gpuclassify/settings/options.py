@@ -282,6 +282,10 @@ class ModelOptions(TextOptions):
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
+    def cut_of(self, window_tokens: int) -> dict[str, Any]:
+        """Return the arguments of `TextTokenizer` that cut texts to windows of this length."""
+        return {"overlap": self.overlap_of(window_tokens), "end_chars": self.chars_of_ends}
+
     @property
     def read_share_names(self) -> dict[str, str | None]:
         """Names of the output columns on the share of a text that was read, by kind; None: none."""

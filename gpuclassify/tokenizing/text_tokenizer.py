@@ -42,6 +42,9 @@ class TextTokenizer:
     characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
     reads texts like this, but its ``create_text_chunks`` also drops the word at a cut.
 
+    With `has_special_once`, a text's windows are spans of the text with its special tokens, as in
+    the usual evaluation of language models. Otherwise, every window has special tokens.
+
     `pairing` is a query and a `PairTruncation`: each text becomes the second of a pair with the
     query. If the query is None, texts are tuples of two. If it is a tuple of texts, such as the
     hypotheses of a zero-shot classifier, each text is the first of a pair with each of them, and
@@ -59,12 +62,14 @@ class TextTokenizer:
         counts_rest: bool = True,
         end_chars: int | None = None,
         pairing: Pairing | None = None,
+        has_special_once: bool = False,
     ) -> None:
         self.max_tokens = max_tokens
         self.overlap = overlap
         self.counts_rest = counts_rest
         self.end_chars = end_chars
         self.pairing = pairing
+        self.has_special_once = has_special_once
         self._tokenizer = tokenizer
         is_pair = pairing is not None
         self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=is_pair)
@@ -148,7 +153,7 @@ class TextTokenizer:
         description.pop("truncation")
         description.pop("padding")
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        cuts = (self.cuts_left, self.end_chars, self.pairing)
+        cuts = (self.cuts_left, self.end_chars, self.pairing, self.has_special_once)
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
@@ -349,6 +354,10 @@ class TextTokenizer:
     def cut_ids(self, ids: list[int]) -> TextTokens:
         """Cut a text's token ids into windows; without an `overlap`, truncate to one window."""
         overlap, room = self.overlap or 0, self._room
+        if self.has_special_once:
+            (whole,) = self._windows([ids], len(ids) + self.special_tokens).windows
+            starts = range(0, max(len(whole) - overlap, 1), self.max_tokens - overlap)
+            return TextTokens([whole[at : at + self.max_tokens] for at in starts], None, len(whole))
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
         if self.cuts_left:

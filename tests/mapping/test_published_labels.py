@@ -55,6 +55,7 @@ def test_every_published_classifier_knows_its_labels():
         "wildguard": 2,
         "taxonomy": 0,
         "tokens": 0,
+        "perplexity": 0,
         "spans": 0,
         "patterns": 0,
         "prompt": 0,
