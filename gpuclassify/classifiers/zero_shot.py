@@ -36,11 +36,13 @@ def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
         raise TypeError(
             f"labels={value!r}: pass a list of labels, or a dict of label to description"
         )
-    pairs = tuple(item if isinstance(item, tuple) else (item, item) for item in items)
+    pairs = tuple(
+        item if isinstance(item, tuple) and len(item) == 2 else (item, item) for item in items
+    )
     if not pairs:
         raise ValueError("labels=[] names no label: pass at least one")
     for name, description in pairs:
-        check_text("labels has", name, "a label: labels are texts")
+        check_text("a label in labels", name, "a text: name each label")
         check_text(f"labels[{name!r}]", description, "a description: pass a text")
     names = [name for name, _ in pairs]
     if several := [name for name in names if names.count(name) > 1]:
