@@ -23,7 +23,7 @@ from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.classifiers.questions.prompt_classifier import PromptOptions
 from gpuclassify.classifiers.signals.signals import SETS
 from gpuclassify.commands.cli import main
-from gpuclassify.commands.models import labels_by_column, length_read
+from gpuclassify.commands.models import default_columns, labels_by_column, length_read
 from gpuclassify.commands.options import GROUPS
 from gpuclassify.commands.settings import families
 from gpuclassify.mapping.text_mapper import TextMapper
@@ -214,7 +214,7 @@ def published() -> str:
             [
                 f"`{own.name}{(own.variants and f'-{own.variant}') or ''}`<br>`{own.model}`",
                 own.purpose + (own.note and f" ({own.note})"),
-                _named(own.kind(**own.defaults)),
+                _named(own),
                 length_read(own.defaults),
                 _licence(own),
                 f"<{own.cite}>" if own.cite.startswith("https") else own.cite,
@@ -247,11 +247,11 @@ def _licence(owner: Any) -> str:
 def _columns(owner: Any) -> str:
     if _model_of(owner).endswith("="):
         return "those of the model"
-    return _named(owner())
+    return _named(owner)
 
 
-def _named(classifier: Any) -> str:
-    names = [f"`{field.name}`" for field in classifier.schema()]
+def _named(owner: Any) -> str:
+    names = [f"`{name}`" for name in default_columns(owner)]
     more = [f"and {len(names) - 4} more"] if len(names) > 4 else []
     return "<br>".join([*names[:4], *more])
 
@@ -290,10 +290,12 @@ def _family(name: str, owner: Any) -> str:
         ["licence of the weights", _licence(owner)],
     ]
     if model:
-        columns = "<br>".join(f"`{field.name}` ({field.type})" for field in owner().schema())
+        columns = "<br>".join(f"`{name}` ({kind})" for name, kind in default_columns(owner).items())
         facts.append(["columns", columns])
     known = ", ".join(f"`{label}`" for label in owner.published_labels)
     of_model = "those of the model" if "label_field" in owner.defaults else "none"
+    given = inspect.signature(owner).parameters.get("labels")
+    of_model = "those of `labels=`" if given and given.default is given.empty else of_model
     by_column = {
         f"labels of `{column}`": ", ".join(f"`{label}`" for label in labels)
         for column, labels in labels_by_column(owner).items()

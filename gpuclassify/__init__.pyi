@@ -16,6 +16,7 @@ from .classifiers import LlamaGuardClassifier as LlamaGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
 from .classifiers import NemotronSafetyGuardClassifier as NemotronSafetyGuardClassifier
 from .classifiers import PatternSpans as PatternSpans
+from .classifiers import Perplexity as Perplexity
 from .classifiers import PromptClassifier as PromptClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
 from .classifiers import QualityClassifier as QualityClassifier
@@ -28,6 +29,7 @@ from .classifiers import TaxonomyClassifier as TaxonomyClassifier
 from .classifiers import TokenCounter as TokenCounter
 from .classifiers import TopicClassifier as TopicClassifier
 from .classifiers import WildGuardClassifier as WildGuardClassifier
+from .classifiers import ZeroShotClassifier as ZeroShotClassifier
 from .classifiers.checkpoint import ModelMapper as ModelMapper
 from .classifiers.embedder import Embedder as Embedder
 from .classifiers.head_classifier import HeadClassifier as HeadClassifier

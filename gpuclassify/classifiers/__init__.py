@@ -20,6 +20,7 @@ from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier, Lang
 from gpuclassify.classifiers.prompts import PromptTaskComplexityClassifier
 from gpuclassify.classifiers.questions.aegis import AegisClassifier
 from gpuclassify.classifiers.questions.instruction_data_guard import InstructionDataGuardClassifier
+from gpuclassify.classifiers.questions.perplexity import Perplexity
 from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 from gpuclassify.classifiers.questions.published_guards import (
     GraniteGuardianClassifier,
@@ -35,6 +36,7 @@ from gpuclassify.classifiers.signals.signals import Signals
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.classifiers.spans.patterns import PatternSpans
 from gpuclassify.classifiers.token_counter import TokenCounter
+from gpuclassify.classifiers.zero_shot import ZeroShotClassifier
 from gpuclassify.mapping.text_mapper import TextMapper
 
 # Classes by their names on the command line.
@@ -60,10 +62,12 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "wildguard": WildGuardClassifier,
     "taxonomy": TaxonomyClassifier,
     "prompt": PromptClassifier,
+    "zero-shot": ZeroShotClassifier,
     "checkpoint": DistributedDataClassifier,
     "fasttext": FastTextClassifier,
     "language": LanguageIdentifier,
     "tokens": TokenCounter,
+    "perplexity": Perplexity,
     "spans": SpanClassifier,
     "patterns": PatternSpans,
     "signals": Signals,
@@ -75,8 +79,9 @@ __all__ = [
     "FineWebNemotronEduClassifier", "FormatClassifier", "GraniteGuardianClassifier",
     "InstructionDataGuardClassifier", "LanguageIdentifier", "LlamaGuardClassifier",
     "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PatternSpans",
+    "Perplexity",
     "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
     "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
     "Signals", "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
-    "WildGuardClassifier",
+    "WildGuardClassifier", "ZeroShotClassifier",
 ]  # fmt: skip

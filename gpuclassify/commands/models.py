@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,9 +71,8 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
     published = family if isinstance(family, Published) else None
     mapper_type = family.kind if isinstance(family, Published) else family
     settings = setting_names(family.Options)
-    columns, needed = {}, [f"--{name}" for name in ("model", "heads") if name in settings]
-    if "model" in family.defaults or not needed:
-        columns = {field.name: str(field.type) for field in mapper_type(**family.defaults).schema()}
+    needed = [f"--{name}" for name in ("model", "heads") if name in settings]
+    columns = default_columns(family) if "model" in family.defaults or not needed else {}
     return {
         "family": name
         if published is None or not published.variants
@@ -107,6 +107,18 @@ def length_read(defaults: Mapping[str, Any]) -> str:
     how = {"windows": ", in as many windows as it takes", "ends": ", at both ends"}
     read = " and ".join(parts) or "all that the model can"
     return read + how.get(defaults.get("long_text", ""), "")
+
+
+def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
+    """Return the columns that a classifier with a default model adds, and their types, by name.
+
+    If it needs settings of the user, such as labels, it is the label's column alone.
+    """
+    kind: Any = getattr(family, "kind", family)
+    required = {own.name for own in fields(family.Options) if own.default is MISSING}
+    if required - family.defaults.keys():
+        return {family.defaults["label_field"]: "string"}
+    return {field.name: str(field.type) for field in kind(**family.defaults).schema()}
 
 
 def labels_by_column(family: type[TextMapper] | Published) -> dict[str, list[str]]:

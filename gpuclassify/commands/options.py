@@ -304,8 +304,8 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
         attributes.setdefault("metavar", "NUMBER")
     if attributes.get("metavar") == TEMPLATE:
         attributes["type"] = lambda text: text.replace("\\n", "\n")
-    flag = f"--{declared.name.replace('_', '-')}"
-    return option_of(options, declared.name, flags=[flag], **attributes)
+    attributes.setdefault("flags", [f"--{declared.name.replace('_', '-')}"])
+    return option_of(options, declared.name, **attributes)
 
 
 def job_options() -> list[GroupedOption]:
@@ -521,13 +521,14 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
     """Convert the texts of an option to the type of a setting; None if there are none.
 
-    With a `form`, each text is NAME=VALUE.
+    With a `form`, each text is NAME=VALUE; a setting that may also be a list takes plain texts.
     """
     if not texts:
         return None
     flag, kinds = option.opts[0], kinds_of(hint)
     by_name = [kinds_of(get_args(kind)[1]) for kind in kinds if get_origin(kind) is Mapping]
-    if form:
+    may_be_list = any(get_origin(kind) is Sequence for kind in kinds)
+    if form and not (may_be_list and not any("=" in text for text in texts)):
         pairs = [*_named(flag, form, texts)]
         if any(get_origin(kind) is Collection for kind in by_name[0]):
             return {name: [text for other, text in pairs if other == name] for name, _ in pairs}

@@ -47,6 +47,7 @@ class ClassifierPlan:
     dtype: str
     weights_bytes: int | None  # None if headers of weights or sizes of the network are unknown
     batch_bytes: int | None
+    passes_per_text: int = 1  # number of times that the model reads a text
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of text to display below the classifier's name."""
@@ -60,6 +61,8 @@ class ClassifierPlan:
         yield f"{self.truncated_share:.1%} of the texts are not read to their end ({limit})"
         sizes = {"weights": self.weights_bytes, "a full batch": self.batch_bytes}
         known = [f"{what} {format_bytes(size)}" for what, size in sizes.items() if size is not None]
+        if self.passes_per_text > 1:
+            yield f"every text is read {self.passes_per_text:,} times, once with each label"
         yield f"about {short_number(self.tokens)} tokens to read"
         yield f"{', '.join([*known, self.dtype])} on {self.device}"
 
@@ -249,7 +252,8 @@ def _count(
     is_cut = [bool(is_short) or text != cut_text(text, most) for text, is_short in pairs]
     tokens[rows[has_text]] += read
     nulls[rows[~has_text]] = True
-    whole = lengths.whole if texts else np.zeros(1, dtype=int)
+    passes = mapper.runner.options.passes_per_text
+    whole = lengths.whole // passes if texts else np.zeros(1, dtype=int)
     median, p95, longest = np.quantile(whole, [0.5, 0.95, 1], method="inverted_cdf").tolist()
     device, dtype = mapper.runner.device_and_dtype()
     weights = mapper.model.weights_bytes(dtype)
@@ -268,6 +272,7 @@ def _count(
         dtype=str(dtype).removeprefix("torch."),
         weights_bytes=sum(weights.values()) or None,
         batch_bytes=mapper.runner.batch_bytes(),
+        passes_per_text=passes,
     )
     return plan, weights
 

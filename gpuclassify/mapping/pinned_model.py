@@ -125,13 +125,13 @@ class PinnedModel:
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
     @property
-    def pairing(self) -> tuple[str | None, str] | None:
+    def pairing(self) -> tuple[Any, str] | None:
         """Query and truncation of the options' `pairing`, with the prompt before the query.
 
         None if the mapper does not read pairs.
         """
         pairing = self.options.pairing
-        if pairing is None or pairing[0] is None:
+        if pairing is None or not isinstance(pairing[0], str):
             return pairing
         query, truncation = pairing
         return self.prompt + query, truncation
@@ -143,9 +143,9 @@ class PinnedModel:
         already.
         """
         prompt, pairing = self.prompt, self.options.pairing
-        if not prompt or (pairing is not None and pairing[0] is not None):
+        if not prompt or (pairing is not None and isinstance(pairing[0], str)):
             return texts
-        if pairing is not None:
+        if pairing is not None and pairing[0] is None:
             return [(prompt + first, second) for first, second in texts]
         return [prompt + text for text in texts]
 

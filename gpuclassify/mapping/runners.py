@@ -348,9 +348,8 @@ class EncoderRunner(NetworkRunner):
         """Return the tokenizer for texts, which cuts them to windows as the settings say."""
         options = self.options
         length = options.max_seq_length or model.max_tokens
-        cut = {"overlap": options.overlap_of(length), "end_chars": options.chars_of_ends}
         how = {"counts_rest": options.seen_field is not None, "pairing": self.model.pairing}
-        return model.text_tokenizer(length, **how, **cut)
+        return model.text_tokenizer(length, **how, **options.cut_of(length))
 
     @property
     def scores_windows(self) -> bool:

@@ -107,7 +107,7 @@ class _SharedOutputs:
             passing = None
             if before.drops_rows:
                 is_by_text = type(before.runner) is EncoderRunner
-                if not is_by_text or before.options.long_text != "truncate":
+                if not is_by_text or before.options.has_windows:
                     return  # one window does not decide whether its text passes
                 passing = functools.partial(_passing, before.heads)
             encoder, shared = _encoder_of(mapper), None

@@ -32,7 +32,7 @@ def count_tokens(
 
     tokenizer = model.new_tokenizer()
     limit = options.max_seq_length or longest_input(model.checkpoint, tokenizer)
-    cut = {"overlap": options.overlap_of(limit), "end_chars": options.chars_of_ends}
+    cut = options.cut_of(limit)
     encode = TextTokenizer(tokenizer, limit, pairing=model.pairing, **cut).encode
     pick = all_windows if has_all_windows else first_windows
     none = np.zeros(0, dtype=np.int64)

@@ -177,6 +177,11 @@ class TextOptions(Declared):
         return any(name is not None for name in self.read_share_names.values())
 
     @property
+    def passes_per_text(self) -> int:
+        """Number of times that the model reads a text, such as once for each label."""
+        return 1
+
+    @property
     def runs_lines(self) -> bool:
         """Whether the model runs on each line of a text, as if it were a text."""
         return False
@@ -256,7 +261,7 @@ class ModelOptions(TextOptions):
 
     @property
     def has_windows(self) -> bool:
-        """Whether long texts are read in windows, token spans as long as the model reads."""
+        """Whether a text may have several windows, token spans as long as the model reads."""
         return self.long_text in ("windows", "ends")
 
     @property
@@ -277,6 +282,10 @@ class ModelOptions(TextOptions):
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
+
+    def cut_of(self, window_tokens: int) -> dict[str, Any]:
+        """Return the arguments of `TextTokenizer` that cut texts to windows of this length."""
+        return {"overlap": self.overlap_of(window_tokens), "end_chars": self.chars_of_ends}
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
@@ -350,7 +359,7 @@ class PairOptions(ModelOptions):
             raise ValueError(f'long_text="{self.long_text}" is not for pairs: leave it out')
 
     @property
-    def pairing(self) -> tuple[str | None, str] | None:
+    def pairing(self) -> tuple[Any, str] | None:
         """Query and truncation of pairs of texts; None if the mapper reads single texts."""
         if self.query is None and isinstance(self.text_field, str):
             return None
@@ -434,8 +443,9 @@ class ScoreOptions(LabelOptions, PairOptions):
         convert=ordered_labels,
         group=MODEL,
         metavar=TEXTS,
+        flags=["--labels", "--label"],
         help="Labels of the model in the order of its outputs, in place of the classifier's; "
-        "repeatable, for labels with commas.",
+        "repeatable, for labels with commas. Of zero-shot: any labels, or NAME=DESCRIPTION.",
     )
     problem_type: ProblemType | None = None
     line_min_score: float | Mapping[str, float] | None = setting(

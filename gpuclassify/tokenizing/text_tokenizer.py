@@ -22,6 +22,10 @@ from gpuclassify.tokenizing.gaps import Words, prefix_end, steps_of, word_cache
 # token, but too short a prefix costs more than one too long, because the text is tokenized again.
 MOST_CHARS_PER_TOKEN = 6
 
+# First text of all pairs, None for pairs of two columns, or second texts for each text; and the
+# truncation.
+Pairing = tuple[str | tuple[str, ...] | None, str]
+
 
 class TextTokenizer:
     """Hugging Face tokenizer that cuts texts at `max_tokens`, special tokens included; never pads.
@@ -38,10 +42,15 @@ class TextTokenizer:
     characters, and tokens of its last ones. A shorter text has the first window only. FinePDFs
     reads texts like this, but its ``create_text_chunks`` also drops the word at a cut.
 
-    `pairing` is a query and a `PairTruncation`: each text becomes the second of a pair with the
-    query. If the query is None, texts are tuples of two.
+    With `has_special_once`, a text's windows are spans of the text with its special tokens, as in
+    the usual evaluation of language models. Otherwise, every window has special tokens.
 
-    Raises ValueError if special tokens and overlap leave no room for text.
+    `pairing` is a query and a `PairTruncation`: each text becomes the second of a pair with the
+    query. If the query is None, texts are tuples of two. If it is a tuple of texts, such as the
+    hypotheses of a zero-shot classifier, each text is the first of a pair with each of them, and
+    has one window per pair. Its own tokens are made once.
+
+    Raises ValueError if special tokens, overlap or a hypothesis leave no room for text.
     """
 
     def __init__(
@@ -52,13 +61,15 @@ class TextTokenizer:
         *,
         counts_rest: bool = True,
         end_chars: int | None = None,
-        pairing: tuple[str | None, str] | None = None,
+        pairing: Pairing | None = None,
+        has_special_once: bool = False,
     ) -> None:
         self.max_tokens = max_tokens
         self.overlap = overlap
         self.counts_rest = counts_rest
         self.end_chars = end_chars
         self.pairing = pairing
+        self.has_special_once = has_special_once
         self._tokenizer = tokenizer
         is_pair = pairing is not None
         self.special_tokens: int = tokenizer.num_special_tokens_to_add(pair=is_pair)
@@ -78,7 +89,8 @@ class TextTokenizer:
             self.backend.no_truncation()
             self._template = frame_of(self.backend, is_pair)
             types = self._template[1]
-            reads_prefix = self.cuts_once and not counts_rest and not self.cuts_left
+            reads_prefix = overlap is None and end_chars is None
+            reads_prefix = reads_prefix and not counts_rest and not self.cuts_left
             self.words = word_cache(self.backend)
             if reads_prefix and self.words.ends_words:
                 self._first_chars = MOST_CHARS_PER_TOKEN * self._room
@@ -90,6 +102,24 @@ class TextTokenizer:
         self._has_type_ids = "token_type_ids" in inputs and any(types)
         fillers = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
         self._filler = [next((number for number in fillers if number is not None), 0)]
+        if self.hypotheses:
+            self._check_hypotheses()
+
+    @property
+    def hypotheses(self) -> tuple[str, ...]:
+        """Second texts of the pairs that each text becomes; () unless `pairing` has several."""
+        query = None if self.pairing is None else self.pairing[0]
+        return query if isinstance(query, tuple) else ()
+
+    def _check_hypotheses(self) -> None:
+        """Raise ValueError if a hypothesis leaves no room for a token of the text."""
+        for hypothesis, ids in zip(self.hypotheses, self._all_ids(self.hypotheses), strict=True):
+            if len(ids) >= self._room:
+                raise ValueError(
+                    f"{hypothesis!r} has {len(ids)} tokens, and the text and it have room for "
+                    f"{self._room}: pass a shorter description of the label, or a larger "
+                    "max_seq_length"
+                )
 
     @property
     def cuts_left(self) -> bool:
@@ -99,7 +129,7 @@ class TextTokenizer:
     @property
     def cuts_once(self) -> bool:
         """Whether long texts are truncated, so that every text has a single window."""
-        return self.overlap is None and self.end_chars is None
+        return self.overlap is None and self.end_chars is None and not self.hypotheses
 
     @property
     def cut(self) -> Hashable:
@@ -127,14 +157,17 @@ class TextTokenizer:
         description.pop("truncation")
         description.pop("padding")
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        cuts = (self.cuts_left, self.end_chars, self.pairing)
+        cuts = (self.cuts_left, self.end_chars, self.pairing, self.has_special_once)
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
         """Tokenize texts, and keep each text's first window, special tokens included."""
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
-        sides = self._tokenize_sides(self._split_sides(texts))
+        return self._cut_sides(self._tokenize_sides(self._split_sides(texts)))
+
+    def _cut_sides(self, sides: list[Words]) -> TokenBatch:
+        """Truncate the tokens of texts, or of both sides of pairs, and add special tokens."""
         lengths = np.stack([side.lengths for side in sides])
         kept = self._truncated_lengths(lengths)
         stops = lengths if self.cuts_left else kept
@@ -194,7 +227,7 @@ class TextTokenizer:
         if self.pairing is None:
             return [texts]
         query, _ = self.pairing
-        if query is not None:
+        if isinstance(query, str):
             return [[query] * len(texts), texts]
         return [[pair[side] for pair in texts] for side in (0, 1)]
 
@@ -214,6 +247,8 @@ class TextTokenizer:
                 is_less &= lengths[0] == least
             halves = np.where(is_less, [least, room - least], [room - least, least])
             return np.where(is_cut, halves, lengths)
+        if truncation == "only_first":  # `_check_hypotheses` has made sure that there is room
+            return np.where(is_cut, [room - lengths[1], lengths[1]], lengths)
         longest = lengths[0][is_cut].max(initial=0)
         if longest >= room:
             raise ValueError(
@@ -239,17 +274,28 @@ class TextTokenizer:
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
+        if self.hypotheses:
+            return self._encode_pairs(texts)
         if self.backend is None and self.pairing is not None:
             return list(map(self._cut_pair, *map(self._all_ids, self._split_sides(texts))))
         if self.backend is None or not self.cuts_once:
             return list(map(self.cut_ids, self._all_ids(texts)))
-        batch = self(texts)
-        assert batch.whole_lengths is not None
-        types, whole, tokens = batch.type_ids, batch.whole_lengths.tolist(), []
-        for row, (start, stop) in enumerate(itertools.pairwise(batch.offsets.tolist())):
-            row_types = None if types is None else [types[start:stop]]
-            tokens.append(TextTokens([batch.ids[start:stop]], row_types, whole[row]))
-        return tokens
+        return _split_batch(self(texts))
+
+    def _encode_pairs(self, texts: Sequence[str]) -> list[TextTokens]:
+        """Tokenize texts once, and pair each with every hypothesis, in a window per pair.
+
+        `TextTokens.whole_length` is the sum over the pairs.
+        """
+        hypotheses = self.hypotheses
+        if self.backend is None:
+            firsts, seconds = self._all_ids(texts), self._all_ids(hypotheses)
+            pairs = [[self._cut_pair(first, second) for first in firsts] for second in seconds]
+        else:
+            (words,) = self._tokenize_sides([texts])
+            others = (self.words([hypothesis] * len(texts)) for hypothesis in hypotheses)
+            pairs = [_split_batch(self._cut_sides([words, other])) for other in others]
+        return [_join_windows(tokens) for tokens in zip(*pairs, strict=True)]
 
     def _read_ends(self, text: str, chars: int) -> TextTokens:
         """Tokenize a text's first and last `chars` characters, for ``long_text="ends"``.
@@ -316,6 +362,10 @@ class TextTokenizer:
     def cut_ids(self, ids: list[int]) -> TextTokens:
         """Cut a text's token ids into windows; without an `overlap`, truncate to one window."""
         overlap, room = self.overlap or 0, self._room
+        if self.has_special_once:
+            (whole,) = self._windows([ids], len(ids) + self.special_tokens).windows
+            starts = range(0, max(len(whole) - overlap, 1), self.max_tokens - overlap)
+            return TextTokens([whole[at : at + self.max_tokens] for at in starts], None, len(whole))
         starts = range(0, max(len(ids) - overlap, 1), room - overlap)
         bounds = [(start, start + room) for start in starts[: 1 if self.overlap is None else None]]
         if self.cuts_left:
@@ -513,6 +563,23 @@ def all_windows(texts: Sequence[TextTokens]) -> Windows:
     tokens = flat_batch([ids for text in texts for ids in text.windows], types)
     shares = [min(1, sum(map(len, text.windows)) / text.whole_length) for text in texts]
     return Windows(tokens, counts, counts, np.array(shares, dtype=np.float32))
+
+
+def _split_batch(batch: TokenBatch) -> list[TextTokens]:
+    """Split a batch of truncated texts into the texts' tokens, one window each."""
+    assert batch.whole_lengths is not None
+    types, whole, tokens = batch.type_ids, batch.whole_lengths.tolist(), []
+    for row, (start, stop) in enumerate(itertools.pairwise(batch.offsets.tolist())):
+        row_types = None if types is None else [types[start:stop]]
+        tokens.append(TextTokens([batch.ids[start:stop]], row_types, whole[row]))
+    return tokens
+
+
+def _join_windows(parts: Sequence[TextTokens]) -> TextTokens:
+    """Return the windows of several inputs that were made of one text, as that text's windows."""
+    types = [row for part in parts if part.type_ids is not None for row in part.type_ids]
+    windows = [window for part in parts for window in part.windows]
+    return TextTokens(windows, types or None, sum(part.whole_length for part in parts))
 
 
 def first_windows(texts: Sequence[TextTokens]) -> Windows:

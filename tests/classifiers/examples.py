@@ -2,7 +2,13 @@
 
 import functools
 
-from gpuclassify import DistributedDataClassifier, Embedder, HeadClassifier, TokenCounter
+from gpuclassify import (
+    DistributedDataClassifier,
+    Embedder,
+    HeadClassifier,
+    TokenCounter,
+    ZeroShotClassifier,
+)
 from gpuclassify.classifiers import FAMILIES
 from tests.examples import known_options
 from tests.replicas import FAMILIES as REPLICAS
@@ -65,6 +71,14 @@ def tokens(sequence_classifier, **options):
     )
 
 
+def zero_shot(sequence_classifier, **options):
+    model = sequence_classifier("bert", labels=("entailment", "neutral", "contradiction"))
+    labels = {"News": "reports of events", "Food": "something to cook"}
+    return ZeroShotClassifier(
+        model=model, labels=labels, **{"score_field": "scores", "multi_label": True, **options}
+    )
+
+
 EXAMPLES = {
     **{name: published(name) for name in (*REPLICAS, "topic", "format")},
     "checkpoint": any_checkpoint,
@@ -73,4 +87,5 @@ EXAMPLES = {
     "embedder": embedder,
     "heads": heads,
     "tokens": tokens,
+    "zero-shot": zero_shot,
 }

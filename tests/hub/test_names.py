@@ -5,7 +5,13 @@ import warnings
 
 import pytest
 
-from gpuclassify import DomainClassifier, SemanticDuplicates, hub, published
+from gpuclassify import (
+    DomainClassifier,
+    SemanticDuplicates,
+    ZeroShotClassifier,
+    hub,
+    published,
+)
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.published import CATALOGUE
 from tests.hub.small_model import GOOD_TOKEN, NAME, checkpoint, write
@@ -51,7 +57,9 @@ def test_a_class_means_the_hub_whatever_directory_has_the_name(
 
 def test_every_published_name_means_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = [kind() for kind in FAMILIES.values() if "model" in kind.defaults]
+    own = {ZeroShotClassifier: {"labels": ["a", "b"]}}
+    published = [kind for kind in FAMILIES.values() if "model" in kind.defaults]
+    made = [kind(**own.get(kind, {})) for kind in published]
     made += [entry() for entry in CATALOGUE if not entry.variants]
     named = [(each, "model") for each in made]
     named += [(each, "base_model") for each in made if "base_model" in type(each).defaults]

@@ -22,6 +22,7 @@ from gpuclassify import (
     PromptClassifier,
     SemanticDuplicates,
     Signals,
+    ZeroShotClassifier,
     classify,
     curator,
     get_client,
@@ -62,7 +63,7 @@ def all_types(value):
 def test_mappers_take_numpys_numbers_flags_and_texts(name):
     kind = MAPPERS[name]
     names = [n for n in SETTINGS if n in inspect.signature(kind).parameters]
-    if name in ("aegis", *QUESTIONS):  # has no windows, or only for one answer
+    if name in ("aegis", "zero-shot", *QUESTIONS):  # has no windows, or only for one answer
         names.remove("window_overlap")
     # Whose texts are of two columns, or counted whole.
     if name in ("qwen3guard-response", "wildguard", "tokens"):
@@ -74,6 +75,8 @@ def test_mappers_take_numpys_numbers_flags_and_texts(name):
         more["score_label"] = "__label__hq"
     if kind is PromptClassifier:
         more |= {"prompt": "{body}", "answers": ["yes", "no"]}
+    if kind is ZeroShotClassifier:
+        more["labels"] = ["yes", "no"]
     given = {n: SETTINGS[n][0] for n in names}
     own = {n: SETTINGS[n][1] for n in names}
     if kind not in (PatternSpans, Signals):

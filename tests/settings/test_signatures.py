@@ -23,6 +23,7 @@ from gpuclassify import (
     Qwen3GuardClassifier,
     Signals,
     TaxonomyClassifier,
+    ZeroShotClassifier,
 )
 from gpuclassify.classifiers import FAMILIES
 from gpuclassify.corpus.dedup.duplicates import Duplicates
@@ -153,6 +154,8 @@ def test_dir_shows_public_names_alone():
         asked = {} if kind in (PatternSpans, Signals) else {"model": "owner/model"}
         if kind is PromptClassifier:
             asked |= {"prompt": "{text}", "answers": ["a", "b"]}
+        if kind is ZeroShotClassifier:
+            asked["labels"] = ["a", "b"]
         assert dir(kind(**asked)) == mapper
     assert dir(ExactDuplicates) == ["remove", "summarize"]
     settings = list(inspect.signature(ExactDuplicates).parameters)

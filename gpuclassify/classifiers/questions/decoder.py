@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from gpuclassify import hub
 from gpuclassify.classifiers.questions.lora import check_is_decoder, decoder_without_memory
-from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState
+from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState, SingleForward
 from gpuclassify.inference.device import to_device
 from gpuclassify.models.checkpoint import CheckpointError, network_sizes
 from gpuclassify.models.loading import import_peft, load_adapter, network_config, pretrained
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 
 _GENERATION = "generation_config.json"
+_LOGITS_AT_ONCE = 1_024  # tokens with logits in memory, of the whole vocabulary each
 
 
 class Decoder:
@@ -154,6 +155,40 @@ class Decoder:
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
         return shell(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+
+
+class LikelihoodNetwork(nn.Module):
+    """Decoder that sums the negative log-likelihood of each row's tokens, given those before them.
+
+    A row may begin with `context` tokens that another row scores.
+    """
+
+    def __init__(self, decoder: Decoder, context: int) -> None:
+        super().__init__()
+        self._decoder = decoder
+        self._context = context
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Compute sums in nats and counts of tokens, (rows, 4), padded on the right.
+
+        The first two are those of all tokens but the first, the others of those after the context.
+        """
+        self._decoder.use(None)
+        columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions, state = columns.expand_as(input_ids), SingleForward()
+        hidden = self._decoder.forward(
+            input_ids, position_ids=positions, attention=ATTENTION, state=state
+        )
+        is_token = attention_mask[:, 1:] > 0
+        nats = hidden.new_zeros(is_token.shape, dtype=torch.float32)
+        places = is_token.nonzero()
+        for part in places.split(_LOGITS_AT_ONCE):
+            row, column = part.T
+            logits, targets = self._decoder.logits(hidden[row, column]), input_ids[row, column + 1]
+            nats[row, column] = F.cross_entropy(logits, targets, reduction="none")
+        masks = is_token, is_token & (columns[1:] >= self._context)
+        sums = [(torch.where(mask, nats, 0).sum(1), mask.sum(1).float()) for mask in masks]
+        return torch.stack([number for pair in sums for number in pair], dim=1)
 
 
 class GuardNetwork(nn.Module):

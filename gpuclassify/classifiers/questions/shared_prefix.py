@@ -135,6 +135,15 @@ class RowState:
             self.layers[layer] = change(key), change(value)
 
 
+class SingleForward(RowState):
+    """State of rows that run in one forward: keys and values of a layer are not kept after it."""
+
+    def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
+        """Return the keys and values of a layer, which are those of all tokens."""
+        self.layers, self._width = [(key, value)], key.shape[2]
+        return key, value
+
+
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate rows of tensors with different numbers of columns, padded with zeros."""
     width = max(part.shape[2] for part in parts)

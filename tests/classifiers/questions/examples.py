@@ -1,6 +1,11 @@
 """Examples of decoders: prompts, and guards on a decoder."""
 
-from gpuclassify import AegisClassifier, InstructionDataGuardClassifier, PromptClassifier
+from gpuclassify import (
+    AegisClassifier,
+    InstructionDataGuardClassifier,
+    Perplexity,
+    PromptClassifier,
+)
 from gpuclassify.classifiers import FAMILIES
 from tests.replicas import safety_template
 
@@ -42,8 +47,15 @@ def instruction_data_guard(safety_models, **options):
     )
 
 
+def perplexity(chat_model, **options):
+    """Reads whole texts only, in windows."""
+    options.pop("long_text", None)
+    return Perplexity(model=chat_model("qwen3"), max_seq_length=32, **options)
+
+
 EXAMPLES = {
     **{name: question(name) for name in FAMILIES if issubclass(FAMILIES[name], PromptClassifier)},
     "aegis": aegis,
+    "perplexity": perplexity,
     "instruction-data-guard": instruction_data_guard,
 }
