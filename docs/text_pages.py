@@ -13,6 +13,7 @@ DRAWING = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)*drawings/[\w-]+\.svg)\)$", re.
 DIRECTIVES = re.compile(r"^```\{(eval-rst|toctree)\}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 DIRECTIVE = re.compile(r"^\.\. auto(?:class|function|method):: (\S+)", re.MULTILINE)
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```\n", re.MULTILINE)
+CODE = re.compile(r"^```\{literalinclude\} (\S+)\n:language: (\w+)\n```\n", re.MULTILINE)
 ROLE = re.compile(r"\{py:\w+\}`~?([\w.]+)`")
 TARGET = re.compile(r"^\([\w-]+\)=\n", re.MULTILINE)
 LINKED = ("benchmarks/results", "notebooks")  # folders next to docs/
@@ -51,6 +52,10 @@ def plain(path: Path, page: str) -> str:
     text = tables.fill(path.read_text(encoding="utf-8"), page)
     text = notebook_pages.fill(text, page, as_html=False)
     text = INCLUDE.sub(lambda found: (path.parent / found[1]).read_text(encoding="utf-8"), text)
+    text = CODE.sub(
+        lambda found: f"```{found[2]}\n{(path.parent / found[1]).read_text(encoding='utf-8')}```\n",
+        text,
+    )
     seen: dict[tuple[str, str], str] = {}
     text = DIRECTIVES.sub(lambda found: _reference(found[1], found[2], seen), text)
     up = os.path.relpath(".", Path(page).parent)

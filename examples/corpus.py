@@ -8,7 +8,7 @@ Settings may follow, such as ``quality=DIRECTORY``. A run that is killed continu
 import sys
 from pathlib import Path
 
-from gpuclassify import (
+from gpuclassify import (  # noqa: I001
     AnnotationWriter, ApplyThresholds, Decontaminate, DecontaminateFiles, Deduplicate,
     ExactDuplicates, FileReader, FineWebEduClassifier, FuzzyDuplicates, LanguageIdentifier, Mix,
     ParquetWriter, Pipeline, QualityClassifier, Select, Signals, Thresholds, TokenCounter, sample,
