@@ -8,11 +8,7 @@ Settings may follow, such as ``quality=DIRECTORY``. A run that is killed continu
 import sys
 from pathlib import Path
 
-from gpuclassify import (  # noqa: I001
-    AnnotationWriter, ApplyThresholds, Decontaminate, DecontaminateFiles, Deduplicate,
-    ExactDuplicates, FileReader, FineWebEduClassifier, FuzzyDuplicates, LanguageIdentifier, Mix,
-    ParquetWriter, Pipeline, QualityClassifier, Select, Signals, Thresholds, TokenCounter, sample,
-)  # fmt: skip
+import gpuclassify as gpc
 
 SETTINGS = {
     "language": "cis-lmu/glotlid",
@@ -31,36 +27,38 @@ KEPT = """
 def main(crawl: str, evals: str, folder: str, *changes: str) -> str:
     """Take the steps that are left, and return a text that says what comes next."""
     settings = SETTINGS | dict(change.split("=", 1) for change in changes)
-    crawl_files, skip = FileReader(crawl), {"on_error": "quarantine"}  # unreadable lines are listed
+    files, skip = gpc.FileReader(crawl), {"on_error": "quarantine"}
     names = ("labels", "exact=exact_", "near=near_", "evals")
     labels, exact, near, found = (
-        AnnotationWriter(f"{folder}/notes/{name.partition('=')[0]}") for name in names
+        gpc.AnnotationWriter(f"{folder}/notes/{name.partition('=')[0]}") for name in names
     )
     stages = [
-        LanguageIdentifier(model=settings["language"]),  # FineWeb2, HPLT
-        TokenCounter(model=settings["tokenizer"]),
-        Signals("gopher"),  # MassiveText, FineWeb
-        QualityClassifier(model=settings["quality"]),  # Nemotron-CC
-        FineWebEduClassifier(model=settings["education"]),  # FineWeb-Edu
+        gpc.LanguageIdentifier(model=settings["language"]),  # FineWeb2, HPLT
+        gpc.TokenCounter(model=settings["tokenizer"]),
+        gpc.Signals("gopher"),  # MassiveText, FineWeb
+        gpc.QualityClassifier(model=settings["quality"]),  # Nemotron-CC
+        gpc.FineWebEduClassifier(model=settings["education"]),  # FineWeb-Edu
     ]
-    Pipeline([crawl_files, *stages, labels], **skip).run()
-    Deduplicate(crawl_files, ExactDuplicates(), exact, **skip).run()  # C4, Dolma
-    Deduplicate(crawl_files, FuzzyDuplicates(threshold=0.7), near, **skip).run()  # FineWeb
-    DecontaminateFiles([crawl_files, Decontaminate(against=evals), found], **skip).run()  # GPT-3
+    gpc.Pipeline([files, *stages, labels], **skip).run()
+    gpc.Deduplicate(files, gpc.ExactDuplicates(), exact, **skip).run()  # C4, Dolma
+    gpc.Deduplicate(files, gpc.FuzzyDuplicates(threshold=0.7), near, **skip).run()  # FineWeb
+    items = gpc.Decontaminate(against=evals)  # GPT-3
+    gpc.DecontaminateFiles([files, items, found], **skip).run()
 
-    annotated = FileReader(crawl, annotations=[f"{folder}/notes/{name}" for name in names])
+    annotated = gpc.FileReader(crawl, annotations=[f"{folder}/notes/{name}" for name in names])
     labelled = Path(folder, "labelled.jsonl")
     if not labelled.exists():
-        drawn = sample(annotated, 200, by="quality_pred", **skip)  # as many of each label
+        drawn = gpc.sample(annotated, 200, by="quality_pred", **skip)  # as many of each label
         drawn.to_json(Path(folder, "drawn.jsonl"), orient="records", lines=True)
         return f"{len(drawn)} documents to label: {folder}/drawn.jsonl, as {labelled}"
     columns = {"score": "fineweb-edu-score-float", "label": "is_good", "weight": "weight"}
-    thresholds = Thresholds.fit(FileReader(str(labelled)), **columns, precision=0.8)  # FineWeb2-HQ
-    rules = [Select(" ".join(KEPT.split())), ApplyThresholds(thresholds)]
-    corpus = ParquetWriter(f"{folder}/corpus", partition_by="language")
-    Pipeline([annotated, *rules, corpus], **skip).run()
-    chosen = FileReader(f"{folder}/corpus")
-    mix = Mix.plan(chosen, by="language", tokens=float(settings["tokens"]))  # Dolma 3
+    answers = gpc.FileReader(str(labelled))
+    thresholds = gpc.Thresholds.fit(answers, **columns, precision=0.8)  # FineWeb2-HQ
+    rules = [gpc.Select(" ".join(KEPT.split())), gpc.ApplyThresholds(thresholds)]
+    corpus = gpc.ParquetWriter(f"{folder}/corpus", partition_by="language")
+    gpc.Pipeline([annotated, *rules, corpus], **skip).run()
+    chosen = gpc.FileReader(f"{folder}/corpus")
+    mix = gpc.Mix.plan(chosen, by="language", tokens=float(settings["tokens"]))  # Dolma 3
     mix.save(f"{folder}/mix.json")
     return f"{mix}\nThe training set: {folder}/corpus, with the epochs in {folder}/mix.json"
 
