@@ -20,7 +20,12 @@ from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import adapter_shapes
 from tests.decoder_oracle import EOS, VOCABULARY, oracle, write_adapter, write_decoder
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_torch_thread"),
+    # peft advises against adapters that the package reads, or refuses, here.
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
+    pytest.mark.filterwarnings("ignore:.* changes the base weights of the model"),
+]
 CPU = torch.device("cpu")
 
 
