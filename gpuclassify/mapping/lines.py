@@ -151,7 +151,7 @@ class LinesRunner(Runner):
 
     @property
     def resident_key(self) -> Hashable:
-        """Identity of the model, with which the keys of its loaded copies begin."""
+        """Identity of the model: the first part of the keys of its loaded copies."""
         return self.runner.resident_key
 
 

@@ -226,7 +226,7 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the token ids of an option, of which the first `end` are its text.
+        """Add the token ids of an option. The first `end` of them are its text, without its end.
 
         Returns False if they are equal to another option's, or begin with it.
         """

@@ -139,7 +139,7 @@ class SingleForward(RowState):
     """State of rows that run in one forward: keys and values of a layer are not kept after it."""
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Return the keys and values of a layer, which are those of all tokens."""
+        """Return the keys and values that a layer has for all tokens."""
         self.layers, self._width = [(key, value)], key.shape[2]
         return key, value
 

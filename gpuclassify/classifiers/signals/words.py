@@ -186,7 +186,7 @@ class Splitter:
         return chunks, running_sum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return texts in which a pattern of several tokens may reach over two chunks."""
+        """Return the texts that may match a pattern of several tokens across a chunk's end."""
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
         found: dict[int, None] = {}

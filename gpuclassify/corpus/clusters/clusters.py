@@ -202,7 +202,7 @@ class Clusters(Saved):
 
     @property
     def centroids(self) -> np.ndarray:
-        """Centroids, float32 (clusters, width); those of `fit` have the length 1."""
+        """Centroids, float32 (clusters, width); `fit` scales them to length 1."""
         numbers = np.frombuffer(base64.b64decode(self.data), NUMBERS)
         return numbers.astype(np.float32).reshape(-1, self.width)
 

@@ -333,7 +333,7 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 
 
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
-    """Return a local folder with an index's files, to which no other user can write.
+    """Return a local folder with an index's files, closed to writing by other users.
 
     That is `store` itself, or else a folder of this user, to which the files are copied.
     """

@@ -196,7 +196,7 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values of a sorted array to its front; return how many there are."""
+    """Move the distinct values of a sorted array to its front; return the number of values."""
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:

@@ -384,7 +384,7 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return the rows whose values differ, at most a thousand, those that differ most first.
+    """Return at most a thousand rows whose values differ, sorted by difference, largest first.
 
     For labels, that is the number of distinct labels in a row, else the highest minus the lowest
     number.

@@ -135,7 +135,7 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 def states_like(
     files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
 ) -> dict[str, str]:
-    """Return each file's `InputFile.state` by name, to compare with `known`, those of another run.
+    """Return each file's `InputFile.state` by name, to compare with `known` states of another run.
 
     A state has a digest of the file's content if the known state of the file has one.
     """
