@@ -124,7 +124,7 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join candidates of several partitions, and drop rows that others exclude from the sample."""
+        """Join candidates of several partitions, keeping the first `n` + 1 rows of each stratum."""
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
