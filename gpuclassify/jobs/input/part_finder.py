@@ -503,7 +503,8 @@ class PartFinder:
             return [Part(path, problem=file.problem, file_bytes=end)]
         if end is None or path in self._indivisible:
             return [Part(path, file_bytes=end)]
-        parts, start = [], 0
+        parts: list[Part] = []
+        start = 0
         while start < end or not parts:
             length = min(sizes.at(offset + start), end - start)
             parts.append(Part(path, start=start, length=length, file_bytes=end))
