@@ -1,4 +1,4 @@
-"""What does a whole job cost beside its model, and how do client and time grow with its parts?
+"""What does a whole job cost beside its model, and what do small first parts and many parts cost?
 
 ``python -m benchmarks.jobs --help`` lists the options; README.md says what is measured.
 """
@@ -38,6 +38,7 @@ from gpuclassify import DistributedDataClassifier, JsonlReader, ParquetWriter, P
 
 QUESTION = "jobs"
 FRAME, JOB = "frame", "job"
+EARLY, USUAL = "small first parts", "equal parts"
 SECURITY = {"TLS": True, "plain": False}
 SCORES = "probabilities"
 TOLERANCE = 1e-4  # of a probability
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
         result = head | {
             "overhead": measure_overhead(model, Path(folder, "overhead"), options),
             "encryption": measure_encryption(model, Path(folder, "overhead"), options),
+            "early": measure_early_parts(model, Path(folder, "early"), options),
             "growth": [in_process(measure_growth, folder, parts) for parts in options.parts],
         }
     return finish(QUESTION, result, options, table)
@@ -69,9 +71,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=4, help="that hold them (4)")
     parser.add_argument("--layers", type=int, default=2, help="of the model (2)")
     parser.add_argument(
+        "--early-documents", type=int, default=4_000, help="of jobs with small first parts (4000)"
+    )
+    parser.add_argument(
         "--parts", type=int, nargs="+", default=[100, 1_000, 10_000], help="of tiny jobs"
     )
-    return parse(parser, arguments, parts=[4, 8])
+    return parse(parser, arguments, parts=[4, 8], early_documents=60)
 
 
 # Overhead.
@@ -131,18 +136,64 @@ def classify_frames(
 
 
 def run_whole_job(
-    folder: Path, classifier: DistributedDataClassifier, client: Any = None
+    folder: Path,
+    classifier: DistributedDataClassifier,
+    client: Any = None,
+    report: Callable[..., None] | None = None,
+    **reading: int | None,
 ) -> np.ndarray:
     """Run the whole job: read, classify, publish, record and report; then read what it wrote."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
-    reader = JsonlReader(str(folder / "in"), files_per_partition=1)  # as above
-    Pipeline([reader, classifier, ParquetWriter(str(out))]).run(client=client)
+    reader = JsonlReader(str(folder / "in"), **(reading or {"files_per_partition": 1}))
+    Pipeline([reader, classifier, ParquetWriter(str(out))]).run(client=client, report=report)
     return _scores(pd.concat(map(pd.read_parquet, sorted(out.glob("*.parquet")))))
 
 
 def _scores(frame: pd.DataFrame) -> np.ndarray:
     return np.stack(frame.sort_values("id")[SCORES].to_list())
+
+
+# Small first parts.
+
+
+def measure_early_parts(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Time a job on one file whose first parts are small, and the same job with equal parts."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    texts = texts_of_lengths(LENGTHS["web"].sample(options.early_documents), tokenizer, 0)
+    write_files(folder / "in", [np.arange(len(texts))], texts)
+    classifier = classifier_of(model, options.device, autocast=False)
+    planned = JsonlReader(str(folder / "in")).find_parts(needed=("text",))
+    seconds: dict[str, list[float]] = {EARLY: [], USUAL: []}  # until the first part is done
+    parts: dict[str, int] = {}
+
+    def run(name: str, part_bytes: int | None) -> np.ndarray:
+        started = time.perf_counter()
+
+        def look(done: int, total: int, _: Any) -> None:
+            parts[name] = total
+            if done == 1:
+                seconds[name].append(time.perf_counter() - started)
+
+        return run_whole_job(folder, classifier, report=look, part_bytes=part_bytes)
+
+    first = pd.DataFrame({"text": texts[:2]})
+    variants = [
+        Variant(name, functools.partial(run, name, size), functools.partial(classifier, first))
+        for name, size in ((EARLY, None), (USUAL, planned.part_bytes))
+    ]
+    times = run_interleaved(variants, options.repeats, TOLERANCE)
+    return {
+        "documents": len(texts),
+        "bytes": sum(file.size_bytes or 0 for file in planned.files),
+        "largest_difference": times.largest_difference,
+        "variants": {
+            name: times.times(name)
+            | {"parts": parts[name], "first_part_seconds": float(np.median(seconds[name]))}
+            for name in seconds
+        },
+        "loss": times.median_seconds(EARLY) / times.median_seconds(USUAL) - 1,
+    }
 
 
 # Encryption.
@@ -249,7 +300,7 @@ def _watched(pipeline: Pipeline, client: Any) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Return the result as a short table for people to read."""
-    overhead = result["overhead"]
+    overhead, early = result["overhead"], result["early"]
     frame, job = (overhead["variants"][name]["median_seconds"] for name in (FRAME, JOB))
     lines = [
         f"{overhead['documents']} web documents in {overhead['files']} files: classified in "
@@ -259,6 +310,13 @@ def table(result: dict[str, Any]) -> str:
             f"{times['plain']['median_seconds']:.2f} s without"
             for name, times in result["encryption"].items()
         ),
+        *(
+            f"{early['documents']:,} web documents in one file, {name}: the first of "
+            f"{found['parts']} after {found['first_part_seconds']:.2f} s, the whole job in "
+            f"{found['median_seconds']:.2f} s"
+            for name, found in early["variants"].items()
+        ),
+        f"small first parts cost {early['loss']:+.2%}",
         f"{'parts':>8}{'plan s':>9}{'run s':>9}{'ms/part':>9}{'again s':>9}{'client grew by':>16}",
     ]
     for found in result["growth"]:

@@ -192,7 +192,9 @@ class Job:
         todo = [number for number, name in enumerate(names) if name not in done]
         if client is not None and todo:
             check_cluster(client, self.spec.chain.mappers, self.spec.backend)
-        summary.running = RunningParts(names[number] for number in todo)
+        sizes = self.source.part_sizes
+        work = sizes and [sizes[number] for number in todo]
+        summary.running = RunningParts([names[number] for number in todo], work)
         spec = replace(self.spec, run_began=time.time())
         with progress_events(summary.running.update, client):
             for record in self.run_tasks(client, todo, spec):

@@ -273,6 +273,7 @@ def _run(part: PartRead) -> Record:
         file_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(),
         left_out=counts_by_kind(problems),
+        first_problem=str(problems[0]) if problems else "",
         rows_marked=0 if spec.annotations is None else pc.count(table[LEFT_OUT]).as_py(),
         stages={**part.first_stages, **stages.counts},
         examples=stages.examples,

@@ -11,10 +11,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -313,19 +313,32 @@ def current_worker() -> Worker | None:
         return None
 
 
+class FirstReport(NamedTuple):
+    """First report of a job's progress, which comes when a worker has loaded the model."""
+
+    seconds: float = 0.0  # since the first part was submitted
+    work: float = 0.0  # work done, in parts of average size
+    rows: int = 0
+
+
 class RunningParts:
     """Progress of a job's running parts, as workers report it to the client. Thread-safe.
 
-    `names` are the names of the job's parts. A part that is run again keeps its earlier progress
-    until it exceeds it. Events of other parts, such as another job's, are ignored. Create the
-    object when the first part is submitted.
+    `names` are the names of the job's parts, and `sizes` their shares of the work, in any unit;
+    default: equal. A part that is run again keeps its earlier progress until it exceeds it. Events
+    of other parts, such as another job's, are ignored. Create the object when the first part is
+    submitted.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), sizes: Sequence[float] | None = None) -> None:
         self._began = time.monotonic()
-        self._left = set(names)
+        names = [*names]
+        mean = sum(sizes) / len(names) if sizes else 0.0
+        work = [size / mean for size in sizes] if sizes and mean else [1.0] * len(names)
+        self._left = dict(zip(names, work, strict=True))  # work of each part; the mean is 1
         self._latest: dict[str, tuple[int, float]] = {}  # rows and share done, by part
-        self.start = 0.0, 0.0  # time of the first report, and the share of a part it reported
+        self.start = FirstReport()
+        self.surplus = 0.0  # work of finished parts minus their number
         self._lock = threading.Lock()
 
     @property
@@ -338,24 +351,27 @@ class RunningParts:
         name, rows, share = event
         with self._lock:
             if name in self._left:
-                if not any(self.start):
-                    self.start = self.elapsed_seconds, share
+                if self.start == FirstReport():
+                    work = share * self._left[name]
+                    self.start = FirstReport(self.elapsed_seconds, work, round(rows * share))
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
         """Remove the finished part `name`."""
         with self._lock:
-            self._left.discard(name)
+            self.surplus += self._left.pop(name, 1.0) - 1.0
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
         """Return the work done on the parts that run now, as a number of parts and of rows.
 
-        The number of parts is the sum of the parts' finished fractions.
+        The number of parts is the sum of the parts' finished fractions, weighted by their sizes: a
+        part of average size counts 1.
         """
         with self._lock:
-            parts = list(self._latest.values())
-        return sum(share for _, share in parts), round(sum(rows * share for rows, share in parts))
+            parts = [(self._left[name], *latest) for name, latest in self._latest.items()]
+        work = sum(part * share for part, _, share in parts)
+        return work, round(sum(rows * share for _, rows, share in parts))
 
 
 @contextlib.contextmanager

@@ -139,12 +139,12 @@ def test_the_line_moves_with_rows_inside_of_a_part_and_never_back():
     ("total", "done", "begun", "speeds"),
     [
         (200, 0, 0.4, ""),
-        (200, 2, 0.9, ""),
+        (200, 2, 0.9, ", 29 rows/s"),
         (200, 3, 0.0, ", 30 rows/s, 10:57 left"),
         (4, 0, 0.75, ""),
         (4, 1, 0.3, ", 13 rows/s, 0:21 left"),
         (1, 0, 0.15, ""),
-        (1, 0, 0.6, ", 6 rows/s, 8.0 s left"),
+        (1, 0, 0.6, ", 5 rows/s, 8.0 s left"),
         (1, 1, 0.0, ", 2.5 rows/s, 40.0 s of working time"),
     ],
 )

@@ -113,6 +113,13 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
     return begin, b"".join(pieces)
 
 
+def first_line(content: bytes, start: int) -> int:
+    """Return the index of the first line that begins at or after `start`, or else the length."""
+    if start <= 0:
+        return 0
+    return content.find(b"\n", start - 1) + 1 or len(content)
+
+
 class WholeLines(io.RawIOBase):
     """Stream of the whole lines of another stream, up to the point where a damaged file is cut.
 
@@ -156,6 +163,30 @@ class WholeLines(io.RawIOBase):
         while not self._has_ended:
             pieces.append(self._next())
         return b"".join(pieces)
+
+    def read_range(self, start: int, end: float) -> tuple[int, bytes]:
+        """Read the lines that begin in ``[start, end)``; return the first offset and the content.
+
+        Nothing may have been read before. `long_lines` then has only lines of the range, and `cut`
+        is kept only if the stream is cut in the range: all later ranges are empty.
+        """
+        pieces: list[bytes] = []
+        offsets = []  # offsets of kept content
+        while self._offset < end and not self._has_ended:
+            content = self._next()
+            offset = self._offset - len(content)
+            first = first_line(content, start - offset)
+            stop = len(content)
+            if self._offset > end:
+                stop = first_line(content, int(end) - offset)
+            if first < stop:
+                pieces.append(content[first:stop])
+                offsets.append(offset + first)
+        self.long_lines = [line for line in self.long_lines if start <= line.offset < end]
+        if not start <= self._offset < end:
+            self.cut = None
+        offsets += [line.offset for line in self.long_lines]
+        return min(offsets, default=start), b"".join(pieces)
 
     def _next(self) -> bytes:
         chunk = b"" if self.cut else self._chunk()

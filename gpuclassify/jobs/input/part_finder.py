@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -61,8 +62,9 @@ FAST_PART_BYTES, LARGEST_PART_BYTES = 8 << 20, 64 << 20
 # A small input of a slow stage is some 50 parts, because few workers may take minutes for 1 MiB.
 FEW_PARTS, SMALLEST_PART_BYTES, SLOW_PART_BYTES = 50, 64 << 10, 1 << 20
 FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has one
-# A compressed file or a row group cannot be read in pieces. If the input has at most SHARED_BYTES,
-# several workers read it whole, and each keeps a share of the rows.
+# A compressed file or a row group is read from its beginning to the end of a part. It is cut to
+# have small parts first, and no part of more than this fraction of the input. If the input has at
+# most SHARED_BYTES, each file or row group is cut to this number of parts.
 MOST_SHARES, SHARED_BYTES = 16, 32 << 20
 COMPRESSION_RATIO = 4  # assumed size of lines by size of their compressed file
 COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column: each column costs time in each part
@@ -116,6 +118,33 @@ def read_footers(
 
 
 @dataclass(frozen=True)
+class PartSizes:
+    """Sizes in bytes to cut an input to: small at its beginning, so that results show early.
+
+    A part has as many bytes as all parts before it together, at least `first` and at most `usual`.
+    """
+
+    first: int
+    usual: int
+    total: int  # size of the whole input
+
+    def at(self, offset: int) -> int:
+        """Return the size of the part that begins at this offset of the input."""
+        return min(max(self.first, offset), self.usual)
+
+    def ends(self, offset: int, size: int, usual: int) -> list[int]:
+        """Return the ends of the parts of a run of `size` bytes that begins at this offset.
+
+        They have up to `usual` bytes, in place of the setting. Only the last one may have up to
+        twice as many as the others.
+        """
+        ends, end = [], 0
+        while size - end >= 2 * (step := min(max(self.first, offset + end), usual)):
+            ends.append(end := end + step)
+        return [*ends, size]
+
+
+@dataclass(frozen=True)
 class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
@@ -152,15 +181,22 @@ class PartFinder:
         self._check(_bad_lines(samples, schema))
         sizes = {file.path: _line_bytes(file) for file in self.files}
         sizes |= {path: sum(footer.group_bytes) for path, footer in self._footers.items()}
-        part_bytes = self._part_bytes(schema, sum(size or 0 for size in sizes.values()))
+        part_sizes = self._part_sizes(schema, sum(size or 0 for size in sizes.values()))
+        damaged = {part.path for part, _ in problems}
         parts: list[Part] = []
+        offsets: dict[str, int] = {}  # offset of each file in the input
+        offset = 0
         for file in self.files:
+            offsets[file.path] = offset
             if file.path in self._footers:
-                parts += self._row_groups(file, schema, part_bytes)
+                parts += self._row_groups(file, schema, part_sizes, offset)
+            elif self._is_cut_inside(file.path) and not (file.problem or file.path in damaged):
+                parts += self._split_compressed(file, part_sizes, offset)
             else:
-                parts += self._byte_ranges(file, part_bytes, splits_rows=True)
+                parts += self._byte_ranges(file, part_sizes, offset)
+            offset += sizes[file.path] or 0
         self._check(_problems(parts))
-        return self._join_small(parts, sizes, schema, part_bytes)
+        return self._join_small(parts, sizes, offsets, schema, part_sizes)
 
     def schema(
         self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
@@ -279,19 +315,32 @@ class PartFinder:
         self._check(problems)
         return {part.path: problem for part, problem in problems}
 
-    def _row_groups(self, file: InputFile, schema: InputSchema, part_bytes: int) -> list[Part]:
-        """Return the parts of a Parquet file, which are runs of row groups."""
+    def _row_groups(
+        self, file: InputFile, schema: InputSchema, sizes: PartSizes, offset: int
+    ) -> list[Part]:
+        """Return the parts of a Parquet file, which are runs of row groups, or some of their rows.
+
+        Rows of a run are cut only in near files, because each part fetches all of the run.
+        """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
         if problem is not None:
             return [Part(file.path, problem=problem)]
         parts: list[Part] = []
-        for run in _group_runs(footer, part_bytes):
-            rows = sum(footer.group_rows[: run[0]]) if run else 0
-            end = rows + sum(footer.group_rows[number] for number in run)
-            part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=(rows, end))
+        is_cut = self._is_cut_inside(file.path) and store_type(file.path).is_near
+        for run in _group_runs(footer, sizes, offset):
+            first = sum(footer.group_rows[: run[0]]) if run else 0
+            count = sum(footer.group_rows[number] for number in run)
+            rows = first, first + count
+            part = Part(file.path, row_groups=run, file_bytes=file.size_bytes, rows=rows)
             size = sum(footer.group_bytes[number] for number in run)
-            parts += self._split_rows(part, size, part_bytes)
+            ends = self._ends_inside(file.path, sizes, offset, size) if is_cut else []
+            row_ends = sorted({0, *(count * end // size for end in ends[:-1]), count})
+            if len(row_ends) > 2:
+                parts += [replace(part, share=(*pair, count)) for pair in pairwise(row_ends)]
+            else:
+                parts.append(part)
+            offset += size
         return parts
 
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
@@ -311,13 +360,15 @@ class PartFinder:
         self,
         parts: Sequence[Part],
         sizes: Mapping[str, int | None],
+        offsets: Mapping[str, int],
         schema: InputSchema,
-        part_bytes: int,
+        part_sizes: PartSizes,
     ) -> InputParts:
-        """Join neighbouring whole files into parts, up to the reader's size and number of files."""
-        most, most_bytes = self.reader.files_per_partition, part_bytes
+        """Join neighbouring whole files into parts, up to the parts' size and number of files."""
+        most, room_sizes = self.reader.files_per_partition, part_sizes
         if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
-            most, most_bytes = most or 1, sys.maxsize
+            most = most or 1
+            room_sizes = replace(part_sizes, first=sys.maxsize, usual=sys.maxsize)
         pieces = Counter(part.path for part in parts)
         groups: list[list[Part]] = []
         room = -1.0
@@ -326,11 +377,26 @@ class PartFinder:
             needed = math.inf if size is None else size
             if needed > room or len(groups[-1]) == most:
                 groups.append([])
-                room = most_bytes
+                room = room_sizes.at(offsets[part.path])
             groups[-1].append(part)
             room -= needed
         joined = tuple(replace(first, followers=tuple(rest)) for first, *rest in groups)
-        return InputParts(joined, schema, tuple(self.files), part_bytes)
+        rows = {path: sum(footer.group_rows) for path, footer in self._footers.items()}
+
+        def estimate_bytes(piece: Part) -> float:
+            size = sizes[piece.path] or 0
+            first, end = piece.position_range or piece.bounds(size)
+            if piece.path in rows:
+                return size * (end - first) / (rows[piece.path] or 1) if piece.rows else 0.0
+            return max(0.0, min(end, size) - first)
+
+        return InputParts(
+            joined,
+            tuple(sum(map(estimate_bytes, group)) for group in groups),
+            schema,
+            tuple(self.files),
+            part_sizes.usual,
+        )
 
     def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
         """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
@@ -340,7 +406,8 @@ class PartFinder:
         most, sample_bytes = self.reader.samples, self.reader.sample_bytes
         lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
         range_bytes = max(sample_bytes, -(-lines_bytes // most))
-        pieces = [part for file in self._lines for part in self._byte_ranges(file, range_bytes)]
+        sizes = PartSizes(range_bytes, range_bytes, lines_bytes)
+        pieces = [part for file in self._lines for part in self._byte_ranges(file, sizes)]
         yield from _problems(pieces)
         pieces = [piece for piece in pieces if piece.problem is None and piece.length != 0]
         pieces = pieces if self._reads_lines else []
@@ -369,21 +436,39 @@ class PartFinder:
             if count == most or total_bytes > MOST_LINE_BYTES:  # Lines may be very long.
                 return
 
-    @property
+    @functools.cached_property
     def _total_bytes(self) -> int:
         return sum(file.size_bytes or 0 for file in self.files)
 
-    def _part_bytes(self, schema: InputSchema, total_bytes: int) -> int:
-        """Return the size to cut parts to: the reader's setting, or one for some 200 parts.
+    def _part_sizes(self, schema: InputSchema, total: int) -> PartSizes:
+        """Return the sizes to cut parts to: the reader's setting, or ones for some 200 parts.
 
         The cluster does not matter, because a job may continue on another one.
         """
-        least = FAST_PART_BYTES
+        least = few = FAST_PART_BYTES
         if self.is_slow:
-            few = min(total_bytes // FEW_PARTS, SLOW_PART_BYTES)
-            least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow), few)
-        aim = max(total_bytes // PARTS_AIMED_AT, least)
-        return self.reader.part_bytes or min(aim, LARGEST_PART_BYTES)
+            least = max(SMALLEST_PART_BYTES, COLUMN_BYTES * len(schema.arrow))
+            few = min(total // FEW_PARTS, SLOW_PART_BYTES)
+        aim = max(total // PARTS_AIMED_AT, least, few)
+        usual = self.reader.part_bytes or min(aim, LARGEST_PART_BYTES)
+        return PartSizes(usual if self._is_cut_by_user else min(least, usual), usual, total)
+
+    @property
+    def _is_cut_by_user(self) -> bool:
+        return bool(self.reader.part_bytes or self.reader.files_per_partition)
+
+    def _is_cut_inside(self, path: str) -> bool:
+        """Return whether a row group or compressed file may be cut, because a model reads it."""
+        is_cut = self.is_slow and bool(self.needed) and not self._is_cut_by_user
+        return is_cut and (path in self._footers or compression(path) is not None)
+
+    def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
+        """Return the ends of the parts of a row group or compressed file; see `PartSizes.ends`."""
+        usual = size
+        if store_type(path).is_near:
+            whole = size if self._total_bytes <= SHARED_BYTES else sizes.total
+            usual = max(sizes.usual, whole // MOST_SHARES)
+        return sizes.ends(offset, size, usual)
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
@@ -396,31 +481,35 @@ class PartFinder:
             or not open_store(file.path, options).delivers_ranges(file.size_bytes)
         }
 
-    def _split_rows(self, part: Part, size: int, part_bytes: int) -> list[Part]:
-        """Split a part into shares of its rows if the input is small and a model will read it."""
-        is_cut_otherwise = self.reader.part_bytes or self.reader.files_per_partition
-        is_small = self._total_bytes <= SHARED_BYTES and store_type(part.path).is_near
-        if is_cut_otherwise or not self.needed or not is_small:
-            return [part]
-        count = max(1, min(MOST_SHARES, size // part_bytes))
-        return [replace(part, share=(n, count) if count > 1 else None) for n in range(count)]
+    def _split_compressed(self, file: InputFile, sizes: PartSizes, offset: int) -> list[Part]:
+        """Return the parts of a compressed file.
 
-    def _byte_ranges(
-        self, file: InputFile, part_bytes: int, splits_rows: bool = False
-    ) -> list[Part]:
-        """Return the parts of a file of JSON lines, which are byte ranges."""
+        They are shares of the lines if the input is small, and else ranges of decompressed bytes.
+        As the file's decompressed size is unknown, the last range has no end.
+        """
+        part, size = Part(file.path, file_bytes=file.size_bytes), _line_bytes(file) or 0
+        bounds = [*pairwise([0, *self._ends_inside(file.path, sizes, offset, size)])]
+        if len(bounds) == 1:
+            return [part]
+        if self._total_bytes <= SHARED_BYTES and store_type(file.path).is_near:
+            return [replace(part, share=(*bound, size)) for bound in bounds]
+        ranges = [replace(part, start=start, length=end - start) for start, end in bounds]
+        return [*ranges[:-1], replace(ranges[-1], length=None)]
+
+    def _byte_ranges(self, file: InputFile, sizes: PartSizes, offset: int = 0) -> list[Part]:
+        """Return the parts of a file of JSON lines, which are byte ranges if it can be cut."""
         path, end = file.path, file.size_bytes
         if file.problem:
             return [Part(path, problem=file.problem, file_bytes=end)]
         if end is None or path in self._indivisible:
-            part = Part(path, file_bytes=end)
-            is_split = splits_rows and compression(path)
-            size = _line_bytes(file) if is_split else None
-            return self._split_rows(part, size or 0, part_bytes)
-        return [
-            Part(path, start=at, length=min(part_bytes, end - at), file_bytes=end)
-            for at in range(0, max(1, end), part_bytes)
-        ]
+            return [Part(path, file_bytes=end)]
+        parts: list[Part] = []
+        start = 0
+        while start < end or not parts:
+            length = min(sizes.at(offset + start), end - start)
+            parts.append(Part(path, start=start, length=length, file_bytes=end))
+            start += length
+        return parts
 
     def _input_schema(self, columns: pa.Schema) -> InputSchema:
         """Return the files' `columns` that are in `fields`, with columns of folders and paths."""
@@ -504,16 +593,20 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
     return [(p, Problem(FILE, str(p), p.problem)) for p in parts if p.problem is not None]
 
 
-def _group_runs(footer: Footer, part_bytes: int) -> list[tuple[int, ...]]:
-    """Join neighbouring row groups to runs of at least `part_bytes`; return each run's numbers."""
+def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
+    """Join neighbouring row groups to runs of at least the parts' size; return their numbers.
+
+    `offset` is the file's offset in the input.
+    """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
     size = 0
     for number, group_bytes in enumerate(footer.group_bytes):
         run.append(number)
         size += group_bytes
-        if size >= part_bytes:
+        if size >= sizes.at(offset):
             runs.append(tuple(run))
+            offset += size
             run, size = [], 0
     return [*runs, tuple(run)] if run or not runs else runs
 

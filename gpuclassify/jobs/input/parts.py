@@ -35,6 +35,7 @@ from gpuclassify.jobs.input.jsonl import (
     MOST_LINE_BYTES,
     BadLine,
     WholeLines,
+    first_line,
     line_offsets,
     parse_good,
     read_range,
@@ -64,15 +65,15 @@ CURES = {
 class Part:
     """Share of an input that one task reads: row groups of a Parquet file, or a range of lines.
 
-    Lines belong to the part in whose byte range they begin. Several small files may be one part:
-    each is a piece, and the pieces after the first are its `followers`.
+    Lines belong to the part in whose byte range they begin, after decompression. Several small
+    files may be one part: each is a piece, and the pieces after the first are its `followers`.
     """
 
     path: str  # path or URL
     row_groups: tuple[int, ...] | None = None
     start: int = 0
-    length: int | None = None  # None for a whole file
-    share: tuple[int, int] | None = None  # index and number of equal shares of the rows, in order
+    length: int | None = None  # None for all from `start` on
+    share: tuple[int, int, int] | None = None  # first and end of a number of equal shares of rows
     problem: str | None = None  # reason why the file cannot be read, if it is known beforehand
     file_bytes: int | None = None  # saves a request for the size
     followers: tuple[Part, ...] = ()
@@ -87,15 +88,17 @@ class Part:
 
     def bounds(self, count: int) -> tuple[int, int]:
         """Return the start and end of the part's share of `count` rows or bytes."""
-        index, shares = self.share or (0, 1)
-        return count * index // shares, count * (index + 1) // shares
+        first, end, shares = self.share or (0, 1, 1)
+        return count * first // shares, count * end // shares
 
     @property
     def is_whole_file(self) -> bool:
         """Whether the piece is all of its file."""
         if self.row_groups is not None:
             return self.rows == (0, 0)  # row groups of a file with rows may be all or some
-        is_to_end = self.length is None or self.start + self.length == self.file_bytes
+        is_to_end = self.length is None
+        if not compression(self.path):
+            is_to_end |= self.start + (self.length or 0) == self.file_bytes
         return self.share is None and self.start == 0 and is_to_end
 
     @property
@@ -118,11 +121,16 @@ class Part:
         name = redacted(self.path)
         if self.followers:
             return f"{name} and the files behind it up to {self.followers[-1]}"
-        if self.share:
-            name += f", share {self.share[0] + 1} of {self.share[1]}"
         if self.row_groups:
+            if self.share and self.position_range:
+                first, end = self.position_range
+                name += f", rows {first} to {end - 1}"
             return f"{name}, row groups {self.row_groups[0]} to {self.row_groups[-1]}"
-        return name if self.length is None else f"{name}, from byte {self.start}"
+        if self.share:
+            first, end = (bound / self.share[2] for bound in self.share[:2])
+            return f"{name}, its lines from {first:.2%} to {end:.2%}"
+        is_range = self.start or self.length is not None
+        return f"{name}, from byte {self.start}" if is_range else name
 
 
 @dataclass(frozen=True)
@@ -193,9 +201,13 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, with their common schema, all files, and the target bytes of a part."""
+    """Parts of an input, with their common schema, all files, and the target bytes of a part.
+
+    `sizes` are the estimated bytes of each part, after decompression.
+    """
 
     parts: tuple[Part, ...]
+    sizes: tuple[float, ...]
     schema: InputSchema
     files: tuple[InputFile, ...]
     part_bytes: int
@@ -247,10 +259,9 @@ class Lines:
         """Return the lines that begin in the part's share; only the last share keeps `cut`."""
         if self.part.share is None:
             return self
-        size, (index, shares) = len(self.content), self.part.share
-        ends = self.part.bounds(size)
-        first, end = (self.content.find(b"\n", at - 1) + 1 or size if at else 0 for at in ends)
-        cut = self.cut if index + 1 == shares else None
+        ends = self.part.bounds(len(self.content))
+        first, end = (first_line(self.content, at) for at in ends)
+        cut = self.cut if self.part.share[1] == self.part.share[2] else None
         return replace(self, content=self.content[first:end], offset=self.offset + first, cut=cut)
 
 
@@ -444,16 +455,18 @@ def read_lines(
 ) -> Lines:
     """Read the lines of a part; `limit` applies to whole files only.
 
-    Lines of more than `max_line_bytes` are in `long_lines`.
+    Lines of more than `max_line_bytes` are in `long_lines`. A compressed file is decompressed from
+    its beginning to the end of the part.
     """
     codec, ahead_bytes = compression(part.path), None
-    if part.length is not None:  # The first read is the whole range, or the end of the line before.
+    if part.length is not None and codec is None:
+        # The first read is the whole range, or the end of the line before.
         ahead_bytes = LINE_BYTES + (part.length if part.start else 0)
     elif limit is not None:
         ahead_bytes = LINE_BYTES
     store = open_store(part.path, storage_options)
     opened = functools.partial(store.reading, part.file_bytes, ahead_bytes)
-    if part.length is not None:
+    if part.length is not None and codec is None:
         with opened() as file:
             offset, content = read_range(file, part.start, part.length, max_line_bytes)
         if len(content) <= max_line_bytes:
@@ -472,6 +485,9 @@ def read_lines(
             check_unpacked(kept_bytes, file.tell())
 
         whole = WholeLines(stream, max_line_bytes, reopen=reopen, check=check)
+        if part.start or part.length is not None:
+            end = math.inf if part.length is None else part.start + part.length
+            return Lines(part, *whole.read_range(part.start, end), 1.0, whole.long_lines, whole.cut)
         if limit is not None:
             content, stored_bytes = first_lines(io.BufferedReader(whole), limit, file.tell)
             share = stored_bytes / (part.file_bytes or 1) if stored_bytes else 1.0
@@ -515,11 +531,8 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
     """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
-        groups = list(part.row_groups or ())
-        table = open_parquet(file).read_row_groups(groups, columns=columns.names)
-        start, stop = part.bounds(len(table))
-        first = start + (part.rows[0] if part.rows else 0)
-        table = fitted(table.slice(start, stop - start), columns)
+        first, table = _read_row_groups(open_parquet(file), part, columns.names)
+        table = fitted(table, columns)
     if schema.has_positions:
         table = table.append_column(ROW_POSITION, pa.array(np.arange(first, first + len(table))))
 
@@ -536,6 +549,26 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
         else:
             good.append(result)
     return pa.concat_tables(good), problems
+
+
+def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tuple[int, pa.Table]:
+    """Read a piece's rows; return the number of the first one in the file, too.
+
+    Of row groups that several parts share, only the rows up to the part's last one are decoded.
+    """
+    first, groups = part.rows[0] if part.rows else 0, list(part.row_groups or ())
+    if part.share is None:
+        return first, file.read_row_groups(groups, columns=names)
+    start, stop = part.bounds(sum(file.metadata.row_group(n).num_rows for n in groups))
+    tables, end = [], 0
+    for batch in file.iter_batches(max(1, stop - start), groups, columns=names):
+        begin, end = end, end + len(batch)
+        if end > start:
+            rows = pa.Table.from_batches([batch])
+            tables.append(rows.slice(max(0, start - begin), stop - max(begin, start)))
+        if end >= stop:
+            break
+    return first + start, pa.concat_tables(tables)
 
 
 def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int) -> pa.Table:

@@ -86,7 +86,8 @@ class FileReader(Declared):
         Bytes of a part, without compression: lines of a compressed file are taken for four times
         its size. Default: a two-hundredth of all input, between 8 MiB and 64 MiB. If a neural
         network or a callable is a stage, a small input is some 50 parts of at least 64 KiB (more
-        for hundreds of columns).
+        for hundreds of columns). By default the first parts are smaller: a part is as large as all
+        parts before it together, so that the first results show early.
     files_per_partition : int, optional
         Maximum number of neighbouring small files in a part. Default: no maximum. Without
         `part_bytes`, files are joined up to this number whatever their size. Large files are cut.
@@ -239,7 +240,7 @@ class FileReader(Declared):
 
 @declared
 class JsonlReader(FileReader):
-    """Reader of JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4, which are read whole).
+    """Reader of JSON lines, plain or compressed (.gz, .zst, .bz2, .xz, .lz4).
 
     Parameters
     ----------

@@ -151,7 +151,11 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
                 for group, n in groups:
                     size = share * len(range(*piece.bounds(counts[n])))
                     readable.append((group, size if share else 1))
+            elif compression(piece.path) and piece.length is not None:
+                continue  # the file's last range stands for the whole file
             elif piece.problem is None:
+                if compression(piece.path):
+                    piece = replace(piece, start=0)
                 size = len(range(*piece.bounds(piece.length or piece.file_bytes or 0)))
                 readable.append((piece, size if is_sized else 1))
         yield readable

@@ -83,6 +83,11 @@ class FileSource:
         """Schema for tasks that read parts, without storage options, which may be secrets."""
         return replace(self.input.schema, storage_options={})
 
+    @property
+    def part_sizes(self) -> Sequence[float]:
+        """Estimated size of each part in bytes, in proportion to its work."""
+        return self.input.sizes
+
     @functools.cached_property
     def meta(self) -> Frame:
         """Empty frame with the dtypes of every part."""
@@ -173,6 +178,7 @@ class FrameSource:
     reads_any_backend = False
     knows_input = False
     input_schema = None
+    part_sizes = None  # unknown before partitions are computed
     options_name = ""
     storage_options: ClassVar[dict[str, Any]] = {}
 
@@ -402,6 +408,6 @@ def _describe(part: Part) -> dict[str, Any]:
     known["path"] = redacted(part.path)
     del known["followers"], known["annotations"]
     known.pop("file_bytes", None)
-    if part.row_groups is not None or part.length is None:
+    if part.row_groups is not None or (part.start, part.length) == (0, None):
         del known["start"]
     return known

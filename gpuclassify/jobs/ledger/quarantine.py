@@ -29,6 +29,11 @@ class Problem:
     place: int | None = None
     content: str | None = None  # the line, or the row as JSON, up to `LONGEST_CONTENT` characters
 
+    def __str__(self) -> str:
+        where = {"byte": self.offset, "row": self.row}
+        known = [f", {unit} {number}" for unit, number in where.items() if number is not None]
+        return f"{self.source}{''.join(known)}: {self.reason}"
+
 
 def quarantine_lines(problems: Iterable[Problem]) -> bytes:
     """Return the content of a quarantine file: one JSON object a problem."""

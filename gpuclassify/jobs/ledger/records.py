@@ -121,6 +121,7 @@ class Record:
     digest: str  # SHA-256 of the file, as it was published
     # Files, lines and rows in quarantine.
     left_out: dict[str, int] = field(default_factory=dict)
+    first_problem: str = ""  # position of the first one, and the reason
     # Rows of an annotation set that only name a line or row that was left out.
     rows_marked: int = 0
     # Labels of the rows written; see `gpuclassify.mapping.stage_counts.count_labels`.

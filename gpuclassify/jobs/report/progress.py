@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gpuclassify.jobs.report.summary import JobSummary
-from gpuclassify.pages import counted_kinds, readable_time, short_number
+from gpuclassify.jobs.report.summary import JobSummary, column_labels
+from gpuclassify.pages import counted_kinds, readable_time, short_number, visible
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -23,19 +23,21 @@ logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
 SHOW_EVERY_SECONDS = 1.0
-# Number and share of the parts after which speeds are shown. Earlier speeds would mislead, because
-# the longest texts of a part come first.
+# Number and share of the parts after which the time left is shown. Earlier ones would mislead,
+# because the longest texts of a part come first. Speeds are shown as soon as a part is done.
 ENOUGH_PARTS, ENOUGH_SHARE = 3, 0.2
+MOST_LABELS_SHOWN, MOST_CHARS_SHOWN = 3, 300
 
 
 class JobProgress:
     """Display of a job's share done, rows and tokens per second, time left and busy GPUs.
 
-    It is a context manager. Speeds and the time left are shown after three parts or a fifth of the
-    work. A console that is a terminal or notebook gets a live line; any other gets a line of text
-    every minute and at the end. Each step of a job leaves a line. Default console: this process's
-    terminal or notebook, or Python's log at level INFO if there is none. GPUs are shown for the
-    workers of `client`.
+    It is a context manager. Speeds are shown after the first part, and the time left after three
+    parts; both after a fifth of the work. A console that is a terminal or notebook gets a live
+    line; any other gets a line of text every minute and at the end. On all of them, the first part
+    leaves a line at once, with its speed and labels, and so does the first problem that leaves a
+    row out. Each step of a job leaves a line. Default console: this process's terminal or notebook,
+    or Python's log at level INFO if there is none. GPUs are shown for the workers of `client`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class JobProgress:
         self._line = self._printed = ""
         self._job: tuple[int, int, JobSummary] | None = None
         self._share = 0.0  # shown last; it never decreases
+        self._has_rows = self._has_problem = False  # whether the first ones have left a line
         self._is_over = threading.Event()
         self._bar: Progress | None = None
         if console.is_terminal or console.is_jupyter:
@@ -126,6 +129,12 @@ class JobProgress:
             self._share = 0.0
         self._job = (done, total, summary)
         self._show_parts()
+        if summary.first_problem and not self._has_problem:
+            self._has_problem = True
+            self._write(f"Left out: {visible(summary.first_problem[:MOST_CHARS_SHOWN], '')}")
+        if done < total and summary.run_rows and not self._has_rows:
+            self._has_rows = True
+            self._print()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
         """Show the parts done of one of a recipe's steps; the step before keeps its line."""
@@ -139,7 +148,8 @@ class JobProgress:
             return
         done, total, summary = self._job
         begun, begun_rows = summary.running.totals()
-        self._share = min(1.0, max(self._share, (done + begun) / max(1, total)))
+        work = done + summary.running.surplus + begun  # in parts of average size
+        self._share = min(1.0, max(self._share, work / max(1, total)))
         status = f"{done}/{total} parts"
         if summary.resumed_parts:
             status += f" ({summary.resumed_parts:,} were there already)"
@@ -147,33 +157,45 @@ class JobProgress:
         if rows or done < total:
             status += f", {rows:,} rows read"
         new = done - summary.resumed_parts
-        gained = new + begun - summary.running.start[1]  # since the model is loaded
+        gained = work - summary.resumed_parts - summary.running.start.work
         is_enough = gained >= ENOUGH_SHARE * (total - summary.resumed_parts)
-        if new + begun and (done == total or new >= ENOUGH_PARTS or is_enough):
-            status += self._speed(gained, total - done - begun, summary, begun_rows)
-        elif done < total and not new + begun:
+        if new or (begun and is_enough):
+            status += self._speed(summary, begun_rows, is_over=done == total)
+            if done < total and gained > 0 and (new >= ENOUGH_PARTS or is_enough):
+                status += self._time_left((total - work) / gained, summary, begun_rows)
+        elif done < total and not begun:
             status += f", {self._at_first}"
         if summary.left_out:
             status += f", left out: {counted_kinds(summary.left_out)}"
+        if labels := _label_shares(summary):
+            status += f", {labels}"
         self.share(self._share, status)
 
-    def _speed(self, gained: float, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Return rows and tokens per second, time left and busy GPUs, for a status line."""
-        seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
-        if left:
-            seconds = max(0.0, seconds - summary.running.start[0])
+    def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
+        """Return rows and tokens per second for a status line, and at the end the working time."""
         rows, text = summary.run_rows + begun_rows, ""
+        seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
+        start = summary.running.start
+        # Until the end, speeds are those after the model was loaded.
+        if not is_over and rows > start.rows and seconds > start.seconds:
+            rows, seconds = rows - start.rows, seconds - start.seconds
         if rows and seconds:
             text += f", {short_number(rows / seconds)} rows/s"
-        if summary.tokens_per_second:
-            text += f", {short_number(summary.tokens_per_second)} tokens/s"
+            tokens = summary.totals.get("tokens", 0) - summary.resumed_tokens
+            if tokens and summary.run_rows:
+                speed = tokens / summary.run_rows * rows / seconds
+                text += f", {short_number(speed)} tokens/s"
+        return f"{text}, {seconds:.1f} s of working time" if is_over else text
+
+    def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
+        """Return the time left and busy GPUs; `left` is the work left by the work of this run."""
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
             self._gpus = format_gpus([w["metrics"].get("gpu_utilization") for w in workers])
-        if not left:
-            return f"{text}, {seconds:.1f} s of working time"
-        return f"{text}, {readable_time(seconds / gained * left)} left{self._gpus}"
+        seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
+        seconds = max(0.0, seconds - summary.running.start.seconds)
+        return f", {readable_time(seconds * left)} left{self._gpus}"
 
     def _tick(self) -> None:
         every = self._log_every if self._bar is None else SHOW_EVERY_SECONDS
@@ -186,6 +208,17 @@ class JobProgress:
         if self._line:
             self._write(self._line)
             self._printed = self._line
+
+
+def _label_shares(summary: JobSummary) -> str:
+    """Return the most frequent labels so far and their shares, by the first column of labels."""
+    columns = column_labels(summary.columns, summary.labelled, summary.stages)
+    labels = next((labels for labels in columns.values() if labels.labelled), None)
+    if labels is None:
+        return ""
+    shown = [f"{name} {labels.share(count)}" for name, count, _ in labels.rows[:MOST_LABELS_SHOWN]]
+    more = len(labels.rows) - MOST_LABELS_SHOWN
+    return visible(", ".join([*shown, *[f"{more:,} more labels"] * (more > 0)]), "")
 
 
 def format_gpus(shares: list[float | None]) -> str:

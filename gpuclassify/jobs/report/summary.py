@@ -228,6 +228,8 @@ class JobSummary:
         Reading, mapping and writing, added up over workers.
     left_out : dict of str to int
         Files, lines and rows left out, which are in quarantine.
+    first_problem : str
+        Position and reason of the first of them, in the part that ended first.
     output_bytes : int
     resumed_parts, resumed_rows, resumed_tokens : int
         Numbers of parts, rows and tokens of earlier runs of the same job.
@@ -261,6 +263,7 @@ class JobSummary:
     empty_files: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    first_problem: str = ""
     output_bytes: int = 0
     resumed_parts: int = 0
     resumed_rows: int = 0
@@ -358,6 +361,7 @@ class JobSummary:
         add_up(self.totals, record.stats)
         add_counts(self.seconds, record.seconds)
         add_counts(self.left_out, record.left_out)
+        self.first_problem = self.first_problem or record.first_problem
         add_counts(self.columns, record.labels)
         add_counts(self.labelled, record.labelled)
         add_counts(self.numbers, record.numbers)

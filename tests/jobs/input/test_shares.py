@@ -1,7 +1,8 @@
-"""Files that cannot be read in pieces: several parts of one, each of which has a share of it."""
+"""Files that cannot be read from the middle: several parts of one, each with a share of it."""
 
 import gzip
 import json
+from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -50,24 +51,22 @@ def test_parts_of_a_size_that_was_asked_for_are_not_shared_out(tmp_path, kind, o
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
-def test_large_inputs_and_those_that_no_model_reads_are_not_shared_out(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize("reading", [{}, {"needed": ("text",), "is_slow": False}])
+def test_files_that_no_model_reads_are_not_shared_out(tmp_path, monkeypatch, kind, reading):
     monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SMALLEST_PART_BYTES", 4_000)
     write(tmp_path / "in", kind)
-    assert len(FileReader(tmp_path / "in").find_parts().parts) == 1
-    monkeypatch.setattr("gpuclassify.jobs.input.part_finder.SHARED_BYTES", 1_000)
-    assert len(parts_of(tmp_path / "in")) == 1
+    assert len(FileReader(tmp_path / "in").find_parts(**reading).parts) == 1
 
 
-@pytest.mark.parametrize("share", [(0, 1), (0, 3), (1, 3), (2, 3), (4, 9)])
+@pytest.mark.parametrize("ends", [[1], [1, 2, 3], [1, 2, 4, 8, 13], [7, 9]])
 @pytest.mark.parametrize("content", [b"", b"a\n", b"a", b"a\nbb\n\nccc\ndd", b"\n\n\n"])
-def test_shares_of_lines_add_up_to_all(share, content):
-    of = share[1]
+def test_shares_of_lines_add_up_to_all(ends, content):
     pieces = []
-    for number in range(of):
-        part = parts.Part("in.jsonl.gz", share=(number, of))
+    for first, end in pairwise([0, *ends]):
+        part = parts.Part("in.jsonl.gz", share=(first, end, ends[-1]))
         lines = parts.Lines(part, 0, content, cut="cut").in_share()
         assert lines.offset == sum(map(len, pieces))
-        assert (lines.cut is not None) == (number == of - 1)
+        assert (lines.cut is not None) == (end == ends[-1])
         pieces.append(lines.content)
     assert b"".join(pieces) == content
     assert all(piece.endswith(b"\n") for piece in pieces[:-1] if piece)

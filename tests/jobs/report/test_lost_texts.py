@@ -108,7 +108,7 @@ def test_the_terminal_names_files_and_counts_what_is_dropped_by_kind_and_label(
     labels = Counter(library.predict(text)[0][0].removeprefix("__label__") for text in texts)
     assert labels["hq"] == 3
     for label, count in labels.items():
-        row = next(line for line in found.output.splitlines() if f" {label} " in line)
+        row = next(line for line in found.output.splitlines() if f"│ {label} " in line)
         cells = [cell for cell in row.replace("│", " ").split() if cell.isdigit()]
         assert cells == [str(count), "3" if label == "hq" else "0"]  # labelled and written
     assert "tokens/s" not in found.output and "padding" not in found.output
