@@ -168,7 +168,7 @@ class Recipe(Declared):
         needed = as_chain(demanding).read_fields
         open_source = functools.partial(
             as_source,
-            keeps_partitions=bool(self.folder),  # of a frame, which steps read several times
+            keeps_partitions=bool(self.folder),  # steps read a frame repeatedly
             is_slow=as_chain([*stages, *self.step_mappers()]).is_slow,
         )
         source = open_source(reader, self.on_error, needed, lends_positions=writer.annotates)

@@ -308,7 +308,7 @@ def join_parts(
         contents = [directory.read(part) for part in names]
     except FileNotFoundError:
         check_current(directory, key)
-        record = complete(directory, name, encoding)  # of another client
+        record = complete(directory, name, encoding)  # another client has joined them
         return [] if record is None else [record]
     records = [record for record in parts if record is not None]
     digests = [hashlib.sha256(content).hexdigest() for content in contents]

@@ -131,7 +131,7 @@ class Splitter:
         self._table = np.zeros(0, _TOKEN)
         self._flat = np.zeros(0, np.int64)  # tokens of all chunks
         self._bounds = np.zeros(1, np.int64)
-        self._is_before = self._is_after = np.zeros(0, bool)  # for each chunk
+        self._is_before = self._is_after = np.zeros(0, bool)  # a value per chunk
 
     def words(self, texts: Sequence[str]) -> Tokens:
         """Split texts into words, without white space."""

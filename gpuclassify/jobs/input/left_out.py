@@ -39,7 +39,7 @@ def left_out_logged() -> Iterator[None]:
     counts: dict[str, Mapping[str, int]] = {}
     client = _client()
     events = [] if client is None else client.get_events(TOPIC)
-    began = max((at for at, _ in events), default=0.0)  # by the scheduler's clock
+    began = max((at for at, _ in events), default=0.0)  # time of the scheduler's clock
     _watching.append(counts)
     try:
         yield

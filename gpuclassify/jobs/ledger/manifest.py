@@ -72,7 +72,7 @@ REPORTS = ("_report/report.json", "_report/report.html")
 # same, because other readers would read it as data.
 CARD, README = ".huggingface.yaml", "README.md"
 NEW_FILES = "input files new"
-DASK_KEY = "Dask key"  # of a frame, in the identity of its job
+DASK_KEY = "Dask key"  # key of the input frame in a job's identity
 HASHES = "Dask's hash"  # among the versions
 MOST_FILES_NAMED = 3
 MOST_PARTS = 10_000_000
@@ -459,7 +459,7 @@ class Manifest:
         except FileNotFoundError as err:
             raise metadata_gone(self.directory) from err
         self._remove_scratch()
-        self.directory.remove(*self._strays())  # of parts that a late attempt has written again
+        self.directory.remove(*self._strays())  # records of late attempts
         earlier = {*read_job(self.directory)["earlier"]} - {self.key}
         self._remove_parts(earlier)  # late attempts may have written some
         self.directory.prune(QUARANTINE)

@@ -148,7 +148,7 @@ class JobProgress:
             return
         done, total, summary = self._job
         begun, begun_rows = summary.running.totals()
-        work = done + summary.running.surplus + begun  # in parts of average size
+        work = done + summary.running.surplus + begun  # unit: parts of average size
         self._share = min(1.0, max(self._share, work / max(1, total)))
         status = f"{done}/{total} parts"
         if summary.resumed_parts:
