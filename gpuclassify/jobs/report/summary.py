@@ -221,7 +221,7 @@ class JobSummary:
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
-        Rows by file, for files or large pieces of files without any text.
+        Rows by file, for files without any text.
     empty_files : list of str
         Files without any row.
     seconds : dict of str to float
@@ -272,6 +272,8 @@ class JobSummary:
     output: str = ""
     commit_url: str = ""
     running: RunningParts = field(default_factory=RunningParts, repr=False, compare=False)
+    # Files of which a part has texts; another part of such a file may have none.
+    _with_texts: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return text_table(self._rows())
@@ -371,7 +373,7 @@ class JobSummary:
         add_counts(self.stages, record.stages)
         add_counts(self.agreements, record.agreements)
         add_counts(self.sources, record.sources)
-        add_counts(self.textless, record.source.get("textless", {}))
+        self._count_textless(record)
         self.empty_files += record.source.get("empty", ())
         for name, counts in self.sources.items():
             if len(counts) > 2 * MOST_LABELS:  # parts may have different values
@@ -379,10 +381,19 @@ class JobSummary:
         add_examples(self.examples, record.examples)
         self.labels = most_frequent(next(iter(self.columns.values()), {}))
 
+    def _count_textless(self, record: Record) -> None:
+        textless = record.source.get("textless", {})
+        path = record.source.get("path")
+        if path is not None and path not in textless and record.rows_in:
+            self._with_texts.add(path)
+            self.textless.pop(path, None)
+        add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
         speeds = {"rows_per_second": self.rows_per_second}
-        values = {name: value for name, value in vars(self).items() if name != "running"}
+        hidden = ("running", "_with_texts")
+        values = {name: value for name, value in vars(self).items() if name not in hidden}
         return {**values, **speeds, "tokens_per_second": self.tokens_per_second}
 
 

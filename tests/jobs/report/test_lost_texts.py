@@ -151,3 +151,14 @@ def test_texts_that_max_chars_cuts_count_as_truncated(
             is_cut[text[:max_chars]] |= bool(cut)
             assert bool(cut) or len(text) <= (max_chars or len(text))
     assert sum(run.truncated_texts for run in counted) == sum(is_cut.values())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_part_without_texts_says_nothing_of_its_file(tmp_path, fasttext_model, order):
+    rows = [{"id": n, "text": None, "about": "x" * 300} for n in range(10)]
+    (tmp_path / "in.jsonl").write_bytes(lines([*rows, *texts_of(60)][::order]))
+    reader = FileReader(f"{tmp_path}/in.jsonl", part_bytes=1_000)
+    classifier = LanguageIdentifier(model=fasttext_model("softmax"))
+    summary = Pipeline([reader, classifier, ParquetWriter(f"{tmp_path}/out")]).run()
+    assert summary.parts > 3
+    assert summary.textless == {} and summary.warnings == []
