@@ -1,5 +1,6 @@
 """What the index would give: a source distribution that is whole, and a wheel that works alone."""
 
+import io
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import yaml
 
 import gpuclassify
 from tests import environment as make_environment
+from tests.hub_server import File, HubServer
 from tests.replicas import sample_texts, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +90,78 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
     show = "import gpuclassify; print(gpuclassify.__file__)"
     place = run(home / "bin" / "python", "-c", show, cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(home)
+
+
+@pytest.fixture
+def run_script(dist, tmp_path, monkeypatch):
+    """Runs a script of examples/uv by its address on a Hub, with uv's own environment for it.
+
+    The environment gets this checkout's wheel, and the wheels in folders that pip is told of, such
+    as a small torch; they are an index that uv asks first. Other packages are from its usual one.
+    """
+    uv = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
+    if uv is None:
+        pytest.fail("this test needs uv, of the extra [dev]: pip install uv", pytrace=False)
+    scripts = {path.name: path.read_bytes() for path in (ROOT / "examples/uv").glob("*.py")}
+    assert scripts.keys() == {"annotate.py", "classify.py", "decontaminate.py"}
+    for folder in (dist, *os.environ.get("PIP_FIND_LINKS", "").split()):
+        for wheel in Path(folder).glob("*.whl"):
+            page = tmp_path / "index" / wheel.name.partition("-")[0] / "index.html"
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(f'<a href="{wheel.as_uri()}">{wheel.name}</a>')
+    with HubServer(["hf_secret"], "datasets") as hub:
+        hub.add("acme/scripts", scripts)
+        variables = {
+            **{"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1"},
+            **{"HF_HOME": str(tmp_path / "hf-home"), "UV_INDEX": (tmp_path / "index").as_uri()},
+            **{"UV_PYTHON": sys.executable, "UV_PYTHON_DOWNLOADS": "never"},
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+        def run_script(name, *words):
+            address = f"{hub.url}/datasets/acme/scripts/resolve/main/{name}.py"
+            run(uv, "run", address, *words, cwd=tmp_path)
+
+        yield run_script, hub
+
+
+def read_dataset(repo):
+    """The rows of a dataset's Parquet files, and its card."""
+    tree = repo.tree()
+    files = [io.BytesIO(file.data) for path, file in tree.items() if path.endswith(".parquet")]
+    return pd.concat(map(pd.read_parquet, files)), tree["README.md"].data.decode()
+
+
+def test_one_file_scripts_write_datasets_with_cards(run_script, tmp_path):
+    run_script, hub = run_script
+    items = [f"Which of these {n} long rivers crosses the most borders of states?" for n in (7, 9)]
+    frame = pd.DataFrame({"text": [*sample_texts(20), f"Quiz: {items[0]} Nobody knows."]})
+    hub.add("acme/raw", {"data/0.parquet": File(frame.to_parquet(), is_large=True)})
+    hub.add(
+        "acme/evals", {"quiz.jsonl": "".join(f'{{"question": "{x}"}}\n' for x in items).encode()}
+    )
+    write_checkpoint(tmp_path / "model")
+    model = ["--classifier", "checkpoint", "--model", "model"]
+    raw, against = "hf://datasets/acme/raw", ["--against", "hf://datasets/acme/evals/quiz.jsonl"]
+    found = ["contaminated", "contamination", "contaminated_by"]
+    columns = {
+        "classify": (["text", "preds"], 21, model),
+        "annotate": (["_file", "_place", "_left_out", "preds"], 21, model),
+        "decontaminate": (["text", *found], 20, against),
+    }
+    for name, (wanted, count, words) in columns.items():
+        run_script(name, raw, f"hf://datasets/acme/{name}", *words)
+        rows, card = read_dataset(hub.repos[f"acme/{name}"])
+        assert (list(rows), len(rows)) == (wanted, count)
+        assert card.startswith("---\ntags:\n- gpuclassify\n---\n")
+        assert all(f"| `{column}` |" in card for column in wanted)
+        assert f"[acme/raw]({hub.url}/datasets/acme/raw)" in card
+        assert ("| `DistributedDataClassifier` | a directory |" in card) == (words is model)
+        if "text" in wanted:
+            assert rows["text"].tolist() == frame["text"].tolist()[:count]
+    folders = {path.name for path in tmp_path.iterdir()} - {"model", "hf-home", "index"}
+    assert folders == {f"staging-datasets-acme-{name}" for name in columns}
 
 
 @pytest.fixture

@@ -45,7 +45,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--account", {}, "Account to charge. Default: the cluster's."),
     ("--job-extra", {"multiple": True}, "Any option of sbatch; repeatable."),
     ("--prologue", {"multiple": True}, 'Shell line, such as "module load cuda"; repeatable.'),
-    ("--python", {"default": sys.executable}, "Interpreter on the nodes. Default: the one here."),
+    ("--python", {}, "Interpreter on the nodes. Default: the one here; in a container python3."),
+    ("--container", {"metavar": "IMAGE"}, "Apptainer image to run in, such as gpuclassify.sif."),
     ("--interface", {}, "Network interface of the nodes, such as ib0. Default: all."),
     ("--tls/--no-tls", {"default": True}, "Encrypt all connections, which is the default."),
     ("--certificates", {"metavar": "DIRECTORY"},
@@ -105,7 +106,8 @@ def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, An
         lstrip_blocks=True,
     )
     return environment.get_template("slurm_script.sh.j2").render(
-        options,
+        options
+        | {"python": options["python"] or ("python3" if options["container"] else sys.executable)},
         arguments=arguments,
         config=config.rstrip(),
         end=end,

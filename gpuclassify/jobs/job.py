@@ -162,7 +162,9 @@ class Job:
         summary.files = sorted(posixpath.join(summary.output, name) for name in files)
         summary.output_bytes = sum(files.values())
         try:
-            summary.commit_url = self.writer.upload(client, restart=self.restart)
+            summary.commit_url = self.writer.upload(
+                client, restart=self.restart, stages=self.spec.chain
+            )
         except (Exception, KeyboardInterrupt) as err:
             err.add_note(
                 f"all parts are written to {summary.output}: run the same job again to upload them"

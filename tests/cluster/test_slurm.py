@@ -249,6 +249,13 @@ def test_a_script_says_what_was_asked_for_and_bash_reads_it():
     assert max(map(len, text.splitlines())) <= 110
 
 
+def test_a_script_for_a_container_passes_gpus_on_and_takes_its_python():
+    text = script("in", "out", container="my image.sif", gpus_per_node=2)
+    assert "\nPYTHON=(apptainer exec --nv --bind=\"$PWD\" 'my image.sif' python3)\n" in text
+    assert "--nv" not in script("in", "out", container="my image.sif")
+    assert f"\nPYTHON={sys.executable}\n" in script("in", "out")
+
+
 def test_a_script_for_cpus_asks_for_no_gpu_and_one_without_tls_says_nothing_of_it():
     text = script("in", "out", workers_per_node=2, tls=False)
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -418,19 +425,32 @@ with Client(scheduler_file=sys.argv[sys.argv.index("--scheduler") + 1]) as clien
 """
 
 
+# Apptainer's command line, without a container.
+APPTAINER = """#!/bin/sh
+[ "$1 $2 $3" = "exec --bind=$PWD my image.sif" ] || exit 9
+shift 3
+echo "$2 $3" >> entered
+exec "$@"
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("has_own", [False, True])
-def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
+@pytest.mark.parametrize(
+    ("has_own", "container"), [(False, None), (True, None), (False, "my image.sif")]
+)
+def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own, container):
     certificates = None
     if has_own:
         certificates = str(tmp_path / "pki")
         make_certificate(Path(certificates))
     # In the place of the command: who is there, and how.
     (tmp_path / "look.py").write_text(LOOK)
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    text = script("in", "out", python=sys.executable, certificates=certificates)
-    text = text.replace('"$PYTHON" -m gpuclassify classify', f'"$PYTHON" {tmp_path}/look.py')
+    for name, content in {"srun": SRUN, "apptainer": APPTAINER}.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+    options = {"certificates": certificates, "container": container}
+    text = script("in", "out", python=sys.executable, **options)
+    text = text.replace("-m gpuclassify classify", f"{tmp_path}/look.py")
     environment = {
         **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7",
         "SLURM_CPUS_PER_TASK": "1", "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -445,3 +465,11 @@ def test_a_scripts_processes_speak_tls_alone(tmp_path, has_own):
     assert all(address.startswith("tls://") for address in addresses)
     assert (folder_mode, key_mode) == (0o700, 0o600)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".gpuclassify")]
+    if container is not None:  # certificates, scheduler, command and worker ran in it
+        started = [
+            "-m dask",
+            "-m dask",
+            "-m gpuclassify.cluster.security",
+            f"{tmp_path}/look.py in",
+        ]
+        assert sorted((tmp_path / "entered").read_text().splitlines()) == started

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import time
+from types import SimpleNamespace
 
 import cloudpickle
 import dask.dataframe as dd
@@ -16,16 +17,20 @@ import pandas as pd
 import pytest
 import yaml
 from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
+from huggingface_hub import DatasetCard
 from job_faults import double, in_process, write_input
 
+from gpuclassify import QualityClassifier
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
+from gpuclassify.hub.identity import Identity
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.ledger.manifest import MANIFEST
 from gpuclassify.jobs.ledger.records import sealed
-from gpuclassify.jobs.output.hub_writer import HubWriter
+from gpuclassify.jobs.output.hub_writer import HubWriter, Target, card_section
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
+from gpuclassify.jobs.stages import as_chain
 from tests.hub_server import File, RefusalError
 from tests.processes import local_client
 
@@ -111,7 +116,7 @@ def test_files_are_called_as_loaders_expect(hub, push, frame):
     repo = hub.repos[REPO]
     assert repo.is_private
     names = [f"data/train-{i:05d}-of-00006.parquet" for i in range(6)]
-    assert sorted(repo.tree()) == [".gitattributes", *names]
+    assert sorted(repo.tree()) == [".gitattributes", "README.md", *names]
     assert_pushed_once(hub, frame)
     assert list(rows(repo).columns) == ["id", "text"]  # no index
     assert summary.commit_url.endswith(repo.branches["main"][-1])
@@ -273,6 +278,58 @@ def test_datasets_loads_a_split_that_was_replaced_or_added(
     assert {s: found[s].num_rows for s in counts if s != split}.items() <= counts.items()
     if kind == "info of labels" and not has_other_columns:
         assert found[split].features["id"].names[:2] == ["n0", "n1"]
+
+
+def read_card(repo):
+    """The metadata of a dataset's card, as the Hub's own library reads it, and its lines."""
+    content = repo.tree()["README.md"].data.decode()
+    return DatasetCard(content).data.to_dict(), content.splitlines()
+
+
+def test_a_new_card_lists_columns_models_and_licences_and_no_path(hub, frame, tmp_path, checkpoint):
+    source = hub.add("acme/raw").name
+    buffer = io.BytesIO()
+    frame.rename(columns={"id": "a|b`<i>\n# x"}).to_parquet(buffer)
+    sha = hub.repos[source].commit({"data/0.parquet": File(buffer.getvalue(), is_large=True)})
+    options = {"token": TOKEN, "endpoint": hub.url}
+    reader = ParquetReader(f"hf://datasets/{source}/data/*.parquet", storage_options=options)
+    for label in ("first", "second"):
+        classifier = QualityClassifier(model=checkpoint("quality"), label_field=label)
+        writer = HubWriter(REPO, staging=f"{tmp_path}/{label}", overwrite=True, **options)
+        Pipeline([reader, classifier, writer]).run()
+        pushed = hub.repos[REPO]
+        metadata, lines = read_card(pushed)
+        assert metadata == {"tags": ["gpuclassify"]}
+        assert f"- input: [{source}]({hub.url}/datasets/{source}) at `{sha}`" in lines
+        rows = [line for line in lines if line.startswith("| ")]
+        assert rows[:4] == [
+            "| column | type | added by |",
+            "| `a\\|b'<i>\\n# x` | `int64` |  |",
+            "| `text` | `string` |  |",
+            f"| `{label}` | `string` | `QualityClassifier` |",
+        ]
+        digest = classifier.model.identity.revision
+        assert rows[4:] == [
+            "| stage | model | version | licence of the weights |",
+            f"| `QualityClassifier` | a directory | `{digest}` | see the model |",
+        ]
+        assert str(tmp_path) not in "\n".join(lines)
+    HubWriter(REPO, staging=f"{tmp_path}/second", split="test", **options).upload(None)
+    headings = [line for line in read_card(pushed)[1] if line.startswith("#")]
+    assert headings == [f"# {REPO}", "## `data/train`", "## `data/test`"]
+
+
+def test_the_licence_of_a_published_model_is_on_the_card():
+    classifier = QualityClassifier()
+    pin = Identity("nvidia/quality-classifier-deberta", "0" * 40, is_directory=False)
+    vars(classifier.model)["_checkpoint"] = SimpleNamespace(base=None, identity=pin, tokenizer=None)
+    target = Target(REPO, "data", "train", "main", "https://hub")
+    section = card_section(target, None, {}, as_chain([classifier]))
+    assert "| `quality_pred` | `string` | `QualityClassifier` |" in section.splitlines()
+    assert section.splitlines()[-1] == (
+        f"| `QualityClassifier` | [{pin.name}](https://hub/{pin.name}) | `{pin.revision}` | "
+        "Apache-2.0 |"
+    )
 
 
 def test_the_files_of_a_racing_writer_stay(hub, push, frame):

@@ -1,0 +1,23 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gpuclassify[fasttext,safety,sentencepiece]"]
+# ///
+"""Classify a dataset of the Hub into another one, without an installation.
+
+    uv run classify.py hf://datasets/OWNER/NAME hf://datasets/OWNER/NEW --classifier quality
+
+Pass INPUT and OUTPUT first, then any options of ``gpuclassify classify``. A dataset gets one
+commit, with a dataset card. Its files are staged in the working directory.
+"""
+
+import itertools
+import sys
+
+from gpuclassify.commands.cli import main
+
+if __name__ == "__main__":  # workers import this file
+    words = sys.argv[1:]
+    *_, output = ["", *itertools.takewhile(lambda word: not word.startswith("-"), words)]
+    folder = f"staging-{output.removeprefix('hf://').replace('/', '-')}"
+    staging = ["--staging", folder] if output.startswith("hf://") else []
+    main(["classify", *staging, *words])
