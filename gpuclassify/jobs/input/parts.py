@@ -43,6 +43,7 @@ from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.schema import fill_folder_values, fitted, meta_frame, to_pandas
 from gpuclassify.jobs.ledger.arrow_types import changed, restored
 from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
+from gpuclassify.jobs.provenance import Provenance
 from gpuclassify.jobs.stores.names import compression, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import LINE_BYTES, BrokenContentError
@@ -193,12 +194,16 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, with their common schema, all files, and the size that parts aim at."""
+    """Parts of an input, with their common schema, all files, and the size that parts aim at.
+
+    `provenance` is of the columns of annotation sets.
+    """
 
     parts: tuple[Part, ...]
     schema: InputSchema
     files: tuple[InputFile, ...]
     part_bytes: int
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass(frozen=True)

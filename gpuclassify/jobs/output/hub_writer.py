@@ -30,9 +30,10 @@ from gpuclassify.hub.calls import (
 )
 from gpuclassify.hub.identity import is_commit
 from gpuclassify.jobs.execution import run_tasks
-from gpuclassify.jobs.ledger.manifest import MANIFEST, SUCCESS
+from gpuclassify.jobs.ledger.manifest import MANIFEST, REPORTS, SUCCESS
 from gpuclassify.jobs.ledger.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.provenance import with_section
 from gpuclassify.jobs.stores.names import PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
@@ -54,6 +55,7 @@ MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit of entries per folder
 MOST_INSIDE_BYTES = 1 << 30  # total of the small files, which travel inside of the commit
 CARD = "README.md"
+MOST_CARD_BYTES = 1 << 20  # limit of the section in the card
 # Types that `datasets` names differently from Arrow, and its types for several Arrow types.
 _DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
 _OPAQUE = ("image", "audio", "video", "pdf", "json")
@@ -67,6 +69,10 @@ class HubWriter(FileWriter):
     The job writes its parts to `staging` first, like any other job, so that a lost client loses no
     work. Then workers upload the files, and the client makes one commit. Running the same job again
     computes and uploads only missing files, and does nothing once the commit is made.
+
+    The commit adds a section to the dataset card: for each new column the class, model, commit,
+    licence, citation, settings and distribution, and the annotation sets and conditions of the job.
+    The rest of the card stays.
 
     Parameters
     ----------
@@ -436,7 +442,14 @@ def upload_and_commit(
             )
         additions.append(addition)
         digests[addition.path_in_repo] = digest
-    return _commit(additions, digests, target, _read_columns(staging, files))
+    return _commit(additions, digests, target, _read_columns(staging, files), _read_card(staging))
+
+
+def _read_card(staging: Store) -> str:
+    """Return the dataset card that the job's report has, or "" if there is none of a usual size."""
+    folder, name = posixpath.split(REPORTS[-1])
+    size = staging.sizes(folder).get(name, 0)
+    return staging.read(REPORTS[-1]).decode() if 0 < size <= MOST_CARD_BYTES else ""
 
 
 def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
@@ -490,11 +503,16 @@ def _preupload(addition: Any, target: Target) -> None:
 
 
 def _commit(
-    additions: Sequence[Any], digests: dict[str, str], target: Target, columns: pa.Schema | None
+    additions: Sequence[Any],
+    digests: dict[str, str],
+    target: Target,
+    columns: pa.Schema | None,
+    section: str,
 ) -> str:
     """Make one commit of all files, even if others commit meanwhile or an answer is lost.
 
-    The commit updates the dataset card for the files, which have these `columns`.
+    The commit updates the dataset card for the files, which have these `columns`, and adds the
+    `section` on their origin.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -509,6 +527,8 @@ def _commit(
         card = target.card(head)
         try:
             new_card = card and card_with_split(card, target, digests.keys(), folder, columns)
+            if section:
+                new_card = with_section(new_card, section, target.key)
         except Exception as err:  # a card written by hand may be broken in any way
             logger.warning(
                 "%s: the dataset card is left as it is, because it cannot be read (%s): correct "
