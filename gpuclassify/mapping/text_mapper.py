@@ -252,7 +252,8 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             },
         }
         if "licence" in vars(self) or name == self.defaults.get("model"):
-            about |= {"licence": self.licence, "citation": self.cite}
+            page = f"https://huggingface.co/{name}" if name else ""
+            about |= {"licence": self.licence, "citation": self.cite or page}
         return about
 
     @property

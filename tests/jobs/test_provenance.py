@@ -118,6 +118,7 @@ def test_facts_on_published_models_are_of_those_models_alone():
     commit = "0" * 40
     own = DomainClassifier(labels=["a", "b"], revision=commit).origin()
     assert own["model"] == "nvidia/domain-classifier" and own["licence"] == "Apache-2.0"
+    assert own["citation"] == "https://huggingface.co/nvidia/domain-classifier"
     other = DomainClassifier(model="acme/other", labels=["a", "b"], revision=commit).origin()
     assert other["model"] == "acme/other" and "licence" not in other
     listed = published("finemath", labels=["0"], revision=commit)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 from hub_client import PARTS, REPO, TOKEN, assert_clean, push_in_process
+from huggingface_hub import DatasetCard
 from job_faults import double, in_process, write_input
 
 from gpuclassify.commands.settings import JobSettings
@@ -26,6 +27,7 @@ from gpuclassify.jobs.ledger.records import sealed
 from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
+from gpuclassify.mapping.select import Select
 from tests.hub_server import File, RefusalError
 from tests.processes import local_client
 
@@ -230,6 +232,32 @@ def make_card(kind, splits):
         "two configs": {"dataset_info": infos, "configs": two},
         "unreadable": {"tags": ["books"]},
     }[kind]
+
+
+@pytest.mark.parametrize("old", ["", "# Books\n\nA text.\n", "---\nlicense: mit\n---\n# Books\n"])
+def test_the_card_says_where_columns_come_from(hub, frame, tmp_path, old):
+    repo = hub.add(REPO, {"README.md": old.encode()} if old else {})
+    frame.to_parquet(tmp_path / "in.parquet", index=False)
+
+    def run(split, factor):
+        def with_rank(frame):
+            return frame.assign(rank=frame["id"] * factor)
+
+        options = {"token": TOKEN, "endpoint": hub.url, "split": split, "overwrite": True}
+        writer = HubWriter(REPO, staging=f"{tmp_path}/{split}-{factor}", **options)
+        where = Select(f"rank < {factor * 100}")
+        Pipeline([ParquetReader(f"{tmp_path}/in.parquet"), with_rank, where, writer]).run()
+        return repo.tree()["README.md"].data.decode()
+
+    first = run("train", 1)
+    card = DatasetCard(first)
+    assert old in first and card.data.license == ("mit" if "mit" in old else None)
+    assert "### rank\n" in card.text and "* rank &lt; 100\n" in card.text
+    assert old or card.data.tags == ["gpuclassify"]
+    second = run("test", 2)
+    assert second.startswith(first) and "* rank &lt; 200\n" in second
+    again = run("train", 3)
+    assert again == second.replace("* rank &lt; 100\n", "* rank &lt; 300\n")
 
 
 @pytest.mark.parametrize("has_other_columns", [False, True])
