@@ -75,7 +75,9 @@ class Provenance:
         return bool(self.makers or self.annotations or self.conditions)
 
     @classmethod
-    def of_chain(cls, chain: Chain, meta: Any, earlier: Provenance, rules: Iterable[str]) -> Any:
+    def of_chain(
+        cls, chain: Chain, meta: Any, earlier: Provenance, rules: Iterable[str]
+    ) -> Provenance:
         """Return the provenance of a job's output.
 
         `meta` is the input's frame without rows, `earlier` the provenance of its annotation sets,
@@ -87,7 +89,7 @@ class Provenance:
                 continue
             before, meta = {*meta.columns}, mapper.meta(meta)
             names = [n for n in meta.columns if n not in before or n in mapper.schema().names]
-            columns = tuple(map(str, names))
+            columns = tuple(n for n in map(str, names) if len(n) <= MOST_CHARS)[:MOST_ENTRIES]
             for made in mapper.text_mappers() or (mapper,):
                 about = made.origin()
                 settings = _shortened(about.pop("settings", {}))

@@ -212,6 +212,18 @@ def test_metadata_of_files_stays_small():
     assert Provenance().metadata() == {}
 
 
+def test_names_beyond_the_limits_are_left_out(crawl, tmp_path):
+    def with_many(frame):
+        more = {f"c{n}": 1 for n in range(3)} | {"n" * 2_000: 1}
+        return frame.assign(**more)
+
+    select(
+        crawl, tmp_path / "final", annotate(crawl, tmp_path / "notes", with_many), where="id > 3"
+    )
+    [maker] = read_provenance(open_store(str(tmp_path / "final"))).makers
+    assert maker.columns == ("c0", "c1", "c2")
+
+
 def test_show_says_what_is_missing(crawl, tmp_path):
     notes = annotate(crawl, tmp_path / "notes", with_rank)
     for words, message in (

@@ -55,10 +55,8 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
     directory.make(posixpath.dirname(REPORTS[0]))
     contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts), card(report))
     for name, content in zip(REPORTS, contents, strict=True):
-        if content:
+        if content:  # the card of a job without any origin is empty
             directory.replace(name, content.encode("utf-8", "replace"))
-        else:
-            directory.remove(name)
     return report
 
 
@@ -126,7 +124,7 @@ def read_provenance(directory: Store) -> Provenance:
     job = read_job(directory)
     try:
         return Provenance.parse(job.get("provenance"))
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise DamagedMetadataError(
             f"{directory.path(JOB)} is damaged, and not what a job wrote, {err}: start over, which "
             "removes the parts that are there (restart=True), or use another directory"
