@@ -127,6 +127,7 @@ class TopicClassifier(CategoryClassifier):
 
     purpose = "topic of English web pages, 24 labels"
     licence = "none stated; that of its base model is Apache-2.0"
+    cite = "arXiv:2502.10341"
     published_labels = TOPICS
     defaults = {
         "model": "WebOrganizer/TopicClassifier",
@@ -145,6 +146,7 @@ class FormatClassifier(CategoryClassifier):
 
     purpose = "format of English web pages, 24 labels"
     licence = TopicClassifier.licence
+    cite = TopicClassifier.cite
     published_labels = FORMATS
     defaults = {
         "model": "WebOrganizer/FormatClassifier",

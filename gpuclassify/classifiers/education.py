@@ -135,6 +135,7 @@ class FineWebEduClassifier(EducationClassifier):
 
     purpose = "educational value from 0 to 5"
     licence = "Apache-2.0"
+    cite = "arXiv:2406.17557"
     defaults = {
         "model": "HuggingFaceFW/fineweb-edu-classifier",
         **_columns("fineweb-edu"),

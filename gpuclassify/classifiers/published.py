@@ -53,7 +53,10 @@ class Published:
         declared = {"model": HubName(self.model), **self.settings}
         if "long_text" in settings:  # declared windows may not apply
             declared.pop("window_overlap", None)
-        return self.kind(**{**declared, **settings})
+        made = self.kind(**{**declared, **settings})
+        if made.options.model == self.model:
+            made.licence, made.cite = self.licence, self.cite
+        return made
 
     @property
     def Options(self) -> type[TextOptions]:  # noqa: N802 - the name that classes have

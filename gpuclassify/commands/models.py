@@ -84,7 +84,7 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
         "is_gated": family.is_gated,
         "columns": columns,
         "reads": length_read(family.defaults),
-        "cite": published and published.cite,
+        "cite": family.cite,
         "note": published and published.note,
         "checked": published and CHECKED,
         "variants": {published.variant: list(published.variants)}

@@ -1,14 +1,15 @@
-"""Command ``gpuclassify show``: print random texts with their annotations."""
+"""Command ``gpuclassify show``: print random texts with their annotations, or their provenance."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
 from gpuclassify.commands.console import echo_rows, open_console, wrong_call_exits
 from gpuclassify.commands.options import JobCommand, reader_from_options, reading_options
-from gpuclassify.pages import visible
+from gpuclassify.pages import visible, visible_json
 
 TEXT_CHARS = 300  # maximum characters of a text
 
@@ -19,14 +20,18 @@ def _options() -> list[click.Option]:
 
 
 @click.command(cls=JobCommand, options=_options)
-@click.argument("sets", nargs=-1, required=True, metavar="ANNOTATIONS...")
+@click.argument("sets", nargs=-1, metavar="ANNOTATIONS...")
 @click.option(
     "--input",
     "inputs",
     metavar="PATH",
     multiple=True,
-    required=True,
     help="Files that the sets are of; repeatable.",
+)
+@click.option(
+    "--provenance",
+    is_flag=True,
+    help="Print where columns and rows of sets, or of other outputs of jobs, come from.",
 )
 @click.option(
     "-n",
@@ -52,6 +57,7 @@ def _options() -> list[click.Option]:
 def show(
     sets: tuple[str, ...],
     inputs: tuple[str, ...],
+    provenance: bool,
     limit: int,
     where: str | None,
     seed: int,
@@ -67,7 +73,15 @@ def show(
     \b
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
         --where "quality_pred == 'Low'"
+    gpuclassify show --provenance final/
     """
+    if not sets or not (inputs or provenance):
+        missing = "option '--input'" if sets else "argument 'ANNOTATIONS...'"
+        raise click.UsageError(f"Missing {missing}.")
+    if provenance:
+        for directory in sets:
+            _show_provenance(directory, as_json)
+        return
     from gpuclassify.corpus.scores.sampling import draw_rows
     from gpuclassify.jobs.ledger.encoding import arrow_table
     from gpuclassify.mapping.select import Select
@@ -88,3 +102,24 @@ def show(
         shown = "null" if text is None else " ".join(str(text).split())[:TEXT_CHARS]
         click.echo(f"{visible(values, '')}\n    {visible(shown, '')}\n")
     click.echo(f"{len(table):,} rows shown")
+
+
+def _show_provenance(directory: str, as_json: bool) -> None:
+    """Print the provenance of a job's output; of an annotation set, with its digest."""
+    from gpuclassify.jobs.input.annotations import AnnotationSet
+    from gpuclassify.jobs.ledger.manifest import read_job
+    from gpuclassify.jobs.report.report import read_provenance
+    from gpuclassify.jobs.stores.opening import open_store
+
+    with wrong_call_exits():
+        store = open_store(directory)
+        known = read_provenance(store)
+        if read_job(store)["identity"]["output"].get("annotations"):
+            opened = AnnotationSet.open(directory, {})
+            opened.read_records()
+            known = opened.provenance
+    if as_json:
+        click.echo(visible_json(json.dumps({"output": directory, **known.as_dict()})))
+        return
+    for line in known.lines() if known else [f"{directory}: no model, set or condition is known"]:
+        click.echo(visible(line, ""))

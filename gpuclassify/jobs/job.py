@@ -31,6 +31,7 @@ from gpuclassify.jobs.ledger.manifest import Manifest, RunOptions
 from gpuclassify.jobs.ledger.records import JobChangedError, Record, check_current
 from gpuclassify.jobs.output.annotations import BOOKKEEPING, annotation_schema
 from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.provenance import Provenance, hub_datasets
 from gpuclassify.jobs.report.report import write_report
 from gpuclassify.jobs.report.summary import JobSummary, Report
 from gpuclassify.jobs.stages import describe
@@ -162,9 +163,7 @@ class Job:
         summary.files = sorted(posixpath.join(summary.output, name) for name in files)
         summary.output_bytes = sum(files.values())
         try:
-            summary.commit_url = self.writer.upload(
-                client, restart=self.restart, stages=self.spec.chain
-            )
+            summary.commit_url = self.writer.upload(client, restart=self.restart)
         except (Exception, KeyboardInterrupt) as err:
             err.add_note(
                 f"all parts are written to {summary.output}: run the same job again to upload them"
@@ -278,16 +277,24 @@ def make_job(
     source_field: str | None = None,
     examples: int = 0,
     code: str = "",
+    rules: Sequence[str] = (),
 ) -> Job:
     """Make a job from a checked source, stages and writer, and check its output.
 
-    `identity` has further settings that identify the job; `code` is Python code that makes it.
+    `identity` has further settings that identify the job; `code` is Python code that makes it;
+    `rules` are sentences on what a recipe does to rows, for the provenance.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
     settings: dict[str, Any] = {"backend": backend, "on_error": on_error}
     settings |= {"source_field": source_field, "examples": examples}
     spec = make_task_spec(source, chain, writer, **settings)
+    earlier = Provenance()
+    if isinstance(source, FileSource):
+        read = hub_datasets(file.path for file in source.files)
+        earlier = replace(source.input.provenance, inputs=read)
+    provenance = Provenance.of_chain(chain, source.meta, earlier, rules).only(spec.schema.names)
+    spec = replace(spec, metadata=provenance.metadata())
     spec.encoding.check(spec.schema)
     folders = folder_types(spec.encoding.partition_by, spec.schema)
     written = spec.schema.names if spec.annotations is None else [*source.meta.columns]
@@ -307,6 +314,7 @@ def make_job(
         options,
         code=code,
         folders=folders,
+        provenance=provenance.as_dict(),
         columns=input_columns(source) if writer.annotates else None,
         keeps_earlier=not source.knows_input,
     )

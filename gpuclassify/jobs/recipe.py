@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -175,6 +176,8 @@ class Recipe(Declared):
         chain = self.make_chain(source, stages)
         chain.prepare()
         others, identity = {}, self.job_identity()
+        settings = identity.get(type(self).__name__)
+        rules = [] if settings is None else [f"{type(self).__name__} {json.dumps(settings)}"]
         for name, other in self.other_inputs().items():
             others[name] = open_source(other, "whole")
             others[name].refuse_output(writer.directory, writer.sample_name)
@@ -190,6 +193,7 @@ class Recipe(Declared):
             on_error=self.on_error,
             identity=identity,
             code=self.script(),
+            rules=rules,
             **self.job_settings(),
         )
         planned = RecipeJob(**vars(job), recipe=self, others=others)

@@ -11,7 +11,7 @@ import posixpath
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,6 +95,9 @@ class TaskSpec:
     examples: int = 0  # maximum texts at each end of a group of examples
     run_began: float = 0.0  # see `Record`
     annotations: pa.Schema | None = None  # schema of annotations, if they are written
+    metadata: Mapping[bytes, bytes] = field(
+        default_factory=dict
+    )  # key-value metadata for Parquet files
     # Function of a part's frame and number that is called before the stages.
     before: Callable[[Frame, int], Frame] | None = None
 
@@ -263,6 +266,7 @@ def _run(part: PartRead) -> Record:
         problems = [*part.problems, *failed]
         table = annotation_table(table, part.positions, problems, spec.annotations)
         source = {**source, ANNOTATED: extents(table)}
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **spec.metadata})
     content = pack_rows(table, names) if names else spec.encoding.encode(table)
     problems = [*part.problems, *failed]
     record = Record(

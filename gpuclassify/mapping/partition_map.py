@@ -114,6 +114,13 @@ class PartitionMap(Public):
         """Return the settings as JSON values without secrets, to show them and to compare runs."""
         return {}
 
+    def origin(self) -> dict[str, Any]:
+        """Return the class as ``kind``, settings, and facts on a model, for cards of its columns.
+
+        A mapper with a model adds ``model``, ``commit``, ``licence`` and ``citation``.
+        """
+        return {"kind": self.__name__, "settings": self.describe()}
+
     @property
     def libraries(self) -> tuple[str, ...]:
         """Packages whose versions may change results."""

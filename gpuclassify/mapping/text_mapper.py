@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound=TextOptions)
 
 # Attributes other than settings of a subclass.
-_PARTS = frozenset({"options", "model", "runner", "heads"})
+_PARTS = frozenset({"options", "model", "runner", "heads", "licence", "cite"})
 
 
 class TextMapper(RowWiseMap, Generic[Settings]):
@@ -93,7 +93,9 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     family: ClassVar[str] = "checkpoint"
     # Shown by `gpuclassify models`.
     purpose: ClassVar[str] = ""
-    licence: ClassVar[str] = ""
+    # Facts on the model in `defaults`; the catalogue sets both for its checkpoints.
+    licence: str = ""
+    cite: str = ""
     is_gated: ClassVar[bool] = False
     # All labels of the published model; other checkpoints do not belong to this class.
     published_labels: ClassVar[tuple[Any, ...]] = ()
@@ -229,6 +231,30 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             described["model_revision"] = None
             described |= self.model.describe()
         return described
+
+    def origin(self) -> dict[str, Any]:
+        """Return class, model, commit, licence, citation and settings, for cards of its columns.
+
+        Licence and citation are known for published models. Settings are not the usual ones.
+        """
+        settings, given = self.describe(), self.options.settings()
+        usual = {field.name: field.default for field in dataclasses.fields(self.options)}
+        unchanged = {name for name in given if given[name] == usual[name]}
+        name, commit = settings.pop("model", None), settings.pop("model_revision", None)
+        about = {
+            "kind": self.__name__,
+            "model": name,
+            "commit": commit,
+            "settings": {
+                n: value
+                for n, value in settings.items()
+                if n not in unchanged and n not in ("revision", "labels")
+            },
+        }
+        if "licence" in vars(self) or name == self.defaults.get("model"):
+            page = f"https://huggingface.co/{name}" if name else ""
+            about |= {"licence": self.licence, "citation": self.cite or page}
+        return about
 
     @property
     def text_field(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import itertools
 import math
 import operator
@@ -37,6 +38,7 @@ from gpuclassify.jobs.ledger.arrow_types import changed_schema, restored, union
 from gpuclassify.jobs.ledger.encoding import FILE, LEFT_OUT, PLACE
 from gpuclassify.jobs.ledger.manifest import SUCCESS, manifest_of, read_job
 from gpuclassify.jobs.ledger.records import JOB, Record, key_in
+from gpuclassify.jobs.provenance import Provenance
 from gpuclassify.jobs.stores.names import redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import BrokenContentError, Store, UnreadableInputError
@@ -70,12 +72,33 @@ class AnnotationSet:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # job.json by folder
     files: dict[str, FileAnnotations] = field(default_factory=dict)  # keyed by input file
     undone: set[str] = field(default_factory=set)  # folders of unfinished jobs
+    digests: list[str] = field(default_factory=list)  # SHA-256 of each annotation file, in order
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     @property
     def shown(self) -> str:
         """Address of the set for messages, without secrets."""
         return redacted(self.store.address)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the annotation files' digests in order; equal for sets of equal content."""
+        content = "".join(self.digests).encode("utf-8", "backslashreplace")
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    @property
+    def provenance(self) -> Provenance:
+        """Provenance of the columns, by their names in frames, with the set's name and digest.
+
+        Raises AnnotationError if job.json has one that no job wrote.
+        """
+        name, known = posixpath.basename(self.shown.rstrip("/")), Provenance()
+        names = self.names
+        for folder, job in self.jobs.items():
+            with naming_damage(self.shown, posixpath.join(folder, JOB)):
+                described = Provenance.parse(job.get("provenance"))
+            known = known.joined(described.read_as(names, name))
+        return replace(known, annotations=((name, self.digest), *known.annotations))
 
     @property
     def names(self) -> dict[str, str]:
@@ -160,6 +183,7 @@ class AnnotationSet:
                 path = posixpath.join(folder, name)
                 with naming_damage(self.shown, path):
                     _check_size(record, sizes)
+                    self.digests.append(f"{record.digest}")
                     for file, rows in _ranges(path, record):
                         if file not in job["identity"]["input file"]:
                             raise ValueError(f"it has rows of {file}, and {JOB} does not")
@@ -368,6 +392,7 @@ def add_annotations(
 
     real = {file.path: redacted(file.real) for file in plan.files}
     last = {piece.path: piece for part in plan.parts for piece in part.pieces}
+    provenance = Provenance()
     columns, fields, owners = [], [*plan.schema.arrow], dict.fromkeys(plan.schema.arrow.names, "")
     for opened in sets:
         states = states_like(plan.files, opened.states, storage_options)
@@ -384,10 +409,11 @@ def add_annotations(
         key = opened.job_keys(states)
         marked = [f.name for f in opened.columns if LABEL.items() <= (f.metadata or {}).items()]
         labels = tuple(names[name] for name in marked)
+        provenance = provenance.joined(opened.provenance)
         columns.append(AnnotationColumns(opened.store.address, names, key, is_whole, labels))
     parts = tuple(_add_ranges(part, sets, real) for part in plan.parts)
     schema = replace(plan.schema, arrow=pa.schema(fields), annotations=tuple(columns))
-    return replace(plan, parts=parts, schema=schema)
+    return replace(plan, parts=parts, schema=schema, provenance=provenance)
 
 
 def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:

@@ -44,6 +44,7 @@ from gpuclassify.jobs.input.left_out import report_left_out
 from gpuclassify.jobs.input.schema import fill_folder_values, fitted, meta_frame, to_pandas
 from gpuclassify.jobs.ledger.arrow_types import changed, restored
 from gpuclassify.jobs.ledger.quarantine import FILE, LINE, ROW, Problem, isolate_bad_rows, shortened
+from gpuclassify.jobs.provenance import Provenance
 from gpuclassify.jobs.stores.names import compression, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import LINE_BYTES, BrokenContentError
@@ -203,7 +204,8 @@ class InputSchema:
 class InputParts:
     """Parts of an input, with their common schema, all files, and the target bytes of a part.
 
-    `sizes` are the estimated bytes of each part, after decompression.
+    `sizes` are the estimated bytes of each part, after decompression. `provenance` is of the
+    columns of annotation sets.
     """
 
     parts: tuple[Part, ...]
@@ -211,6 +213,7 @@ class InputParts:
     schema: InputSchema
     files: tuple[InputFile, ...]
     part_bytes: int
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 @dataclass(frozen=True)

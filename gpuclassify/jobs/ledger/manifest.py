@@ -67,7 +67,7 @@ from gpuclassify.settings.signatures import short
 logger = logging.getLogger(__name__)
 
 MANIFEST, SUCCESS = f"{METADATA}/manifest.jsonl", "_SUCCESS"
-REPORTS = ("_report/report.json", "_report/report.html")
+REPORTS = ("_report/report.json", "_report/report.html", "_report/README.md")
 # CARD tells the library datasets which files are data. Jobs write no README, where users may do the
 # same, because other readers would read it as data.
 CARD, README = ".huggingface.yaml", "README.md"
@@ -144,6 +144,7 @@ class Manifest:
     options: RunOptions = RunOptions()
     code: str = ""  # Python code that makes the same job
     folders: dict[str, str] | None = None  # Arrow types of the columns that name folders
+    provenance: dict[str, Any] | None = None  # see `Provenance.as_dict`
     columns: pa.Schema | None = None  # columns of the input's files, if files may be added later
     # Keep parts of earlier runs until the job is done, because its input may be made of them.
     keeps_earlier: bool = False
@@ -557,6 +558,7 @@ class Manifest:
             "earlier": sorted(past),
             "versions": _versions(),
             "folders": self.folders or {},
+            "provenance": self.provenance,
             **self._columns_entry(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }

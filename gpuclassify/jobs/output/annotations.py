@@ -58,7 +58,10 @@ def annotation_table(
         table = pa.concat_tables([table, lost], promote_options="default")
         order = pc.index_in(table[FILE], files).to_numpy()
         table = table.take(np.lexsort((table[PLACE].to_numpy(), order)))
-    kinds = [table.schema.field(name).with_nullable(True) for name in schema.names]
+    kinds = [
+        table.schema.field(field.name).with_nullable(True).with_metadata(field.metadata)
+        for field in schema
+    ]
     table = table.select(schema.names).cast(pa.schema(kinds))
     return table.replace_schema_metadata(schema.metadata)
 

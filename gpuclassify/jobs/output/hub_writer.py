@@ -13,13 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.utils import glob_translate
 
-from gpuclassify._version import __version__
 from gpuclassify.hub.calls import (
     TRIES,
     DatasetAccessError,
@@ -32,13 +30,14 @@ from gpuclassify.hub.calls import (
 )
 from gpuclassify.hub.identity import is_commit
 from gpuclassify.jobs.execution import run_tasks
-from gpuclassify.jobs.ledger.manifest import MANIFEST, SUCCESS, read_job
+from gpuclassify.jobs.ledger.manifest import MANIFEST, REPORTS, SUCCESS
 from gpuclassify.jobs.ledger.records import METADATA, parse_record, sealed, unsealed
 from gpuclassify.jobs.output.writers import FileWriter
+from gpuclassify.jobs.provenance import FRONT, HEADING, with_section
 from gpuclassify.jobs.stores.names import PARQUET, file_format, redacted
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.stores.store import Store
-from gpuclassify.pages import visible
+from gpuclassify.pages import markdown
 from gpuclassify.settings.declared import declared, setting
 from gpuclassify.workers.secrets import (
     remember_token,
@@ -51,22 +50,17 @@ from gpuclassify.workers.secrets import (
 if TYPE_CHECKING:
     from distributed import Client
 
-    from gpuclassify.mapping.partition_map import PartitionMap
-
 logger = logging.getLogger(__name__)
 
 MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit of entries per folder
 MOST_INSIDE_BYTES = 1 << 30  # total of the small files, which travel inside of the commit
 CARD = "README.md"
+MOST_CARD_BYTES = 1 << 20  # limit of the section in the card
 # Types that `datasets` names differently from Arrow, and its types for several Arrow types.
 _DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
 _OPAQUE = ("image", "audio", "video", "pdf", "json")
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # names that loaders of datasets accept
-_SOURCE = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.%-]+))?/")
-_NEW_CARD = "---\ntags:\n- gpuclassify\n---\n\n# {name}\n"
-_IN_CODE = str.maketrans({"`": "'", "|": "\\|"})
-_SECTION_MARK, _SECTION_END = "<!-- gpuclassify: {} -->", "<!-- gpuclassify: end -->"
 
 
 @declared
@@ -75,9 +69,11 @@ class HubWriter(FileWriter):
 
     The job writes its parts to `staging` first, like any other job, so that a lost client loses no
     work. Then workers upload the files, and the client makes one commit. Running the same job again
-    computes and uploads only missing files, and does nothing once the commit is made. A repository
-    without a dataset card gets one, with the columns, the input's datasets, and the models with
-    their licences; paths of this machine are left out.
+    computes and uploads only missing files, and does nothing once the commit is made.
+
+    The commit adds a section to the dataset card: for each new column the class, model, commit,
+    licence, citation, settings and distribution, and the annotation sets and conditions of the job.
+    The rest of the card stays.
 
     Parameters
     ----------
@@ -188,14 +184,11 @@ class HubWriter(FileWriter):
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._earlier_commit({file.path: file.digest for file in files}) is not None
 
-    def upload(
-        self, client: Client | None, *, restart: bool = False, stages: PartitionMap | None = None
-    ) -> str:
+    def upload(self, client: Client | None, *, restart: bool = False) -> str:
         """Upload and commit the staged files; return the address of the commit.
 
         With `restart`, the Hub is asked even if an earlier run has made the commit. After a
-        failure, staged and uploaded files stay: run the same job again. The dataset card lists the
-        models of `stages`.
+        failure, staged and uploaded files stay: run the same job again.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -210,7 +203,7 @@ class HubWriter(FileWriter):
                 share_with_workers([directory.options_name])
                 share_tokens_with_workers([f"datasets/{target.repo}"])
             target.make()
-            commit = upload_and_commit(client, files, target, directory, stages)
+            commit = upload_and_commit(client, files, target, directory)
         directory.replace(self._commit_path, sealed({"commit": commit, "files": digests}))
         return self._address(commit)
 
@@ -430,11 +423,7 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
 
 
 def upload_and_commit(
-    client: Client | None,
-    files: Sequence[StagedFile],
-    target: Target,
-    staging: Store,
-    stages: PartitionMap | None = None,
+    client: Client | None, files: Sequence[StagedFile], target: Target, staging: Store
 ) -> str:
     """Upload missing files, and make all files visible in one commit, which is returned.
 
@@ -455,8 +444,17 @@ def upload_and_commit(
         additions.append(addition)
         digests[addition.path_in_repo] = digest
     columns = _read_columns(staging, files)
-    section = card_section(target, columns, read_job(staging)["identity"], stages)
-    return _commit(additions, digests, target, columns, section)
+    return _commit(additions, digests, target, columns, _read_card(staging, target))
+
+
+def _read_card(staging: Store, target: Target) -> str:
+    """Return the report's card as a section on a split, or "" without a card of usual size."""
+    folder, name = posixpath.split(REPORTS[-1])
+    size = staging.sizes(folder).get(name, 0)
+    if not 0 < size <= MOST_CARD_BYTES:
+        return ""
+    title = f"{HEADING} in {markdown(posixpath.join(target.path, target.split))}"
+    return staging.read(REPORTS[-1]).decode().replace(HEADING, title, 1)
 
 
 def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
@@ -518,8 +516,8 @@ def _commit(
 ) -> str:
     """Make one commit of all files, even if others commit meanwhile or an answer is lost.
 
-    The commit updates the dataset card for the files, which have these `columns`, and writes
-    `section` into the card unless a user has written the card.
+    The commit updates the dataset card for the files, which have these `columns`, and adds the
+    `section` on their origin.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -534,6 +532,9 @@ def _commit(
         card = target.card(head)
         try:
             new_card = card and card_with_split(card, target, digests.keys(), folder, columns)
+            if section:
+                new_card = new_card or f"{FRONT}# {target.repo}\n"
+                new_card = with_section(new_card, section, target.key)
         except Exception as err:  # a card written by hand may be broken in any way
             logger.warning(
                 "%s: the dataset card is left as it is, because it cannot be read (%s): correct "
@@ -542,7 +543,6 @@ def _commit(
                 err,
             )
             new_card = card
-        new_card = card_with_section(new_card, target, section)
         cards = [CommitOperationAdd(CARD, new_card.encode())] if new_card != card else []
         send = functools.partial(
             target.api().create_commit,
@@ -603,63 +603,6 @@ def card_with_split(
                 target.split,
             )
     return card if parsed.data.to_dict() == before else str(parsed)
-
-
-def card_section(
-    target: Target,
-    columns: pa.Schema | None,
-    identity: Mapping[str, Any],
-    stages: PartitionMap | None,
-) -> str:
-    """Return the section of a dataset card about one split: sources, columns, models, licences.
-
-    `identity` describes the job, from job.json. Local paths of input files and models are left
-    out. If `columns` is None, only columns that the stages declare are listed.
-    """
-    members = () if stages is None else stages.members
-    added = {name: _code(stage.__name__) for stage in members for name in stage.schema().names}
-    if columns is None:
-        columns = pa.schema([field for stage in members for field in stage.schema()])
-    lines = [f"## {_code(posixpath.join(target.path, target.split))}", ""]
-    lines += [f"Written by gpuclassify {__version__}. Columns of the input keep its licence.", ""]
-    found = map(_SOURCE.match, identity.get("input file", ()))
-    sources = {match.groups("main") for match in found if match}
-    for name, revision in sorted(sources):
-        lines += [f"- input: [{name}]({target.endpoint}/datasets/{name}) at {_code(revision)}"]
-    lines += ["", "| column | type | added by |", "|---|---|---|"]
-    for column in columns:
-        kind = str(column.type).replace("large_", "")  # users do not care about offsets
-        cells = (_code(column.name), _code(kind), added.get(column.name, ""))
-        lines += [f"| {' | '.join(cells)} |"]
-    mappers = () if stages is None else stages.text_mappers()
-    if models := [(mapper, pin) for mapper in mappers for pin in mapper.model.identities]:
-        lines += ["", "| stage | model | version | licence of the weights |", "|---|---|---|---|"]
-    for mapper, pin in models:
-        link = "a directory" if pin.is_directory else f"[{pin.name}]({target.endpoint}/{pin.name})"
-        is_published = pin.name == mapper.defaults.get("model")
-        licence = mapper.licence if is_published else "see the model"
-        lines += [f"| {_code(mapper.__name__)} | {link} | {_code(pin.revision)} | {licence} |"]
-    return "\n".join(lines)
-
-
-def card_with_section(card: str, target: Target, section: str) -> str:
-    """Return a dataset card with the target's section replaced, or added to a card of sections.
-
-    An empty card becomes a new one. A card without sections is a user's, and stays unchanged.
-    """
-    mark = _SECTION_MARK.format(quote(posixpath.join(target.path, target.split)))
-    section = f"{mark}\n{section}\n{_SECTION_END}"
-    if not card:
-        return f"{_NEW_CARD.format(name=target.repo)}\n{section}\n"
-    before, is_replaced, rest = card.partition(mark)
-    if is_replaced:
-        return before + section + rest.partition(_SECTION_END)[2]
-    return f"{card.rstrip()}\n\n{section}\n" if _SECTION_END in card else card
-
-
-def _code(text: str) -> str:
-    """Return text as code in a cell of a Markdown table, which it cannot leave."""
-    return f"`{visible(text, '').translate(_IN_CODE)}`"
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:

@@ -23,8 +23,6 @@ from gpuclassify.workers.secrets import name_of_options, remember
 if TYPE_CHECKING:
     from distributed import Client
 
-    from gpuclassify.mapping.partition_map import PartitionMap
-
 PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 JSONL_COMPRESSIONS = (None, "gzip", "zstd")
 OUTPUT_BYTES = 256_000_000  # readers of Parquet are fastest with files of some 100 MB to 1 GB
@@ -147,13 +145,10 @@ class FileWriter(Declared):
         """Return whether a finished output is uploaded already, or needs no upload."""
         return True
 
-    def upload(
-        self, client: Client | None, *, restart: bool = False, stages: PartitionMap | None = None
-    ) -> str:
+    def upload(self, client: Client | None, *, restart: bool = False) -> str:
         """Upload a finished output, if the writer does so; return its address, or "".
 
         With `restart`, the target is checked even if an earlier run has uploaded everything.
-        `stages` wrote the output's columns.
         """
         return ""
 

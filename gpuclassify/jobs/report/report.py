@@ -15,7 +15,9 @@ import numpy as np
 from jinja2 import Template
 from markupsafe import Markup, escape
 
-from gpuclassify.jobs.ledger.manifest import REPORTS, manifest_of, read_job
+from gpuclassify.jobs.ledger.manifest import REPORTS, DamagedMetadataError, manifest_of, read_job
+from gpuclassify.jobs.ledger.records import JOB
+from gpuclassify.jobs.provenance import Provenance, card
 from gpuclassify.jobs.report.summary import (
     LENGTH_EDGES,
     SCORE_BIN_WIDTH,
@@ -45,12 +47,16 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Write ``report.json`` and ``report.html`` into ``_report/``; return the JSON values."""
+    """Write ``report.json``, ``report.html`` and a dataset card into ``_report/``.
+
+    Returns the JSON values.
+    """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
-    contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts))
+    contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts), card(report))
     for name, content in zip(REPORTS, contents, strict=True):
-        directory.replace(name, content.encode("utf-8", "replace"))
+        if content:  # the card of a job without any origin is empty
+            directory.replace(name, content.encode("utf-8", "replace"))
     return report
 
 
@@ -105,11 +111,24 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
         **_speed(summary, times),
         "gpu": _gpu(summary.totals),
         **additions,
+        "provenance": read_provenance(directory).as_dict(),
         "settings": _settings(job["identity"]),
         "versions": job["versions"],
         "code": job["code"],
         "command": job.get("command", ""),
     }
+
+
+def read_provenance(directory: Store) -> Provenance:
+    """Read the provenance of a job's output. Raises errors of `read_job`."""
+    job = read_job(directory)
+    try:
+        return Provenance.parse(job.get("provenance"))
+    except (ValueError, RecursionError) as err:
+        raise DamagedMetadataError(
+            f"{directory.path(JOB)} is damaged, and not what a job wrote, {err}: start over, which "
+            "removes the parts that are there (restart=True), or use another directory"
+        ) from err
 
 
 def _throughput(
@@ -262,6 +281,7 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
     steps, stages = report["funnel"], report["stages"]
     rows_before = [step["rows"] for step in (*steps[:1], *steps[:-1])]
     added = [part.page(report) for part in parts]
+    known = Provenance.parse(report.get("provenance"))
     reasons = dict(REASONS)
     for part in parts:
         reasons |= part.reasons
@@ -274,7 +294,10 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
         report=report,
         title=_title(report, [addition.title for addition in added if addition.title]),
         tiles=[tile for addition in added for tile in addition.tiles],
-        sections=[section for addition in added for section in addition.sections],
+        sections=[
+            *(section for addition in added for section in addition.sections),
+            *([known.section()] if known else []),
+        ],
         has_speed=all(addition.has_speed for addition in added),
         funnel=[(s["name"], s["rows"], rows) for s, rows in zip(steps, rows_before, strict=True)],
         columns={

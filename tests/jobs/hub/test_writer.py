@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import time
-from types import SimpleNamespace
 
 import cloudpickle
 import dask.dataframe as dd
@@ -23,14 +22,13 @@ from job_faults import double, in_process, write_input
 from gpuclassify import QualityClassifier
 from gpuclassify.commands.settings import JobSettings
 from gpuclassify.hub.calls import TRIES, DatasetAccessError, HubBusyError, HubRefusedError
-from gpuclassify.hub.identity import Identity
 from gpuclassify.jobs.input.readers import JsonlReader, ParquetReader, read_files
 from gpuclassify.jobs.ledger.manifest import MANIFEST
 from gpuclassify.jobs.ledger.records import sealed
-from gpuclassify.jobs.output.hub_writer import HubWriter, Target, card_section
+from gpuclassify.jobs.output.hub_writer import HubWriter
 from gpuclassify.jobs.output.writers import JsonlWriter, ParquetWriter
 from gpuclassify.jobs.pipeline import Pipeline, push_to_hub
-from gpuclassify.jobs.stages import as_chain
+from gpuclassify.mapping.select import Select
 from tests.hub_server import File, RefusalError
 from tests.processes import local_client
 
@@ -116,7 +114,7 @@ def test_files_are_called_as_loaders_expect(hub, push, frame):
     repo = hub.repos[REPO]
     assert repo.is_private
     names = [f"data/train-{i:05d}-of-00006.parquet" for i in range(6)]
-    assert sorted(repo.tree()) == [".gitattributes", "README.md", *names]
+    assert sorted(repo.tree()) == [".gitattributes", *names]
     assert_pushed_once(hub, frame)
     assert list(rows(repo).columns) == ["id", "text"]  # no index
     assert summary.commit_url.endswith(repo.branches["main"][-1])
@@ -237,6 +235,49 @@ def make_card(kind, splits):
     }[kind]
 
 
+@pytest.mark.parametrize("old", ["", "# Books\n\nA text.\n", "---\nlicense: mit\n---\n# Books\n"])
+def test_the_card_says_where_columns_come_from(hub, frame, tmp_path, old):
+    repo = hub.add(REPO, {"README.md": old.encode()} if old else {})
+    frame.to_parquet(tmp_path / "in.parquet", index=False)
+
+    def run(split, factor):
+        def with_rank(frame):
+            return frame.assign(rank=frame["id"] * factor)
+
+        options = {"token": TOKEN, "endpoint": hub.url, "split": split, "overwrite": True}
+        writer = HubWriter(REPO, staging=f"{tmp_path}/{split}-{factor}", **options)
+        where = Select(f"rank < {factor * 100}")
+        Pipeline([ParquetReader(f"{tmp_path}/in.parquet"), with_rank, where, writer]).run()
+        return repo.tree()["README.md"].data.decode()
+
+    first = run("train", 1)
+    card = DatasetCard(first)
+    assert old in first and card.data.license == ("mit" if "mit" in old else None)
+    assert "### rank\n" in card.text and "* rank &lt; 100\n" in card.text
+    assert old or (card.data.tags == ["gpuclassify"] and card.text.startswith(f"\n# {REPO}\n"))
+    second = run("test", 2)
+    assert second.startswith(first) and "* rank &lt; 200\n" in second
+    again = run("train", 3)
+    assert again == second.replace("* rank &lt; 100\n", "* rank &lt; 300\n")
+
+
+def test_the_card_names_datasets_and_models_and_no_path(hub, frame, tmp_path, checkpoint):
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer)
+    hub.add("acme/raw")
+    sha = hub.repos["acme/raw"].commit({"data/0.parquet": File(buffer.getvalue(), is_large=True)})
+    options = {"token": TOKEN, "endpoint": hub.url}
+    reader = ParquetReader("hf://datasets/acme/raw/data/*.parquet", storage_options=options)
+    classifier = QualityClassifier(model=checkpoint("quality"))
+    writer = HubWriter(REPO, staging=f"{tmp_path}/staging", **options)
+    Pipeline([reader, classifier, writer]).run()
+    card = hub.repos[REPO].tree()["README.md"].data.decode()
+    assert f"| acme/raw | {sha} |" in card
+    assert "* class: QualityClassifier\n" in card
+    assert classifier.model.identity.revision.removeprefix("sha256:") in card
+    assert str(tmp_path) not in card
+
+
 @pytest.mark.parametrize("has_other_columns", [False, True])
 @pytest.mark.parametrize("split", ["train", "test", "new"])
 @pytest.mark.parametrize("kind", CARDS)
@@ -278,58 +319,6 @@ def test_datasets_loads_a_split_that_was_replaced_or_added(
     assert {s: found[s].num_rows for s in counts if s != split}.items() <= counts.items()
     if kind == "info of labels" and not has_other_columns:
         assert found[split].features["id"].names[:2] == ["n0", "n1"]
-
-
-def read_card(repo):
-    """The metadata of a dataset's card, as the Hub's own library reads it, and its lines."""
-    content = repo.tree()["README.md"].data.decode()
-    return DatasetCard(content).data.to_dict(), content.splitlines()
-
-
-def test_a_new_card_lists_columns_models_and_licences_and_no_path(hub, frame, tmp_path, checkpoint):
-    source = hub.add("acme/raw").name
-    buffer = io.BytesIO()
-    frame.rename(columns={"id": "a|b`<i>\n# x"}).to_parquet(buffer)
-    sha = hub.repos[source].commit({"data/0.parquet": File(buffer.getvalue(), is_large=True)})
-    options = {"token": TOKEN, "endpoint": hub.url}
-    reader = ParquetReader(f"hf://datasets/{source}/data/*.parquet", storage_options=options)
-    for label in ("first", "second"):
-        classifier = QualityClassifier(model=checkpoint("quality"), label_field=label)
-        writer = HubWriter(REPO, staging=f"{tmp_path}/{label}", overwrite=True, **options)
-        Pipeline([reader, classifier, writer]).run()
-        pushed = hub.repos[REPO]
-        metadata, lines = read_card(pushed)
-        assert metadata == {"tags": ["gpuclassify"]}
-        assert f"- input: [{source}]({hub.url}/datasets/{source}) at `{sha}`" in lines
-        rows = [line for line in lines if line.startswith("| ")]
-        assert rows[:4] == [
-            "| column | type | added by |",
-            "| `a\\|b'<i>\\n# x` | `int64` |  |",
-            "| `text` | `string` |  |",
-            f"| `{label}` | `string` | `QualityClassifier` |",
-        ]
-        digest = classifier.model.identity.revision
-        assert rows[4:] == [
-            "| stage | model | version | licence of the weights |",
-            f"| `QualityClassifier` | a directory | `{digest}` | see the model |",
-        ]
-        assert str(tmp_path) not in "\n".join(lines)
-    HubWriter(REPO, staging=f"{tmp_path}/second", split="test", **options).upload(None)
-    headings = [line for line in read_card(pushed)[1] if line.startswith("#")]
-    assert headings == [f"# {REPO}", "## `data/train`", "## `data/test`"]
-
-
-def test_the_licence_of_a_published_model_is_on_the_card():
-    classifier = QualityClassifier()
-    pin = Identity("nvidia/quality-classifier-deberta", "0" * 40, is_directory=False)
-    vars(classifier.model)["_checkpoint"] = SimpleNamespace(base=None, identity=pin, tokenizer=None)
-    target = Target(REPO, "data", "train", "main", "https://hub")
-    section = card_section(target, None, {}, as_chain([classifier]))
-    assert "| `quality_pred` | `string` | `QualityClassifier` |" in section.splitlines()
-    assert section.splitlines()[-1] == (
-        f"| `QualityClassifier` | [{pin.name}](https://hub/{pin.name}) | `{pin.revision}` | "
-        "Apache-2.0 |"
-    )
 
 
 def test_the_files_of_a_racing_writer_stay(hub, push, frame):
