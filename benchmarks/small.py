@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import functools
 import gzip
 import json
@@ -16,12 +17,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks import SUBJECT
@@ -36,6 +39,7 @@ FOLDERS = (Path("/usr/share/man"), Path("/usr/share/doc"), Path(sysconfig.get_pa
 LINES = (40, 80, 160, 320)  # lines per document
 PIECES = 4  # maximum documents of a file
 DUPLICATES = 0.18  # share of documents that repeat another one's text
+HOST_SECONDS = 0.1  # time between two looks at the processes that hold models
 TOLERANCE = 1e-6  # of a probability
 LINE_END = "</s>"  # word at which the library ends a text, and gpuclassify does not
 
@@ -107,8 +111,9 @@ def documents(count: int) -> list[str]:
     found: dict[str, None] = {}
     for text in files_here(draw):
         lines, size = text.splitlines(), draw.choice(LINES)
-        for start in range(0, min(len(lines), PIECES * size), size):
-            found["\n".join(lines[start : start + size])] = None
+        starts = range(0, min(len(lines), PIECES * size), size)
+        pieces = ("\n".join(lines[start : start + size]) for start in starts)
+        found |= dict.fromkeys(filter(None, pieces))  # `dedup` takes no empty texts as copies
         if len(found) >= distinct:
             break
     texts = [*found][:distinct]
@@ -157,10 +162,10 @@ def compare(
     run_both = {SCRIPT: run_script, SUBJECT: run_command}
 
     def timed(name: str) -> np.ndarray:
-        before, held = child_seconds(), host_seconds()
-        answers, figures = run_both[name](home, work, model, count)
-        # The model's host may have ended since, or have been started.
-        by_host = max(0.0, host_seconds() - held)
+        before = child_seconds()
+        with watched_hosts() as seconds:
+            answers, figures = run_both[name](home, work, model, count)
+        by_host = sum(seconds.values())
         used = {"cpu_seconds": child_seconds() - before + by_host, "host_seconds": by_host}
         spent[name].append(used | figures)
         return answers
@@ -194,9 +199,25 @@ def child_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def host_seconds() -> float:
-    """Return the core seconds of the processes that hold fastText models, and of their children."""
-    return sum(sum(process.cpu_times()[:4]) for process in host_processes())
+@contextlib.contextmanager
+def watched_hosts() -> Iterator[dict[int, float]]:
+    """Count core seconds by process that holds fastText models; these end before they are asked."""
+    seconds: dict[int, float] = {}
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(HOST_SECONDS):
+            for process in host_processes():  # a copy of the process works on each part of texts
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    seconds[process.pid] = sum(process.cpu_times()[:2])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def run_script(
