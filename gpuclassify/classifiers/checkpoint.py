@@ -40,8 +40,7 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
 
     Examples
     --------
-    >>> classifier = DistributedDataClassifier(model="my/model")  # doctest: +SKIP
-    >>> ddf.pipe(classifier)  # doctest: +SKIP
+    >>> ddf.pipe(DistributedDataClassifier(model="my/model"))  # doctest: +SKIP
     """
 
     Options = ClassifierOptions

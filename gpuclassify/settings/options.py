@@ -91,7 +91,7 @@ class TextOptions(Declared):
     seen_field : str
         Output column (float32) of the share of the text that was read.
     truncated_field : str
-        Output column (boolean): whether a part of the text was not read.
+        Output column (boolean): whether the text was not read whole.
     """
 
     # Advice for users who pass a pair of columns; empty if pairs are supported.
@@ -199,8 +199,7 @@ class ModelOptions(TextOptions):
     Attributes
     ----------
     base_model : str
-        Checkpoint with the backbone's sizes or tokenizer, if `model` lacks them, or an adapter's
-        base.
+        Checkpoint of a backbone or tokenizer that `model` lacks.
     max_seq_length : int
         Maximum tokens of a text. Default: the model's limit.
     batch_size : int

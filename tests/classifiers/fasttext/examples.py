@@ -8,8 +8,8 @@ def linear(name):
     """Return the example of a family."""
 
     def example(fasttext_model, **options):
-        own = known_options(FAMILIES[name], options)
-        return FAMILIES[name](model=fasttext_model("chars"), top_k=2, **own)
+        own = known_options(FAMILIES[name], {"top_k": 2} | options)
+        return FAMILIES[name](model=fasttext_model("chars"), **own)
 
     return example
 
