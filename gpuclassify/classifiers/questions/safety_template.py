@@ -75,9 +75,9 @@ def read_template(
 ) -> SafetyTemplate:
     """Read the safety prompt of a model, and check its digest.
 
-    A `template` with a line break is a text with the prompt, and is accepted unchecked. Otherwise
-    it is the path of a file, or None for the ``README.md`` of `identity`; an unknown prompt in
-    these needs `template_digest`.
+    A `template` with a line break is the prompt itself. Otherwise it is the path of a file with
+    the prompt, or None for the model's ``README.md``. A prompt from a file must have a digest in
+    `KNOWN_DIGESTS`, or the one passed as `template_digest`. Raises TemplateError.
     """
     expected = None if template_digest is None else full_digest(template_digest)
     is_explicit = template is not None and "\n" in template

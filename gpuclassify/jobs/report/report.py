@@ -213,11 +213,14 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
 
 
 def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
-    """Return the edges and the number of rows of each bin, from the lowest to the highest used.
+    """Return a histogram of scores: the lower edge, upper edge and number of rows of each bin.
 
-    A bin includes its lower edge. The last one also includes its upper edge, as in
-    ``numpy.histogram``: if the `largest` score is the lower edge of the last bin, such as 1.0 of
-    shares, its rows count in the bin before.
+    `counts` are rows by bin number as text; bin n begins at n * `SCORE_BIN_WIDTH`. The histogram
+    goes from the lowest to the highest bin with rows, and has the empty ones in between.
+
+    A bin includes its lower edge, and the last one its upper edge too, as in ``numpy.histogram``.
+    So a bin that would hold nothing but the `largest` score is joined to the bin below: scores
+    from 0 to 1 get no bin that begins at 1.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)
@@ -230,7 +233,10 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return the edges and the number of rows of each bin, from the lowest to the highest used."""
+    """Return a histogram of text lengths: the lower edge, upper edge and rows of each bin.
+
+    `counts` are rows by lower edge as text. Empty bins are listed between bins with rows.
+    """
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]

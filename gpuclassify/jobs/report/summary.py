@@ -191,7 +191,7 @@ class JobSummary:
     files : list of str
         Files written by this run and by earlier runs of the job.
     parts : int
-        Number of parts done, each by a task; see `output_bytes` of writers for their files.
+        Number of parts done. Small parts share a file.
     rows_read : int
         Number of rows of the input that could be read, including those that filters drop.
     rows_written : int
@@ -215,9 +215,11 @@ class JobSummary:
     lengths : dict of str to dict
         Rows read by bin of the text's length.
     stages : dict of str to dict
-        Counts of each classifier, in order: ``read``, ``kept`` and ``dropped`` by reason, which add
-        up; ``would_drop`` by reason, if `keep_field` keeps all rows; ``labels``, ``labelled`` and
-        ``occurrences`` by column before the filters; ``truncated_texts`` and ``seconds``.
+        Counts of rows for each classifier, in order. ``read`` is the sum of ``kept`` and of
+        ``dropped`` by reason; ``would_drop`` replaces ``dropped`` if `keep_field` keeps all rows.
+        By label column, and before the filters: ``labels`` has rows by label, ``labelled`` rows
+        with any, and ``occurrences`` the spans by label, of which a row may have several.
+        Also ``truncated_texts``, and ``seconds`` of work.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
@@ -231,6 +233,7 @@ class JobSummary:
     first_problem : str
         Position and reason of the first of them, in the part that ended first.
     output_bytes : int
+        Bytes of all `files`.
     resumed_parts, resumed_rows, resumed_tokens : int
         Numbers of parts, rows and tokens of earlier runs of the same job.
     checked : str
