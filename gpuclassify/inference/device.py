@@ -423,7 +423,7 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Add samples of the device's memory and load to `stats`, the last one once `is_over` is set."""
+    """Add samples of the device's memory and load to `stats`, a last one when `is_over` is set."""
     before = time.monotonic()
     is_last = False
     while not is_last:
