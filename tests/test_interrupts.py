@@ -36,7 +36,7 @@ def stage(frame):
 def run(output):
     with get_client("cpu", n_workers=1) as client:
         reader = JsonlReader("in.jsonl", part_bytes=15)
-        Pipeline([reader, stage, JsonlWriter(output)]).run(client)
+        Pipeline([reader, stage, JsonlWriter(output, output_bytes=0)]).run(client)
         pathlib.Path(output, "done").touch()
     pathlib.Path(output, "ended").touch()
 

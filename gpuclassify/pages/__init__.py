@@ -93,8 +93,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def counted_kinds(counts: Mapping[str, int]) -> str:
-    """Join counts with their nouns in the singular, the keys: ``3 lines, 1 file``."""
-    return ", ".join(counted(number, kind) for kind, number in counts.items())
+    """Join counts with their nouns in the singular, the keys, in order: ``1 file, 3 lines``."""
+    return ", ".join(counted(number, kind) for kind, number in sorted(counts.items()))
 
 
 def bin_edge(value: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpuclassify.jobs.ledger.quarantine import Problem, counts_by_kind
+from gpuclassify.pages import counted_kinds
 from gpuclassify.workers.run_context import current_worker
 
 TOPIC = "gpuclassify-left-out"
@@ -51,12 +52,7 @@ def left_out_logged() -> Iterator[None]:
     for by_kind in counts.values():
         total.update(by_kind)
     if total and not _watching:
-        logger.warning("left out, because they cannot be read: %s", counted(total))
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Return counts by kind as text, such as "1 file, 3 lines"."""
-    return ", ".join(f"{count:,} {kind}{'s' * (count != 1)}" for kind, count in counts.items())
+        logger.warning("left out, because they cannot be read: %s", counted_kinds(total))
 
 
 def _client() -> Any:

@@ -328,7 +328,8 @@ class JobSummary:
         for name, stage in self.stages.items():
             for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
                 if counts := stage[kind]:
-                    reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+                    ordered = most_frequent(counts).items()
+                    reasons = ", ".join(f"{reason} {count:,}" for reason, count in ordered)
                     rows = f"{sum(counts.values()):,} of {stage['read']:,} rows"
                     lines.append(f"{name}: {words} {rows} ({reasons})")
         return lines
