@@ -135,8 +135,8 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
     def _context(self) -> int:
         """Number of a window's leading tokens that are not scored, in all but the first window.
 
-        The previous window has scored them. At least 1, because a window's first token has no
-        context.
+        The previous window has scored them. If windows do not overlap, the number is 1, because a
+        window's first token has no context.
         """
         return max(1, self.options.overlap_of(self.model.checkpoint.max_tokens) or 0)
 
@@ -213,7 +213,8 @@ class Perplexity(TextMapper[PerplexityOptions]):
     perplexity; the bits per byte, which compare models with different tokenizers;
     and the number of tokens scored. All are computed over the whole text: a long
     text is read in windows, and each token is scored once. After the first window,
-    each token has at least `window_overlap` tokens of context.
+    each token has at least `window_overlap` tokens of context. If windows do not
+    overlap, the first token of each window is not scored.
 
     The first token of a text has no context. It is scored only if the tokenizer
     puts a token before texts, such as ``<s>``. A text without a scored token has
