@@ -1,4 +1,4 @@
-"""Parts of mappers that read texts by rules, without a model."""
+"""Base classes for mappers that apply rules to texts, without a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RuleRunner(Runner):
     """Base class of runners that apply rules to texts, on the CPU."""
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return zeros, because rules read no tokens; see `Runner.token_lengths`."""
+        """Return no tokens and one window for each text; see `Runner.token_lengths`."""
         none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
         return TokenLengths(none, none, ones, None)
 
@@ -38,7 +38,7 @@ class RuleRunner(Runner):
         return contextlib.nullcontext()
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the CPU and float32, without torch."""
+        """Return "cpu" and NumPy's float32, without importing torch."""
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:

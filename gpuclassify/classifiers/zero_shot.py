@@ -17,8 +17,8 @@ from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import MODEL, TEMPLATE, TEXTS, ClassifierOptions
 from gpuclassify.settings.signatures import takes
 
-BLANK = "{}"  # place of a label's description in the hypothesis
-# Settings of other classifiers.
+BLANK = "{}"  # placeholder of a label's description in the hypothesis
+# Settings of other classifiers that must be None here, with advice for the error.
 _NO_SETTINGS = {
     "problem_type": "pass multi_label=True if several labels may be true of a text",
     "query": "write it into hypothesis=",
@@ -27,7 +27,11 @@ _NO_SETTINGS = {
 
 
 def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
-    """Convert labels, or a dict of label to description, to pairs of label and description."""
+    """Convert labels, or a dict of label to description, to pairs of label and description.
+
+    A label without a description is its own. Pairs and None are returned unchanged. Raises
+    TypeError or ValueError for other values, no labels, empty texts or repeated labels.
+    """
     if value is None:
         return None
     check_ordered("labels", value)
@@ -110,18 +114,18 @@ class ZeroShotOptions(ClassifierOptions):
 
     @property
     def is_independent(self) -> bool:
-        """Whether each label has a probability of its own, so that several may be true."""
+        """Whether labels are scored independently: if `multi_label`, or with a single label."""
         return self.multi_label or self.passes_per_text == 1
 
     @property
     def pairing(self) -> tuple[tuple[str, ...], str]:
-        """All hypotheses, one for each label, and the truncation, which spares them."""
+        """Hypotheses, one for each label, and the truncation "only_first", which cuts the text."""
         labels: Any = self.labels
         return tuple(self.hypothesis.replace(BLANK, text) for _, text in labels), "only_first"
 
     @property
     def passes_per_text(self) -> int:
-        """Number of labels, because the model reads each text once with every hypothesis."""
+        """Number of labels, because the model reads each text once per label."""
         return len(self.labels)
 
     @property
@@ -131,11 +135,11 @@ class ZeroShotOptions(ClassifierOptions):
 
 
 class EntailmentHead(MultiLabelHead):
-    """Head that scores labels by the model's logits of entailment of their hypotheses.
+    """Head that scores labels by how strongly a text entails their hypotheses.
 
-    Scores are those of transformers' zero-shot classification pipeline: the softmax over all
-    labels' entailment, or for independent labels the softmax over entailment and contradiction of
-    each one.
+    Scores equal those of transformers' zero-shot classification pipeline: the softmax over all
+    labels' entailment logits or, for independent labels, the softmax over each label's logits of
+    entailment and contradiction.
     """
 
     @property
@@ -155,13 +159,18 @@ class EntailmentHead(MultiLabelHead):
         return sigmoid(logits[..., entailment] - logits[..., contradiction])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model has an output for entailment."""
+        """Raise CheckpointError unless the model has the outputs that the scores need.
+
+        These are entailment, and contradiction if labels are independent.
+        """
         self._find_outputs(checkpoint)
 
     def _find_outputs(self, checkpoint: Checkpoint) -> tuple[int, int]:
-        """Return the outputs of entailment and contradiction, by the labels in ``config.json``.
+        """Return the indices of the outputs for entailment and contradiction.
 
-        The second one is 0 if it is unknown, and labels compete, which do not need it.
+        They are found by the model's labels in ``config.json``. If labels compete, contradiction is
+        not needed, and its index is 0 if unknown. Raises CheckpointError if an index that is needed
+        is not found.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]
@@ -189,8 +198,8 @@ class ZeroShotClassifier(TextMapper[ZeroShotOptions]):
 
     The model tells whether a text entails a hypothesis, such as "This text is about
     sports.". It reads each text once per label, so time grows with the labels.
-    Scores are those of transformers' zero-shot classification pipeline, but
-    contradiction is found by its name, not its place. Long texts are cut.
+    Scores equal those of transformers' zero-shot classification pipeline, but the
+    output for contradiction is found by its name, not its index. Long texts are cut.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def clusters(inputs: tuple[str, ...], output: str, **options: Any) -> None:
     """Fit clusters to a sample of the embeddings in INPUT files (Parquet or JSON lines).
 
     OUTPUT is a file of JSON with the centroids, for `annotate --assign-clusters OUTPUT`. Only the
-    embeddings are read, of the files or of --annotations.
+    column of embeddings is read, from the files or from --annotations.
 
     \b
     gpuclassify annotate 'crawl/*.parquet' notes/vectors --classifier embedder

@@ -105,7 +105,11 @@ def show(
 
 
 def _show_provenance(directory: str, as_json: bool) -> None:
-    """Print the provenance of a job's output; of an annotation set, with its digest."""
+    """Print the provenance of the job output in `directory`, as lines or as one line of JSON.
+
+    For an annotation set, also print the name and digest of the set. Exits if the directory holds
+    no job, or damaged metadata.
+    """
     from gpuclassify.jobs.input.annotations import AnnotationSet
     from gpuclassify.jobs.ledger.manifest import read_job
     from gpuclassify.jobs.report.report import read_provenance

@@ -18,19 +18,19 @@ from gpuclassify.commands.console import wrong_call_exits
 from gpuclassify.commands.options import read_settings, split_paths
 from gpuclassify.settings.checks import check_count, check_text
 
-# Settings of a job that the file sets itself, with the reason or the option to use instead.
+# Settings of a job that the sbatch file sets itself, with the reason or the option to use instead.
 ELSEWHERE = {
     "cluster": "the file starts a cluster",
     "workers": "use --nodes, --gpus-per-node and --workers-per-node",
     "scheduler": "the file starts a scheduler",
 }
-# Matches Hub tokens, and variables with a secret instead of its location.
+# Matches Hub tokens, and variables that are set to a secret, but not to another variable.
 SECRET = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|"
     r"\b[A-Z0-9_]*(TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY|API_KEY)\s*=\s*[\"']?[^\s\"'$]"
 )
 LINE_BREAK = re.compile(r"[\n\r\0]")
-MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # may be 0 or an empty text
+MAY_BE_0 = ("gpus_per_node", "most_restarts", "worker_options")  # options that may be 0 or empty
 
 OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--config", {"metavar": "FILE"}, "Settings of the job, written into the file."),
@@ -62,8 +62,10 @@ def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, An
     """Return the text of a file for sbatch.
 
     `arguments` are the words after ``gpuclassify classify``, `config` is the content of the job's
-    YAML file or "", and `options` are those of `slurm-script` itself. Raises ValueError if an
-    option is out of range, contradicts another one, or has a secret.
+    YAML file or "", and `options` has the values of `OPTIONS` by parameter name, such as
+    ``gpus_per_node``, without ``config``. Raises ValueError if an option is out of range or
+    contradicts another one, or if any argument holds a secret, and FileNotFoundError if the folder
+    of certificates lacks a file.
     """
     for name, value in options.items():
         if type(value) is int:
@@ -165,8 +167,8 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
     """Parse the arguments of `classify`, and return its `JobSettings`.
 
-    Mistakes fail here, before the job is queued. Raises ValueError for settings that a Slurm job
-    cannot have.
+    `config` is the path of the job's YAML file. So a wrong argument fails here, before the job is
+    queued. Raises ValueError for settings that a Slurm job cannot have.
     """
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(

@@ -28,7 +28,7 @@ from gpuclassify.workers.machine import LoadMeter
 from gpuclassify.workers.nvml import DriverError, find_device, open_nvml
 from gpuclassify.workers.run_context import RunStats
 
-# The driver updates a GPU's utilization every 1/6 to 1 second.
+# Seconds between samples. The driver updates a GPU's utilization every 1/6 to 1 second.
 SAMPLE_SECONDS = 0.2
 # Seconds of inference in a process before bfloat16 is measured on a CPU, and the smallest speed-up
 # that is reported.
@@ -41,15 +41,16 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-# A device runs one forward at a time: two would compete for its memory.
+# A device runs one forward at a time, because concurrent ones would compete for its memory.
 _device_locks: dict[tuple[str, int], threading.Lock] = {}
 _seconds_to_hint = HINT_SECONDS
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for the setting `device`: "auto" means CUDA, then MPS, then CPU.
+    """Return the device that the setting `device` names; CUDA devices get an index.
 
-    Raises ValueError if this process has no such device.
+    "auto" is CUDA if available, else MPS if available, else the CPU. Raises ValueError if this
+    process has no such device.
     """
     if name == "auto":
         name = "cpu"
@@ -74,9 +75,10 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     """Choose the dtype of a model's weights and activations on `device`.
 
-    ``dtype`` decides if set; else ``autocast`` picks bfloat16 on CUDA devices that have it
-    natively and float16 on older ones. A CPU runs float32: native bfloat16 is slower on some and
-    faster on others, and moves rows over thresholds, so that two machines would disagree.
+    This is ``options.dtype`` if set. Otherwise, with ``options.autocast``, CUDA devices get
+    bfloat16 if they have it natively, and float16 if not. Other devices get float32: bfloat16 is
+    slower on some CPUs and faster on others, and moves rows over thresholds, so that two machines
+    would disagree.
     """
     if options.dtype is not None:
         return getattr(torch, options.dtype)
@@ -104,7 +106,7 @@ def bfloat16_speed_up() -> float | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the seconds of a matrix product in `dtype`: the minimum of repeated products.
+    """Return the minimum seconds of a matrix product in `dtype`, measured for `ROUND_SECONDS` / 2.
 
     The product is as large as BERT-base's first feed-forward layer for 512 tokens.
     """
@@ -120,7 +122,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 @functools.cache
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether a bfloat16 model's device is a CPU with AVX-512 for bfloat16, but without AMX.
+    """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it but without AMX.
 
     On such CPUs, torch's attention is slow, and other code is used in its place.
     """
@@ -132,8 +134,9 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
     """Record bfloat16's speed-up in `stats`, for the report, if a CPU runs float32 by default.
 
-    Nothing is measured until the process has run models for `HINT_SECONDS`, so that the measurement
-    costs little in comparison.
+    `stats` are of a run that has ended. Nothing is measured until the process has run models for
+    `HINT_SECONDS`, so that the measurement costs little in comparison. A speed-up of at most
+    `HINT_TIMES` is not recorded.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -187,8 +190,9 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
     """Lock and configure the device like `exclusive_device`, and measure the block.
 
-    The seconds until the lock is free, the seconds in the block, and torch's peak memory are added
-    to `stats`.
+    The seconds of waiting for the lock are added to `wait_device_seconds` in `stats`, and the
+    seconds in the block to `model_seconds`, unless it raises. `peak_torch_bytes` is raised to
+    torch's peak memory on the GPU.
     """
     started = time.perf_counter()
     with exclusive_device(device, dtype):
@@ -213,7 +217,8 @@ def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterat
 class SharedContext:
     """Context manager shared by threads: the first thread enters it, and the last one leaves it.
 
-    Used for settings that apply to the whole process. ``begin()`` makes the context manager.
+    Used for settings that apply to the whole process. ``begin()`` returns a new context manager
+    each time the first thread enters.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -287,10 +292,11 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Set torch up for inference on a GPU: no cuDNN attention, and no TF32 if `dtype` is float32.
+    """Change process-wide settings for inference on a GPU; nothing on other devices.
 
-    Changes nothing on other devices. In float32, torch refuses to read the older setting
-    ``torch.backends.cudnn.allow_tf32`` during the block, because it also covers recurrent layers.
+    In the block, torch does not use cuDNN's attention, nor TF32 if `dtype` is float32; transformers
+    does not read masks; and Python switches threads more often. In float32, torch refuses to read
+    the older setting ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -320,8 +326,8 @@ def run_in_streams(
     which takes long when another program uses one of them. Until the last item has run, torch has
     one thread everywhere in the process.
 
-    `run` is called in inference mode, in a copy of the caller's context. Items are taken a few
-    ahead of their use.
+    On several threads, `run` is called in inference mode, in a copy of the caller's context. Items
+    are taken from `items` up to a thread count ahead of their results.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -344,11 +350,12 @@ def run_in_streams(
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy an array to a tensor on the device, without waiting for the copy.
+    """Return an array as a tensor on the device, without waiting for a copy to CUDA.
 
-    On CUDA the copy goes through page-locked memory, which torch reuses, on a separate stream: on
-    the model's stream it would start only after all queued work. With an allocator other than
-    torch's the model's stream is used, because memory could be reused too early.
+    On a CPU the tensor shares the array's memory. On CUDA the copy goes through page-locked memory,
+    which torch reuses, on a separate stream: on the model's stream the copy would start only after
+    all queued work. With an allocator other than torch's, the current stream is used, because
+    memory could be reused too early.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
@@ -397,8 +404,9 @@ def watched(
 ) -> Iterator[None]:
     """Sample a GPU's load and memory on a thread during the block, and add them to `stats`.
 
-    Nothing is added on a CPU, or if the driver does not answer. ``source(device)()`` returns a
-    DeviceSample; `source` is `nvml_source` by default.
+    A sample is taken every `sample_seconds` and at the end; see `note`. Nothing is added on other
+    devices, or if `source` raises DriverError. ``source(device)`` returns the function that takes
+    a sample; default: `nvml_source`.
     """
     ask = None
     if device.type == "cuda":
@@ -423,7 +431,7 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Add samples of the device's memory and load to `stats`, a last one when `is_over` is set."""
+    """Add a sample of the device to `stats` every `sample_seconds`, and a last when `is_over`."""
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -434,9 +442,11 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add a sample of the device to `stats`: raise the peak of memory, and add to the busy time.
+    """Add a sample of the device to `stats`.
 
-    The sampled share of busy time counts for `elapsed_seconds`, since the previous sample.
+    `peak_device_bytes` is raised to the memory in use. If the load is known, `elapsed_seconds`, the
+    time since the previous sample, are added to `device_sampled_seconds`, and the busy share of
+    them to `device_busy_seconds`.
     """
     stats.raise_peak("peak_device_bytes", sample.used_bytes)
     if sample.busy_share is not None:
@@ -448,8 +458,8 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 def nvml_source(device: torch.device) -> Ask:
     """Return a function that samples a GPU through NVML, NVIDIA's library for monitoring.
 
-    NVML neither waits for the device nor makes a context on it. Raises DriverError if there is no
-    NVML, or it does not know the device.
+    NVML neither waits for the device nor makes a context on it. Raises DriverError if NVML is
+    missing or does not know the device.
     """
     nvml = open_nvml()
     handle = find_device(nvml, str(torch.cuda.get_device_properties(device).uuid))

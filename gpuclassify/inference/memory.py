@@ -28,27 +28,27 @@ from gpuclassify.models.checkpoint import first_size, state_width
 from gpuclassify.settings.checks import check_settings
 from gpuclassify.workers.device_errors import free_host_bytes, is_out_of_memory, release_memory
 
-# A core is equally fast with 512 to 2,048 tokens per batch; with more, activations leave its
-# caches. Small batches shorten the wait for the last core at the end of a partition.
+# A core is equally fast with 512 to 2,048 tokens per batch. More tokens do not fit into its caches.
+# Small batches shorten the wait for the last core at the end of a partition.
 CPU_MAX_TOKENS = 1_024
 CPU_ENOUGH_TOKENS = 512
 CPU_WIDTH = 768  # hidden size for these limits; narrower models get more tokens
 CPU_MOST_TIMES = 16  # largest factor for narrow models: each batch costs milliseconds
 CPU_SCORE_BYTES = 64 * 2**20
-# More tokens than this do not use a GPU any better, and increase padding.
+# Batches of more tokens than this do not use a GPU better, and have more padding.
 GPU_MAX_TOKENS = 65_536
 GPU_ENOUGH_TOKENS = 16_384
 GPU_SCORE_BYTES = 2 * 2**30
-GPU_SHARE = 0.8  # planned share of free memory; the rest is for fragmentation and for cuDF
-# Limits where torch's memory is not counted, as with RMM as its allocator.
+GPU_SHARE = 0.8  # planned fraction of free memory; the rest is for fragmentation and for cuDF
+# Limits if torch does not count its memory, as with RMM as its allocator.
 GPU_UNMEASURED_TOKENS = 16_384
 GPU_UNMEASURED_SCORE_BYTES = 2**29
 # Tokens of a probe batch: enough to make the allocator's rounding, about 1 MB per tensor, small.
 PROBE_TOKENS = 8_192
-PROBE_RATIO = 4  # size of the larger probe batch, relative to the smaller
-# Largest correction of a measurement. Further out-of-memory errors have other causes.
+PROBE_RATIO = 4  # ratio of the tokens of the larger to the smaller probe batch
+# Largest `BatchMemory.safety_percent`. Out-of-memory errors beyond it have other causes.
 MOST_SAFETY_PERCENT = 800
-PEAK_ATTEMPTS = 3
+PEAK_ATTEMPTS = 3  # maximum runs of an action to measure its peak memory
 LIVE_SCORE_COPIES = 4  # scores, two relative terms and their softmax exist at once
 # Hidden states that exist at once in a layer: input, residual, three projections, result.
 LAYER_STATES = 6
@@ -61,7 +61,7 @@ Result = TypeVar("Result")
 
 
 class DocumentTooLargeError(MemoryError):
-    """Error raised when a single text, alone in its batch, does not fit into device memory."""
+    """Error raised if a single text, alone in its batch, does not fit into memory."""
 
 
 # Limits of a batch.
@@ -80,7 +80,7 @@ class ScoreRule:
     item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of scores that exist at once for `rows` texts of `width` tokens."""
+        """Return the bytes of scores that a batch of `rows` texts of `width` tokens has at once."""
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
 
@@ -90,13 +90,14 @@ class BatchLimits:
     """Limits on the size of one batch. A batch of a single row is always allowed."""
 
     max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
-    max_rows: int | None = None
-    score_rule: ScoreRule | None = None  # None if attention scores are not materialised
-    max_score_bytes: int = CPU_SCORE_BYTES
-    is_equal_length: bool = False  # never pad: only texts of equal length share a batch
-    # A batch of this size is as fast per token as a larger one, so it is closed rather than padded.
+    max_rows: int | None = None  # None for no limit
+    score_rule: ScoreRule | None = None  # None if attention scores are not kept in memory
+    max_score_bytes: int = CPU_SCORE_BYTES  # limit of ``score_rule.size_bytes``
+    is_equal_length: bool = False  # only texts of equal length share a batch, without padding
+    # A batch of this size is as fast per token as a larger batch, so it is closed before a text
+    # that would need much padding.
     enough_tokens: int = CPU_ENOUGH_TOKENS
-    is_packed: bool = False
+    is_packed: bool = False  # whether the model's layers run on the tokens without padding
     # Planned peak of torch's memory while such a batch runs, model included; None if not measured.
     # A single row of more than `max_tokens` tokens may take more.
     planned_bytes: int | None = None
@@ -130,8 +131,8 @@ def plan_limits(
 ) -> BatchLimits:
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
-    `batch_memory` is a measurement. Batches are planned to take at most the fraction `GPU_SHARE` of
-    `free_bytes`, and at most `GPU_MAX_TOKENS` tokens.
+    `batch_memory` is a measurement. Batches take at most the fraction `GPU_SHARE` of `free_bytes`,
+    and at most `GPU_MAX_TOKENS` tokens.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -173,10 +174,10 @@ def largest_batch_bytes(
 ) -> int | None:
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
-    Returns None if `sizes`, the configuration of the network, states no hidden size. The model need
-    not be loaded. The estimate is the maximum number of tokens in a batch, times the bytes of one
-    token's hidden states in one layer, plus the limit for attention scores if the model keeps them
-    in memory. A GPU with less free memory gets smaller batches.
+    `sizes` is the network's configuration, as in ``config.json``; the model need not be loaded.
+    Returns None if it has no hidden size. The estimate is the maximum number of tokens in a batch,
+    times the bytes of a token's hidden states in one layer, plus the limit for attention scores if
+    the model keeps them in memory. A GPU with less free memory gets smaller batches.
     """
     width = state_width(sizes)
     if width is None:
@@ -196,9 +197,9 @@ class BatchMemory:
     The memory of the weights is not included. Used to plan the number of tokens per batch.
     """
 
-    fixed_bytes: int = field(metadata={"least": 0})  # independent of the batch's size
-    token_bytes: int  # per token that the layers run, padding included
-    # Planned percentage of the measurement; raised if a planned batch runs out of memory.
+    fixed_bytes: int = field(metadata={"least": 0})  # bytes that any batch takes
+    token_bytes: int  # bytes per token that the layers run, padding included
+    # Percentage of the measured bytes that is planned; raised if a planned batch does not fit.
     safety_percent: int = field(default=100, metadata={"least": 100})
 
     def __post_init__(self) -> None:
@@ -235,11 +236,11 @@ def measure_batch_memory(
 ) -> BatchMemory:
     """Measure the memory of a model's batches, to plan larger batches from it.
 
-    ``probe(rows, width)`` runs one batch of that size; `peak_bytes` runs an action and returns its
-    peak memory in bytes. Two batch sizes separate the fixed bytes from the bytes per token. They
-    are as wide as the longest texts (`widest` tokens), because narrower batches take at most as
-    many bytes per token. Errors of the probe are raised, an out-of-memory error only if a single
-    token does not fit.
+    ``probe(rows, width)`` runs a batch of `rows` texts of `width` tokens; ``peak_bytes(action)``
+    runs ``action()`` and returns its peak memory in bytes. Batches of two sizes are run, to
+    separate the fixed bytes from the bytes per token. They are as wide as the longest texts
+    (`widest` tokens), because narrower batches take at most as many bytes per token. Errors of the
+    probe are raised, but an out-of-memory error only if a single token does not fit.
     """
     width = min(widest, PROBE_TOKENS)
     rows = PROBE_TOKENS // width
@@ -266,7 +267,8 @@ def _measure(
     small_rows, small_width = max(1, rows // PROBE_RATIO), width
     if rows < PROBE_RATIO:
         small_width = max(1, rows * width // PROBE_RATIO)
-    probe(small_rows, small_width)  # loads kernels, and makes workspaces and tables that stay
+    # The first run loads kernels, and makes workspaces and tables that stay in memory.
+    probe(small_rows, small_width)
     small_bytes = peak_bytes(functools.partial(probe, small_rows, small_width))
     large_bytes = peak_bytes(functools.partial(probe, rows, width))
     small_tokens = small_rows * small_width
@@ -283,9 +285,9 @@ def _measure(
 class Budget:
     """Batch limits of one model in this process, lowered after out-of-memory errors. Thread-safe.
 
-    `known` is either constant limits, or the measured memory of batches. From a measurement, limits
-    are planned for the GPU's free memory at the time. A measurement that an out-of-memory error has
-    corrected is passed to `save`.
+    `known` is either constant limits, or the measured memory of batches, from which limits are
+    planned for the free memory of the GPU `memory`. If an out-of-memory error corrects the
+    measurement, ``save(batch_memory)`` is called with the corrected one.
     """
 
     def __init__(
@@ -296,14 +298,14 @@ class Budget:
         save: Callable[[BatchMemory], Any] = lambda batch_memory: None,
     ) -> None:
         self.known = known
-        self._memory: Any = memory  # not used if limits are known
+        self._memory: Any = memory  # not used if `known` is constant limits
         self._score_rule = score_rule
         self._save = save
         self._failures: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the current free memory; see `capped` for earlier failures."""
+        """Return limits for the current free memory, without regard to failures; see `capped`."""
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -337,7 +339,7 @@ class Budget:
         self._save(corrected)
 
 
-BUDGETS: dict[Hashable, Budget] = {}  # cache of this process, by the key of the model
+BUDGETS: dict[Hashable, Budget] = {}  # budgets of this process, by the key in `RunLimits`
 
 
 class RunLimits:
@@ -359,7 +361,10 @@ class RunLimits:
         return self._budget.capped(self._limits)
 
     def lower(self, rows: int, width: int) -> None:
-        """Record that a batch of this size ran out of memory, for this run and for later runs."""
+        """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
+
+        Smaller batches are used in the rest of this run and in later runs.
+        """
         self._budget.lower(rows, width)
         self._limits = None
 
@@ -372,10 +377,10 @@ def halve_on_oom(
 ) -> list[Result]:
     """Run a batch's rows from `start` to `stop`, in smaller parts if memory runs out.
 
-    ``step(start, stop)`` runs a part; their outputs are returned in row order. A number of rows
-    that ran out of memory is not tried again on later rows. `on_out_of_memory` is called with that
-    number after `step` has released its memory. Raises DocumentTooLargeError if a single row does
-    not fit.
+    ``step(start, stop)`` runs these rows; its results are returned in row order. If a number of
+    rows runs out of memory, ``on_out_of_memory(rows)`` is called after their memory is released,
+    and at most half as many rows run at once from then on. Raises DocumentTooLargeError if a single
+    row does not fit.
     """
     outputs: list[Result] = []
     most_rows = stop - start
@@ -429,7 +434,7 @@ class CudaMemory:
         return torch.cuda.get_allocator_backend() != "pluggable"
 
     def held_bytes(self) -> int:
-        """Return the number of bytes of all existing tensors; 0 if torch does not count them."""
+        """Return the bytes of this process's tensors on the GPU; 0 if torch does not count them."""
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
@@ -459,7 +464,7 @@ class CudaMemory:
         return max(0, min(free + kept, int(share * total) - used))
 
     def peak_bytes(self, action: Callable[[], Any]) -> int:
-        """Run ``action()``, and return the peak of its memory above the memory allocated before.
+        """Run ``action()``, and return its peak memory in bytes, above the memory allocated before.
 
         The action runs again, up to twice, if another thread allocated or freed memory meanwhile.
         """
@@ -524,12 +529,13 @@ def find_budget(
     memory: CudaMemory | None = None,
     folder: Path | None = None,
 ) -> Budget:
-    """Return the batch limits of a model: constants on a CPU, measured or loaded on a GPU.
+    """Return the budget of a model: constant limits on a CPU, measured or saved memory on a GPU.
 
-    ``probe(rows, width)`` runs one batch in the same way as later batches; the longest texts have
+    ``probe(rows, width)`` runs a batch in the same way as later batches; the longest texts have
     `widest` tokens. `model`, `precision` and `path` are explained at `budget_key`; `width` is the
-    hidden size, if known. Without `model`, the measurement is not saved. `folder` is the folder of
-    saved measurements, by default in the user's cache.
+    hidden size, if known. If `model` is None, the measurement is neither loaded nor saved. On a GPU
+    whose memory torch does not count, limits are constants, too. `memory` is the GPU's memory, and
+    `folder` has the saved measurements; default: `default_folder`.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -558,7 +564,8 @@ def budget_key(
 
     `model` identifies the model, such as a name and revision; `precision` is the dtype of weights
     and activations; `path` says how layers are run, such as "packed" or "padded"; `widest` is the
-    number of tokens of the longest texts; `total_bytes` is the device's memory.
+    number of tokens of the longest texts; `device_name` and `total_bytes` are the GPU's product
+    name and memory.
     """
     return {
         "model": model,
@@ -570,7 +577,7 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Describe a device and the versions of libraries, for the key of a saved measurement."""
+    """Return the device, its memory and the versions of libraries, for the key of a measurement."""
     import transformers
 
     return {
@@ -593,10 +600,10 @@ def default_folder() -> Path:
 class MeasurementFile:
     """Small JSON file that saves a measurement of a model on a device for later processes.
 
-    `key` says everything that the measurement depends on. A file that cannot be read or written, or
-    has other content, counts as missing, so the measurement is repeated; so does the cache of a
-    user without a home. Any number of processes may use the same `folder`, which is created when
-    first needed.
+    `key` has everything that the measurement depends on, by name. A file that cannot be read or
+    written, or has other content, counts as missing, so that the measurement is repeated. Any
+    number of processes may use the same `folder`, which is created when first needed. Default:
+    `default_folder`.
     """
 
     def __init__(self, key: dict[str, str | int], folder: Path | None = None) -> None:
@@ -611,7 +618,11 @@ class MeasurementFile:
         return (self._folder or default_folder()) / name
 
     def read(self, build: Callable[[dict[str, Any]], Result]) -> Result | None:
-        """Return ``build(content)`` for the file's JSON object; None if missing or invalid."""
+        """Return ``build(content)`` for the file's JSON object.
+
+        Returns None if the file is missing or of another key, or if `build` raises a LookupError,
+        TypeError or ValueError.
+        """
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
@@ -624,7 +635,7 @@ class MeasurementFile:
             return None
 
     def write(self, **content: object) -> None:
-        """Save `content` as the measurement, together with the key."""
+        """Save `content`, JSON values by name, with the key. Errors of writing are only logged."""
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
@@ -632,14 +643,14 @@ class MeasurementFile:
 
 
 class BudgetFile(MeasurementFile):
-    """File that saves a model's `BatchMemory` on a device; `key` is made by `budget_key`."""
+    """File that saves a model's `BatchMemory` on a device; `key` is a result of `budget_key`."""
 
     def load(self) -> BatchMemory | None:
         """Return the saved measurement; None if there is none."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:
-        """Save the larger of each number in `batch_memory` and in the measurement saved before."""
+        """Save `batch_memory`; numbers that are larger in the saved measurement are kept."""
         known = self.load()
         if known is not None:
             pairs = zip(asdict(known).items(), asdict(batch_memory).values(), strict=True)

@@ -1,7 +1,7 @@
 """Provenance of a job's columns and rows: models, annotation sets, and conditions.
 
-A job writes it once into ``job.json``, from which reports, cards and commands show it. Parquet
-files have a shorter form in their metadata.
+A job writes its provenance into ``job.json``; reports, dataset cards and commands read it there.
+Parquet files have a shorter form in their metadata.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpuclassify.pages import markdown
 from gpuclassify.pages.sections import MOST_ROWS, Section, Table
 
 KEY = b"gpuclassify"  # key of the key-value metadata in Parquet files
-MOST_CHARS = 1_000  # limit of one text
+MOST_CHARS = 1_000  # limit of each text
 MOST_MAKERS = 1_000
-MOST_ENTRIES = 10_000  # limit of a maker's columns, of annotation sets, and of conditions
+MOST_ENTRIES = 10_000  # limit of a maker's columns, of inputs, annotation sets and conditions
 MOST_METADATA_BYTES = 8_000  # limit per Parquet file
 MOST_BINS = 20  # limit of a card's bins of scores
 HEADING = "## Columns and rows by gpuclassify"
@@ -36,22 +36,22 @@ _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 @dataclass(frozen=True)
 class Maker:
-    """Classifier or function that made some columns; unknown texts are empty.
+    """Classifier or function that made some columns; facts that are unknown are empty strings."""
 
-    `annotations` is the name of the annotation set that the columns were read from.
-    """
-
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # names of the columns
     kind: str  # name of the class or function
-    model: str = ""
+    model: str = ""  # Hub name or directory
     commit: str = ""  # or "sha256:..." of a directory
     licence: str = ""
     citation: str = ""
-    settings: str = "{}"  # JSON, without secrets
-    annotations: str = ""
+    settings: str = "{}"  # JSON object, without secrets
+    annotations: str = ""  # name of the annotation set that the columns were read from
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON; without empty texts."""
+        """Return the maker as JSON values: ``columns``, facts by name, and a dict ``settings``.
+
+        `kind` is called ``class``. Empty facts and settings are left out.
+        """
         texts = zip(_TEXTS, self._texts(), strict=True)
         found = {"columns": [*self.columns], **{name: text for name, text in texts if text}}
         return found if self.settings == "{}" else {**found, "settings": json.loads(self.settings)}
@@ -60,7 +60,10 @@ class Maker:
         return self.kind, self.model, self.commit, self.licence, self.citation, self.annotations
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return pairs of a name and a text, for people."""
+        """Return the maker's facts and settings, to show them: pairs of a name and a text.
+
+        Empty ones are left out.
+        """
         settings = "" if self.settings == "{}" else self.settings
         pairs = [*zip(_TEXTS, self._texts(), strict=True), ("settings", settings)]
         return [(name, text) for name, text in pairs if text]
@@ -68,16 +71,12 @@ class Maker:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a job's columns and rows.
-
-    It has the makers of columns, the datasets of the Hub and the annotation sets that were read,
-    and the conditions that rows meet.
-    """
+    """Origin of a job's columns and rows: what made, supplied and selected them."""
 
     makers: tuple[Maker, ...] = ()
-    inputs: tuple[tuple[str, str], ...] = ()  # names and commits of datasets of the Hub
-    annotations: tuple[tuple[str, str], ...] = ()  # names and digests of the sets that were read
-    conditions: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()  # names and commits of the Hub datasets read
+    annotations: tuple[tuple[str, str], ...] = ()  # names and digests of the annotation sets read
+    conditions: tuple[str, ...] = ()  # conditions that rows meet, and steps that change rows
 
     def __bool__(self) -> bool:
         return bool(self.makers or self.inputs or self.annotations or self.conditions)
@@ -88,8 +87,9 @@ class Provenance:
     ) -> Provenance:
         """Return the provenance of a job's output.
 
-        `meta` is the input's frame without rows, `earlier` the provenance of its annotation sets,
-        and `rules` describe a recipe that drops or changes rows.
+        `meta` is the input's frame without rows, and `earlier` the provenance of the input. `rules`
+        are sentences on how a recipe drops or changes rows. Long texts and lists are cut to the
+        limits above.
         """
         makers, conditions = [*earlier.makers], [*earlier.conditions, *rules]
         for mapper in chain.mappers:
@@ -113,11 +113,12 @@ class Provenance:
 
     @classmethod
     def parse(cls, value: Any) -> Provenance:
-        """Parse the provenance in the ``job.json`` of a job that anybody may have written.
+        """Parse `value`, a result of `as_dict` in a ``job.json`` that anybody may have written.
 
-        Raises ValueError for values of another type or size than jobs write.
+        None is an empty provenance. Raises ValueError for values of another type or size than jobs
+        write.
         """
-        if value is None:  # of a job without it
+        if value is None:  # job.json has no provenance
             return cls()
         entries = _values(value, "columns", dict, MOST_MAKERS)
         makers = []
@@ -141,9 +142,10 @@ class Provenance:
         return cls(tuple(makers), inputs, sets, tuple(conditions))
 
     def read_as(self, names: Mapping[str, str], name: str) -> Provenance:
-        """Return the provenance of an annotation set's columns in frames that read the set.
+        """Return the provenance of the columns that frames read from an annotation set.
 
-        `names` maps names of columns in the set to names in frames, and `name` is the set's.
+        This object is the set's own provenance. `names` maps column names in the set to names in
+        frames, and `name` is the name of the set. Inputs and conditions of the set are left out.
         """
         makers = [
             replace(maker, columns=columns, annotations=name)
@@ -153,7 +155,7 @@ class Provenance:
         return replace(self, makers=tuple(makers), inputs=(), conditions=())
 
     def joined(self, other: Provenance) -> Provenance:
-        """Return the entries of both, each once."""
+        """Return a provenance with the entries of this one and of `other`, without repetitions."""
         return Provenance(
             tuple(dict.fromkeys([*self.makers, *other.makers])),
             tuple(dict.fromkeys([*self.inputs, *other.inputs])),
@@ -162,7 +164,7 @@ class Provenance:
         )
 
     def only(self, columns: Collection[str]) -> Provenance:
-        """Return the provenance without columns that the output lacks."""
+        """Return the provenance without other columns, and without makers of no column left."""
         makers = [
             replace(maker, columns=kept)
             for maker in self.makers
@@ -171,7 +173,7 @@ class Provenance:
         return replace(self, makers=tuple(makers))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the provenance as JSON values, which `parse` reads."""
         return {
             "columns": [maker.as_dict() for maker in self.makers],
             "inputs": [{"name": name, "commit": commit} for name, commit in self.inputs],
@@ -180,9 +182,11 @@ class Provenance:
         }
 
     def metadata(self) -> dict[bytes, bytes]:
-        """Return key-value metadata for Parquet files: JSON without settings and citations.
+        """Return the provenance as key-value metadata of a Parquet file, or {} if there is none.
 
-        If it would be large, columns are left out, then sets and conditions. ``job.json`` has all.
+        The value of `KEY` is JSON like `as_dict`, without settings and citations. If it would
+        exceed `MOST_METADATA_BYTES`, columns are left out, then inputs and annotation sets, and
+        then conditions. ``job.json`` has all.
         """
         full = self.as_dict()
         full["columns"] = [
@@ -196,7 +200,7 @@ class Provenance:
         return {}
 
     def section(self) -> Section:
-        """Return a section of an HTML page, whose template escapes the texts."""
+        """Return the provenance as a section of an HTML page; the page's template escapes texts."""
         rows: list[tuple[str, str, str]] = []
         for maker in self.makers:
             names = [", ".join(maker.columns)] + [""] * len(maker.facts())
@@ -208,7 +212,7 @@ class Provenance:
         return Section("Origin of columns and rows", [table], is_wide=True)
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of plain text, whose control characters are the caller's to escape."""
+        """Yield the provenance as lines of text. The caller must escape control characters."""
         for maker in self.makers:
             yield f"{', '.join(maker.columns)}"
             yield from (f"    {name:<12} {text}" for name, text in maker.facts())
@@ -219,9 +223,9 @@ class Provenance:
 
 
 def card(report: Mapping[str, Any]) -> str:
-    """Return a dataset card in Markdown about the columns in a job's report, with all text escaped.
+    """Return a dataset card in Markdown on the provenance in a job's report; text is escaped.
 
-    Empty if the report knows of no origin.
+    `report` is the result of `report_of`. Returns "" if it has no provenance.
     """
     known = Provenance.parse(report.get("provenance"))
     if not known:
@@ -252,9 +256,9 @@ def card(report: Mapping[str, Any]) -> str:
 
 
 def with_section(text: str, section: str, key: str) -> str:
-    """Return a dataset card with a section from `card`, which replaces the one with the same key.
+    """Return the dataset card `text` with `section`, a result of `card`, added at its end.
 
-    Everything else in `text`, the card that is there, stays as it is.
+    If `text` has a section with the same `key`, that section is replaced. The rest of `text` stays.
     """
     start, end = f"<!-- gpuclassify {key} -->\n", f"<!-- end of gpuclassify {key} -->\n"
     section = f"{start}{section.removeprefix(FRONT).strip()}\n{end}"
@@ -265,13 +269,19 @@ def with_section(text: str, section: str, key: str) -> str:
 
 
 def hub_datasets(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the names and commits of the Hub's datasets that files with these URLs belong to."""
+    """Return the name and commit of each Hub dataset with a file in `paths`, sorted.
+
+    The commit is the revision in the ``hf://`` URL, or "main" if the URL has none.
+    """
     found = (match.groups("main") for path in paths if (match := _HUB.match(path)))
     return tuple((name, unquote(commit)) for name, commit in sorted({*found}))
 
 
 def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
-    """Return a table of a column's labels, or of its scores in bins; [] if it was not counted."""
+    """Return a Markdown table, as lines, of rows by a column's labels or by bins of its scores.
+
+    Returns [] if the `report` has neither.
+    """
     counts = report.get("labels", {}).get(column)
     if counts:
         rows = [(markdown(f"{label}"), count) for label, count in counts.items()]
@@ -291,7 +301,7 @@ def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
 
 
 def _linked(citation: str) -> str:
-    """Return a citation in Markdown, as a link if it is one to a known host."""
+    """Return a citation in Markdown, as a link if it is an arXiv id or a URL of a known host."""
     if _LINK.fullmatch(citation):
         return f"<{citation}>"
     if found := _ARXIV.fullmatch(citation):
@@ -304,7 +314,10 @@ def _clip(text: str) -> str:
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
-    """Return settings as JSON; values that are long are cut, and what is beyond the limit goes."""
+    """Return settings as a JSON object of limited size, without folders of absolute paths.
+
+    Long values are cut, and settings from the first that exceeds the total limit are left out.
+    """
     kept: dict[str, Any] = {}
     room = 4 * MOST_CHARS
     for name, value in settings.items():
@@ -319,7 +332,7 @@ def _shortened(settings: Mapping[str, Any]) -> str:
 
 
 def _public(value: Any) -> Any:
-    """Return a value with the names of files and folders in place of absolute paths."""
+    """Return a JSON value with each absolute path replaced by the name of its file or folder."""
     if isinstance(value, str):
         return posixpath.basename(value.rstrip("/")) if value.startswith("/") else value
     if isinstance(value, Mapping):
@@ -336,7 +349,11 @@ def _text(value: Any) -> str:
 
 
 def _values(owner: Any, name: str, kind: type, most: int) -> Sequence[Any]:
-    """Return a list in an entry of the provenance, after checking its type, length and items."""
+    """Return the list ``owner[name]``, [] if missing.
+
+    Raises ValueError unless `owner` is a dict, and the list has at most `most` items of the type
+    `kind`.
+    """
     values = owner.get(name, []) if isinstance(owner, dict) else owner
     if not isinstance(owner, dict) or not isinstance(values, list):
         raise ValueError(f"its provenance has {type(values).__name__} as {name}")

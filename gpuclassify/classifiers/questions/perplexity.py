@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuclassify.classifiers.questions.decoder import Decoder
     from gpuclassify.inference.loaded_model import LoadedModel
 
-MOST_TOKENS = 2_048  # tokens of a window by default, unless the model takes fewer
+MOST_TOKENS = 2_048  # default length of a window, unless the model takes fewer tokens
 
 
 @declared
@@ -79,12 +79,15 @@ class PerplexityOptions(ModelOptions):
             )
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
-        """Return the cut of `ModelOptions`, with special tokens around a text, and not a window."""
+        """Return the arguments of `TextTokenizer` that cut texts to windows of `window_tokens`.
+
+        Special tokens are added once per text, not once per window.
+        """
         return {**super().cut_of(window_tokens), "has_special_once": True}
 
 
 class PerplexityModel(LoraModel):
-    """Pinned decoder without an adapter."""
+    """Decoder of `model`, pinned to a commit; a `LoraModel` without an adapter."""
 
     @property
     def repositories(self) -> list[str]:
@@ -100,7 +103,10 @@ class PerplexityModel(LoraModel):
         return
 
     def read(self) -> LoraCheckpoint:
-        """Read the decoder's configuration, and the length of windows, without weights."""
+        """Read the decoder's configuration, without weights, and choose the length of windows.
+
+        Raises ValueError if `max_seq_length` is more than the decoder's limit of tokens.
+        """
         checkpoint, asked = super().read(), self.options.max_seq_length
         most = most_positions(checkpoint.sizes) or position_limit(checkpoint.sizes)[0]
         if asked is not None and most_positions(checkpoint.sizes) and asked > most:
@@ -115,7 +121,7 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
     """Runner of a decoder over windows of texts.
 
     Outputs are float32 (texts, 3): negative log-likelihood per token in nats, bits per byte, and
-    the number of tokens scored. The first two are NaN for a text without such tokens.
+    the number of tokens scored. The first two are NaN if no token of the text is scored.
     """
 
     @contextlib.contextmanager
@@ -127,7 +133,11 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @property
     def _context(self) -> int:
-        """Number of leading tokens of a window that the window before has scored; at least 1."""
+        """Number of a window's leading tokens that are not scored, in all but the first window.
+
+        The previous window has scored them. If windows do not overlap, the number is 1, because a
+        window's first token has no context.
+        """
         return max(1, self.options.overlap_of(self.model.checkpoint.max_tokens) or 0)
 
     def _load(self, decoder: Decoder) -> LoadedModel:
@@ -136,7 +146,8 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
         def new_tokenizer() -> Any:
             tokenizer = decoder.new_tokenizer()
-            tokenizer.backend_tokenizer.encode_special_tokens = True  # those in texts are text
+            # A special token's name in a text, such as "<s>", is text.
+            tokenizer.backend_tokenizer.encode_special_tokens = True
             return tokenizer
 
         return LoadedModel(
@@ -145,7 +156,7 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
             dtype=decoder.dtype,
             new_tokenizer=new_tokenizer,
             tokenizer=decoder.tokenizer,
-            pad_id=0,  # any id: padding is masked, or follows the tokens read
+            pad_id=0,  # any id would do: padding is masked, or follows the tokens read
             max_tokens=self.model.checkpoint.max_tokens,
             accepts_positions=False,
             score_rule=None,
@@ -154,11 +165,12 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
         )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute each distinct text's likelihood from all its windows; see `Runner.run`."""
+        """Compute the runner's outputs for each distinct text; see `Runner.run`."""
         windows = super().run(texts, stats, name_text)
         assert windows.counts is not None
         starts = np.cumsum(windows.counts) - windows.counts
-        parts = windows.values[:, 2:].astype(np.float64)  # without tokens of the window before
+        # Sums over the tokens that the previous window has not scored; all in a first window.
+        parts = windows.values[:, 2:].astype(np.float64)
         parts[starts] = windows.values[starts, :2]
         nats, tokens = np.add.reduceat(parts, starts, axis=0).T
         lengths = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
@@ -190,7 +202,7 @@ class LikelihoodHead(Head):
         )
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the negative log-likelihood, to sort examples; 0 for a text without any."""
+        """Return each text's `nll_field`, to sort examples; 0 if no token of the text is scored."""
         return np.nan_to_num(values[:, 0])
 
 
@@ -199,9 +211,10 @@ class Perplexity(TextMapper[PerplexityOptions]):
 
     Writes the mean negative log-likelihood per token, whose exponential is the
     perplexity; the bits per byte, which compare models with different tokenizers;
-    and the number of tokens scored. They are of whole texts: a long text is read
-    in windows, and each token is scored once, after at least `window_overlap`
-    tokens of context.
+    and the number of tokens scored. All are computed over the whole text: a long
+    text is read in windows, and each token is scored once. After the first window,
+    each token has at least `window_overlap` tokens of context. If windows do not
+    overlap, the first token of each window is not scored.
 
     The first token of a text has no context. It is scored only if the tokenizer
     puts a token before texts, such as ``<s>``. A text without a scored token has

@@ -20,14 +20,14 @@ CONTROLS = [*range(9), *range(11, 32), *range(127, 160)]
 
 
 def _characters(ranges: str) -> tuple[str, ...]:
-    """Return the characters of ranges of code points, in hexadecimal digits."""
+    """Return the characters in ranges of hexadecimal code points, such as ``"21 61d-61f"``."""
     bounds = [[int(end, 16) for end in part.split("-")] for part in ranges.split()]
     return tuple(chr(code) for ends in bounds for code in range(ends[0], ends[-1] + 1))
 
 
 TERMINAL = _characters(_TERMINAL)
 PUNCTUATION = frozenset([*string.punctuation, *MARKS, *map(chr, CONTROLS), *TERMINAL])
-# Gopher's stop words, each with a bit of its own.
+# Bit of each of Gopher's stop words, for sets of words as integers.
 STOP_WORDS = {
     word: 1 << bit
     for bit, word in enumerate(("the", "be", "to", "of", "and", "that", "have", "with"))

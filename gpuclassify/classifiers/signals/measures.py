@@ -1,6 +1,6 @@
 """Signals of a block of texts, computed as datatrove's filters of version 0.10.1 compute them.
 
-A share whose whole is zero is 0.
+A ratio with a denominator of 0 is 0.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from numpy.typing import ArrayLike
 from gpuclassify.classifiers.signals.characters import POLICIES, TERMINAL
 from gpuclassify.classifiers.signals.words import BASE, Splitter, Tokens, code_of, running_sum
 
-TOP = (2, 3, 4)  # words of the n-grams whose most frequent one is searched
-DUPLICATE = (5, 6, 7, 8, 9, 10)  # words of the n-grams whose repetitions are searched
-SHORT_LINE = 30  # characters
-LONGEST_WORD = 1000  # characters
+TOP = (2, 3, 4)  # values of n for which each text's most frequent n-gram of words is found
+DUPLICATE = (5, 6, 7, 8, 9, 10)  # values of n for which repeated n-grams of words are found
+SHORT_LINE = 30  # maximum characters of a short line
+LONGEST_WORD = 1000  # maximum characters of a word in a line that C4 keeps
 _LINES, _PARAGRAPHS = re.compile("\n+"), re.compile("\n{2,}")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
-_SEED = np.uint64(0xD1B54A32D192ED03)  # odd; sets hashes of texts apart
+_SEED = np.uint64(0xD1B54A32D192ED03)  # odd; equal n-grams of two texts get different hashes
 
-Measures = dict[str, np.ndarray]
+Measures = dict[str, np.ndarray]  # (texts,) numbers, by name of the signal
 
 
 @dataclass(frozen=True)
 class Block:
-    """Texts with their words, which are split once for all filters."""
+    """Texts and their words. The texts are split once, when `words` is first used."""
 
     texts: Sequence[str]
     splitter: Splitter
 
     @cached_property
     def words(self) -> Tokens:
-        """Words of the texts."""
+        """Words of the texts, without white space; see `Splitter.words`."""
         return self.splitter.words(self.texts)
 
 
 def gopher(block: Block) -> Measures:
-    """Return the signals of Gopher's quality filter."""
+    """Return each text's signals of Gopher's quality filter, as `SETS` in `signals.py` defines."""
     texts, words = block.texts, block.words
     is_plain = ~words.column("is_symbol")
     plain = words.sums(is_plain)
@@ -71,7 +71,7 @@ def gopher(block: Block) -> Measures:
 
 
 def repetition(block: Block) -> Measures:
-    """Return the signals of Gopher's repetition filter."""
+    """Return each text's signals of Gopher's repetition filter, as `SETS` defines."""
     texts, words = block.texts, block.words
     chars = np.array([len(text) for text in texts])
     found: Measures = {"repetition_chars": chars}
@@ -91,10 +91,11 @@ def repetition(block: Block) -> Measures:
 
 
 def c4(block: Block) -> Measures:
-    """Return the signals of C4's quality filter."""
+    """Return each text's signals of C4's quality filter, as `SETS` in `signals.py` defines."""
     texts = block.texts
     kept: list[str] = []
-    counts = np.zeros((3, len(texts)), np.int64)  # lines kept, with "lorem ipsum", with a bracket
+    # Lines of each text by `_sort_line`: kept, with "lorem ipsum", with a curly bracket.
+    counts = np.zeros((3, len(texts)), np.int64)
     for index, text in enumerate(texts):
         for line in text.splitlines():
             kind, clean = _sort_line(line.strip())
@@ -111,9 +112,9 @@ def c4(block: Block) -> Measures:
 
 
 def _sort_line(line: str) -> tuple[int | None, str]:
-    """Return the row of a line in `c4`'s counts, and the line without citations.
+    """Return the row of `counts` in `c4` that counts the line, and the line without citations.
 
-    The row is None for a line that C4 drops.
+    The row is 0 for lines kept, 1 for "lorem ipsum", 2 for "{", and None for other lines dropped.
     """
     if len(line) > LONGEST_WORD and max(map(len, line.split())) > LONGEST_WORD:
         return None, line
@@ -133,7 +134,7 @@ def _sort_line(line: str) -> tuple[int | None, str]:
 
 
 def fineweb(block: Block) -> Measures:
-    """Return the signals of FineWeb's quality filter."""
+    """Return each text's signals of FineWeb's quality filter, as `SETS` defines."""
     texts = block.texts
     lines = [[s for s in text.split("\n") if not (s == "" or s.isspace())] for text in texts]
     counts = [len(own) for own in lines]
@@ -155,7 +156,7 @@ MEASURES: dict[str, Callable[[Block], Measures]] = {
 
 
 def _share(part: ArrayLike, whole: ArrayLike) -> np.ndarray:
-    """Divide numbers, float64; 0 where `whole` is 0."""
+    """Return ``part / whole`` elementwise, float64 (texts,); 0 where `whole` is 0."""
     divisor = np.asarray(whole, np.float64)
     return np.divide(part, divisor, out=np.zeros(len(divisor)), where=divisor > 0)
 
@@ -165,16 +166,21 @@ def _split_paragraphs(text: str) -> list[str]:
 
 
 def _repeated_chars(pieces: list[list[str]]) -> list[int]:
-    """Count the characters of each text's pieces that occurred before in it."""
+    """Count each text's characters in pieces that repeat an earlier piece of the same text.
+
+    `pieces` has a list of lines or paragraphs for each text.
+    """
     return [sum(map(len, own)) - sum(map(len, set(own))) for own in pieces]
 
 
 def _ngrams(
     words: Tokens, sizes: Sequence[int], separator: str
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield n, the first words and the keys of all n-grams of words, for each n in `sizes`.
+    """Yield ``(n, starts, keys)`` for each n in `sizes`, ascending; n must be at least 2.
 
-    Keys are 64-bit hashes of the text's index and of the words, joined by `separator`.
+    `starts` are the indices in `words.ids` of the first words of all n-grams, int64 (n-grams,).
+    No n-gram crosses the end of a text. `keys` are uint64 (n-grams,) hashes of the text's index
+    and of the words, joined by `separator`.
     """
     hashes, factors, text_of = words.column("hash"), words.column("factor"), words.text_of
     for char in separator:
@@ -190,10 +196,10 @@ def _ngrams(
 
 
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
-    """Yield characters of each text's most frequent n-gram, for each n in `TOP`, int64 (texts,).
+    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n in `TOP`.
 
-    They are its occurrences times its length, with spaces between words. Of n-grams that are as
-    frequent, the first one in the text counts.
+    An n-gram's characters are its number of occurrences times its length with spaces between
+    words. If several n-grams are equally frequent, the first in the text counts.
     """
     ends, text_of = running_sum(words.column("length") + 1), words.text_of
     wide = len(text_of) + 1
@@ -211,10 +217,11 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 
 
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
-    """Yield characters in repeated n-grams of each text, for each n in `DUPLICATE`.
+    """Yield the number of characters in repeated n-grams of each text, for each n in `DUPLICATE`.
 
-    A text is read from its start. An n-gram that was read before is counted and skipped. n-grams
-    are equal if their words are equal when they are joined without spaces.
+    A text is read from its start. If an n-gram occurred before, its characters are counted without
+    spaces, and reading goes on after it. n-grams are equal if their words, joined without spaces,
+    are equal.
     """
     offsets, text_of = running_sum(words.column("length")), words.text_of
     joined: dict[int, str] = {}

@@ -40,7 +40,7 @@ _FLOAT, _INTEGER = pa.float64(), pa.int64()
 
 @dataclass(frozen=True)
 class Signal:
-    """Number about a text, with its definition and its Arrow type."""
+    """Definition, in words, and Arrow type of a number about a text."""
 
     definition: str
     type: pa.DataType = _FLOAT
@@ -48,7 +48,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class SignalSet:
-    """Signals of a published filter by name, and the paper and section that they come from."""
+    """Signals of a published filter, by name, and the paper and section that define them."""
 
     source: str
     signals: dict[str, Signal]
@@ -173,13 +173,13 @@ class SignalOptions(TextOptions):
 
     @property
     def columns(self) -> dict[str, Signal]:
-        """Signals by their names without `prefix`, in order."""
+        """Signals of the sets in `signals`, by column name without `prefix`, in column order."""
         sets = dict.fromkeys(self.signals)
         return {name: own for key in sets for name, own in SETS[key].signals.items()}
 
 
 class SignalModel(RuleModel):
-    """Stand-in for a model, whose version changes when the rules give other numbers."""
+    """Stand-in for a model. The version in `identity` changes when the rules give other numbers."""
 
     identity = checkpoint = Identity("signals", "1", is_directory=False)  # type: ignore[assignment]
 
@@ -189,18 +189,18 @@ class SignalRunner(RuleRunner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Package that splits words."""
+        """Name of the package that splits words, in a tuple."""
         return ("spacy",)
 
     def check_tokenizer(self) -> None:
-        """Raise ModuleNotFoundError without spaCy."""
+        """Raise ModuleNotFoundError if spaCy is not installed."""
         if importlib.util.find_spec("spacy") is None:
             raise ModuleNotFoundError(
                 f"Signals needs spacy, which is not here: {install('signals')}", name="spacy"
             )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the signals of distinct texts; see `Runner.run`."""
+        """Compute the signals of distinct texts, float64 (texts, signals); see `Runner.run`."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         columns = (*self.options.columns,)
@@ -217,7 +217,10 @@ class SignalRunner(RuleRunner):
         return Outputs(values, ones, all_read)
 
     def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Splitter]:
-        """Keep the rules and known words in memory; see `Runner.lease`."""
+        """Return a context with a `Splitter`, which stays in memory for later runs.
+
+        Raises ModuleNotFoundError if spaCy is not installed. `device` and `dtype` are not used.
+        """
         from gpuclassify.inference.residency import MODELS
 
         self.check_tokenizer()
@@ -229,24 +232,24 @@ class SignalHead(Head):
     """Head that writes a column for each signal."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of the signals."""
+        """Return a field for each signal, named with the prefix."""
         prefix, columns = self.options.prefix or "", self.options.columns
         return [pa.field(prefix + name, signal.type) for name, signal in columns.items()]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of signals, from the runner's float64 (texts, signals)."""
+        """Return each signal's column by name, from the runner's float64 (texts, signals)."""
         return {field.name: values[:, index] for index, field in enumerate(self.fields())}
 
 
 class Signals(TextMapper[SignalOptions]):
     """Mapper that adds the signals of published filters: numbers about a text, not decisions.
 
-    A decision is a `Select` over them. With the published thresholds it is
-    the decision of datatrove's filter: `GopherQualityFilter` for "gopher",
-    `GopherRepetitionFilter` for "repetition", `C4QualityFilter` for "c4" and
-    `FineWebQualityFilter` for "fineweb". Numbers are float64 or integers, so
-    that thresholds hold exactly. spaCy splits words and sentences; no GPU is
-    used.
+    To keep or drop rows, compare the columns in a `Select`. With the published
+    thresholds, it decides like datatrove's filter: `GopherQualityFilter` for
+    "gopher", `GopherRepetitionFilter` for "repetition", `C4QualityFilter` for
+    "c4" and `FineWebQualityFilter` for "fineweb". Numbers are float64 or
+    integers, so that thresholds hold exactly. spaCy splits words and
+    sentences; no GPU is used.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Words and sentences of texts as spaCy splits them.
 
-spaCy splits a text at white space first, and then each chunk on its own. So each distinct chunk is
-split once, and a text's words are looked up. Only two things make spaCy look beyond a chunk, and
-such texts are split as a whole: an abbreviation or emoticon of several tokens that may begin in a
-chunk and end in the next, and the word ``IS_ALPHA``, on which spaCy fails after its first use.
+spaCy splits a text at white space into chunks, and then each chunk on its own. So each distinct
+chunk is split once, and its words are looked up for all texts. Texts are split as a whole in two
+cases: if an abbreviation or emoticon of several tokens may begin in a chunk and end in the next,
+and if a text has the word ``IS_ALPHA``, on which spaCy fails after its first use.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ LANGUAGES = (
 _SYMBOL, _STAND_IN = "IS_ALPHA", "IS_ALPHB"
 _GAPS = re.compile(r"\S+|\s{2,}|[^\S ]")  # words, and white space that spaCy makes a token of
 BASE = np.uint64(0x9E3779B97F4A7C15)  # base of polynomial hashes modulo 2^64; odd
-_MOST_CHARS = 30_000_000  # characters of the chunks that are remembered
+_MOST_CHARS = 30_000_000  # maximum characters of all remembered chunks
 SPACE, OTHER, END, MARK = range(4)  # kinds of tokens, for sentences
 
+# Facts on a distinct token: characters, kind, whether it is punctuation only, whether it has a
+# letter, its bit in `STOP_WORDS` or 0, its polynomial hash, and `BASE` to the power of its length.
 _TOKEN = np.dtype([
     ("length", np.int64), ("kind", np.uint8), ("is_symbol", bool), ("has_letter", bool),
     ("stop_word", np.uint8), ("hash", np.uint64), ("factor", np.uint64),
@@ -39,16 +41,12 @@ _TOKEN = np.dtype([
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of some texts, one after the other.
+    """Tokens of some texts, concatenated: ``ids[starts[i] : starts[i + 1]]`` is text `i`."""
 
-    `ids` (int64) are rows of `table`, and ``ids[starts[i] : starts[i + 1]]`` is text `i`. `names`
-    has each id's token.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    table: np.ndarray
-    names: list[str]
+    ids: np.ndarray  # row of each token in `table`, int64 (tokens,)
+    starts: np.ndarray  # int64 (texts + 1,)
+    table: np.ndarray  # facts on each distinct token, `_TOKEN` (distinct tokens,)
+    names: list[str]  # the token that each row of `table` describes
 
     @property
     def counts(self) -> np.ndarray:
@@ -61,33 +59,34 @@ class Tokens:
         return np.repeat(np.arange(len(self.starts) - 1), self.counts)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of the table for each token."""
+        """Return the field `name` of `table` for each token, (tokens,)."""
         return self.table[name][self.ids]
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Sum numbers of tokens (tokens,) to int64 (texts,)."""
+        """Sum each text's `values`, which are numbers or bool (tokens,), to int64 (texts,)."""
         return np.diff(running_sum(values)[self.starts])
 
     def joined(self, text: int) -> str:
-        """Return the tokens of a text, joined without spaces."""
+        """Return the tokens of the text with the index `text`, joined without spaces."""
         ids = self.ids[self.starts[text] : self.starts[text + 1]]
         return "".join(map(self.names.__getitem__, ids.tolist()))
 
 
 def code_of(char: str) -> np.uint64:
-    """Return a character's number in the hashes of tokens."""
+    """Return the number that stands for a character in the hashes of tokens; never 0."""
     return np.uint64(ord(char) + 1)
 
 
 def running_sum(values: np.ndarray) -> np.ndarray:
-    """Return sums of the first numbers, int64 (numbers + 1,): 0, the first one, and so on."""
+    """Return the cumulative sums of `values`, after a leading 0, int64 (values + 1,)."""
     return np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
 
 
 class Splitter:
-    """Words and sentences by the rules of a language, with the chunks seen so far.
+    """Splitter of texts into words and sentences, by spaCy's rules for a language. Thread-safe.
 
-    Results do not depend on the chunks that are remembered, which only save time.
+    The tokens of chunks are remembered. This saves time, and does not change results. `language`
+    is one of `LANGUAGES`.
     """
 
     def __init__(self, language: str) -> None:
@@ -105,8 +104,9 @@ class Splitter:
         affixes = ("prefix_search", "suffix_search", "infix_finditer", "token_match", "url_match")
         plain = Tokenizer(rules.vocab, **{name: getattr(rules, name) for name in affixes})
         patterns = {rule: [token.text for token in plain(rule)] for rule in rules.rules}
-        # Neighbours in the patterns that spaCy searches among the tokens of all chunks. True: the
-        # pattern has white space. False: it is found without effect, but hides others.
+        # Pairs of adjacent tokens in the patterns that spaCy searches among the tokens of all
+        # chunks. True: the pattern has white space. False: a match of the pattern changes nothing,
+        # but hides matches of other patterns.
         self._pairs: dict[tuple[str, str], bool] = {}
         for rule, pattern in patterns.items():
             for pair in pairwise(pattern):
@@ -123,18 +123,19 @@ class Splitter:
         self.forget()
 
     def forget(self) -> None:
-        """Free the memory of known chunks."""
+        """Forget all chunks and their tokens, to free memory."""
         self._chunks: dict[str, int] = {}
         self._chars = 0
         self._token_ids: dict[str, int] = {}
         self._names: list[str] = []
         self._table = np.zeros(0, _TOKEN)
-        self._flat = np.zeros(0, np.int64)  # tokens of all chunks
-        self._bounds = np.zeros(1, np.int64)
-        self._is_before = self._is_after = np.zeros(0, bool)  # a value per chunk
+        self._flat = np.zeros(0, np.int64)  # token ids of all chunks, concatenated
+        self._bounds = np.zeros(1, np.int64)  # start of each chunk in `_flat`, and the end
+        # Whether a chunk's last (first) token may be the first (second) of a pair in `_pairs`.
+        self._is_before = self._is_after = np.zeros(0, bool)
 
     def words(self, texts: Sequence[str]) -> Tokens:
-        """Split texts into words, without white space."""
+        """Split texts into words: all of spaCy's tokens except white space."""
         with self._lock:
             tokens = self._tokens(texts, [text.split() for text in texts])
         is_word = tokens.column("kind") != SPACE
@@ -144,9 +145,10 @@ class Splitter:
         return Tokens(tokens.ids[is_word], starts, tokens.table, tokens.names)
 
     def count_sentences(self, lines: Sequence[str]) -> np.ndarray:
-        """Count the sentences of lines, int64 (lines,), as spaCy's sentencizer does.
+        """Count each line's sentences, at least 1, int64 (lines,), as spaCy's sentencizer does.
 
-        A sentence begins with the first token that is no mark after one that ends a sentence.
+        A new sentence begins with the first token after a sentence end that is neither punctuation
+        nor another sentence end.
         """
         pieces = [line.split() for line in lines]
         for index, line in enumerate(lines):
@@ -161,7 +163,10 @@ class Splitter:
         return 1 + np.bincount(line_of[1:][begins], minlength=len(lines))
 
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
-        """Return the tokens of texts, from their chunks; changes `pieces`."""
+        """Return the tokens of texts, which `pieces` has split into chunks.
+
+        In `pieces`, the chunks of a text that must be split as a whole are replaced by the text.
+        """
         if self._chars > _MOST_CHARS:
             self.forget()
         for index, text in enumerate(texts):
@@ -178,7 +183,11 @@ class Splitter:
         return Tokens(ids, totals[ends], self._table, self._names)
 
     def _look_up(self, pieces: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all chunks, and the bounds of each text among them."""
+        """Return the indices of all texts' chunks, and the start of each text among them.
+
+        They are int64 (chunks,) and, with the end of the last text, int64 (texts + 1,). New chunks
+        are split and remembered.
+        """
         flat = [*chain.from_iterable(pieces)]
         if new := [chunk for chunk in dict.fromkeys(flat) if chunk not in self._chunks]:
             self._add(new)
@@ -186,7 +195,10 @@ class Splitter:
         return chunks, running_sum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the texts that may match a pattern of several tokens across a chunk's end."""
+        """Return the indices of texts that may match a pattern of tokens of two adjacent chunks.
+
+        Arguments are the results of `_look_up`.
+        """
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
         found: dict[int, None] = {}
@@ -199,14 +211,15 @@ class Splitter:
         return [*found]
 
     def _names_of(self, chunk: int) -> list[str]:
-        """Return the tokens of a chunk."""
+        """Return the tokens of the chunk with the index `chunk`."""
         start, stop = self._bounds[chunk : chunk + 2]
         return [self._names[token] for token in self._flat[start:stop]]
 
     def _edge(self, names: list[str], side: int) -> list[str]:
-        """Return the tokens of a chunk's start (0) or end (-1), also as before rules changed them.
+        """Return the first (`side` is 0) or last (-1) token of a chunk with the tokens `names`.
 
-        `names` are the tokens after that.
+        If a special-case rule of spaCy may have made the tokens there, the token that the chunk
+        would have without the rule is returned, too.
         """
         found = [names[side]] if names else []
         for count in range(1, self._most_parts + 1 if len(names) > 1 else 1):
@@ -216,7 +229,10 @@ class Splitter:
         return found
 
     def _changes(self, names: list[str]) -> bool:
-        """Return whether tokens of a chunk may be the result of a rule, which others can hide."""
+        """Return whether a special-case rule may have made some of a chunk's tokens `names`.
+
+        Such a rule has no effect if another pattern's match hides it.
+        """
         return any(
             "".join(names[start:stop]) in self._changing
             for start in range(len(names))
@@ -262,7 +278,7 @@ class Splitter:
     def _split_whole(self, text: str) -> list[str]:
         """Return the tokens of a text that is split as a whole.
 
-        As in datatrove, a text in which the symbol is a word loses the symbol.
+        As in datatrove, ``IS_ALPHA`` is removed from a text in which it is a word.
         """
         with self._language.memory_zone():
             names = [token.text for token in self._split(text.replace(_SYMBOL, _STAND_IN))]
@@ -271,7 +287,7 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Return the rows of new tokens in the table."""
+        """Return the row of `Tokens.table` for each new token, `_TOKEN` (tokens,)."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]

@@ -35,26 +35,26 @@ from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.settings.checks import check_count, check_values, install, with_plain_values
 from gpuclassify.settings.declared import Declared, declared, setting
 
-NUMBERS = np.dtype("<f4")  # type of centroids in a file
-MOST_LENGTH = 1.001  # largest length of a mean of vectors of length 1, with rounding
+NUMBERS = np.dtype("<f4")  # dtype of centroids in a file
+MOST_LENGTH = 1.001  # largest length of a mean of vectors of length 1, plus rounding errors
 _FIELD = 'a column name such as "cluster"'
 
 
 @dataclass(frozen=True, repr=False)
 class Clusters(Saved):
-    """Clusters of embeddings, each with a centroid; `AssignClusters` finds each row's nearest one.
+    """Centroids of clusters of embeddings; `AssignClusters` finds the centroid nearest to each row.
 
-    Embeddings are scaled to length 1. Centroids of `fit` have that length, too, so that the nearest
-    centroid is the one with the largest cosine.
+    Embeddings are scaled to length 1. Centroids from `fit` have length 1, too, so that the nearest
+    centroid has the largest cosine.
 
     Attributes
     ----------
     width : int
-        Numbers of an embedding.
+        Number of dimensions of an embedding.
     data : str
         Centroids as base64 of float32 numbers, little-endian; see `centroids`.
     sizes : list of int
-        Sampled embeddings in each cluster; empty if the centroids were fitted elsewhere.
+        Number of sampled embeddings in each cluster; empty if the centroids were fitted elsewhere.
     seed : int, optional
         Seed of k-means; None if the centroids were fitted elsewhere.
     """
@@ -82,21 +82,20 @@ class Clusters(Saved):
         """Fit clusters to a sample of embeddings by k-means, in one pass over them.
 
         The sample has the distinct embeddings with the smallest hashes. So it does not depend on
-        partitions, the order of rows, or repeated rows. One CPU thread of this process fits the
-        centroids, by scikit-learn: 2,000 centroids of 100,000 embeddings of 384 numbers take 100 s.
+        partitions, the order of rows, or repeated rows. scikit-learn fits the centroids on one CPU
+        thread of this process: 2,000 centroids to 100,000 embeddings of 384 numbers take 100 s.
 
         Parameters
         ----------
         embeddings : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
-            Of a reader, only the embeddings are read. A Dask frame that embeds texts embeds all of
-            them for the sample: write the embeddings first, or pass a part of the corpus.
+            A reader reads only the embeddings. A Dask frame that embeds texts embeds all of them
+            for the sample: write the embeddings first, or pass a part of the corpus.
         n_clusters : int
-            Number of clusters, at most one per embedding of the sample.
+            Number of clusters, at most the number of sampled embeddings.
         embedding_field : str
             Column of embeddings: lists of numbers.
         sample_size : int
-            Maximum number of embeddings that centroids are fitted to; 50 or more per cluster are
-            enough.
+            Maximum number of embeddings in the sample; 50 per cluster are enough.
         max_iter : int
             Maximum passes of k-means over the sample.
         seed : int
@@ -159,17 +158,23 @@ class Clusters(Saved):
 
     @classmethod
     def of(cls, centroids: Any) -> Self:
-        """Make clusters of centroids that were fitted elsewhere, such as by FAISS or scikit-learn.
+        """Make clusters from centroids fitted elsewhere, such as by FAISS or scikit-learn.
 
         Parameters
         ----------
         centroids : array of float, (clusters, width)
-            Centroids of embeddings of length 1.
+            Centroids of embeddings of length 1. They are not scaled.
+
+        Returns
+        -------
+        Clusters
 
         Raises
         ------
-        TypeError, ValueError
-            The array has another shape, holds no finite numbers, or centroids are longer than 1.
+        TypeError
+            `centroids` is no array of numbers, has another shape, or is empty.
+        ValueError
+            A number is not finite, or a centroid is longer than 1.
         """
         array = np.asarray(centroids)
         if array.dtype.kind not in "fiu" or array.ndim != 2 or not array.size:
@@ -183,7 +188,11 @@ class Clusters(Saved):
         return clusters
 
     def check_saved(self) -> None:
-        """Raise ValueError unless centroids are whole rows of finite numbers of possible length."""
+        """Raise ValueError unless `data` and `sizes` are valid.
+
+        `data` must hold one or more rows of `width` finite numbers, each of length 1 or less, and
+        `sizes` must be empty or have a number for each row.
+        """
         data = base64.b64decode(self.data, validate=True)
         row_bytes = self.width * NUMBERS.itemsize
         if self.width < 1 or not data or len(data) % row_bytes:
@@ -202,7 +211,7 @@ class Clusters(Saved):
 
     @property
     def centroids(self) -> np.ndarray:
-        """Centroids, float32 (clusters, width); `fit` scales them to length 1."""
+        """Centroids, decoded from `data`, float32 (clusters, width)."""
         numbers = np.frombuffer(base64.b64decode(self.data), NUMBERS)
         return numbers.astype(np.float32).reshape(-1, self.width)
 
@@ -224,9 +233,9 @@ class Clusters(Saved):
 class AssignClusters(Declared, RowWiseMap):
     """Mapper that adds the cluster of each row's embedding, and its distance from the centroid.
 
-    Embeddings are scaled to length 1. The cluster is the index of the nearest centroid, and of the
-    lowest of equally near ones. It does not depend on other rows. Null and all-zero embeddings have
-    no cluster. Distances are computed on the worker's GPU if it has one.
+    Embeddings are scaled to length 1. The cluster is the index of the nearest centroid, the lowest
+    index if several are equally near. It does not depend on other rows. Rows with a null or
+    all-zero embedding get null. Distances are computed on the worker's GPU if it has one.
 
     In a chain after an `Embedder`, texts are embedded and assigned in one pass. Every task carries
     the centroids: 1.5 MB for 1,000 of 384 numbers.
@@ -236,7 +245,7 @@ class AssignClusters(Declared, RowWiseMap):
     clusters : Clusters, str or Path
         Result of `Clusters.fit`, or the file that it was saved to.
     embedding_field : str
-        Column of embeddings: lists of numbers, by the model that clusters were fitted to.
+        Column of embeddings: lists of numbers, from the model that the clusters were fitted for.
     cluster_field : str
         Output column (integer) of the cluster, from 0.
     distance_field : str, optional
@@ -259,7 +268,10 @@ class AssignClusters(Declared, RowWiseMap):
     _file: ClassVar[str | None] = None  # file with the clusters
 
     def check_together(self) -> None:
-        """Load the clusters if they are a path. Raise ValueError if columns have equal names."""
+        """Replace `clusters` by the loaded file if it is a path.
+
+        Raises ValueError if the output columns have equal names, and the errors of `Clusters.load`.
+        """
         if not isinstance(self.clusters, Clusters):
             self._set("_file", redacted(str(self.clusters)))
             self._set("clusters", Clusters.load(self.clusters))
@@ -267,7 +279,10 @@ class AssignClusters(Declared, RowWiseMap):
             raise ValueError(f"cluster_field and distance_field are both {self.cluster_field!r}")
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code, with the path instead of the clusters."""
+        """Return the constructor call as Python code, with the clusters' path if they have one.
+
+        `show` returns the code of a setting's value.
+        """
         known, file = self.clusters, self._file
         name = repr(known if file is None else file)
         return super().code(lambda value: name if value is known else show(value))
@@ -278,7 +293,7 @@ class AssignClusters(Declared, RowWiseMap):
         return (self.embedding_field,)
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the cluster, and of the distance if it is named."""
+        """Return the output fields: the cluster, and the distance if `distance_field` is set."""
         fields = [pa.field(self.cluster_field, pa.int64())]
         if self.distance_field is not None:
             fields.append(pa.field(self.distance_field, pa.float32()))
@@ -289,7 +304,10 @@ class AssignClusters(Declared, RowWiseMap):
         return {**super().identity(), "clusters": self.clusters.digest()}
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has a column of lists of numbers, and the new columns are free."""
+        """Check that the frame has the column of embeddings, and that new columns can be added.
+
+        Raises ValueError if not, and TypeError if the column does not hold lists of numbers.
+        """
         _check_column(frame, self.embedding_field)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
@@ -300,11 +318,15 @@ class AssignClusters(Declared, RowWiseMap):
             self._check_width(list_sizes(mapper.heads).get(self.embedding_field))
 
     def meta(self, frame: Frame) -> Any:
-        """Return an empty frame with the new columns."""
+        """Return a frame without rows that has the columns of `frame` and the new columns."""
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add the new columns to a pandas or cudf frame."""
+        """Return a pandas or cudf frame with the new columns added; `meta_dtypes` is not used.
+
+        Raises TypeError or ValueError for embeddings that `unit_vectors` refuses, and ValueError
+        for embeddings of another width than the clusters'.
+        """
         vectors, is_given = unit_vectors(frame, self.embedding_field)
         if len(vectors):
             self._check_width(vectors.shape[1])
@@ -326,7 +348,10 @@ class AssignClusters(Declared, RowWiseMap):
 
 
 def _check_column(frame: Frame, embedding_field: str) -> None:
-    """Raise unless a frame, which may be empty, has a column of lists of numbers."""
+    """Raise ValueError unless a frame has the column, TypeError unless it has lists of numbers.
+
+    The frame may have no rows.
+    """
     columns = [*map(str, frame.columns)]
     check_is_there(embedding_field, columns, "embedding_field", "column of embeddings")
     unit_vectors(frame.iloc[:0], embedding_field)
@@ -337,8 +362,8 @@ def _encoded(centroids: np.ndarray) -> str:
 
 
 def _sample_partition(frame: Frame, embedding_field: str, size: int) -> pd.DataFrame:
-    """Return the sample that `take_sample` takes of a partition's embeddings."""
+    """Return the result of `take_sample` for a partition's embeddings."""
     vectors, _ = unit_vectors(frame, embedding_field)
-    # The columns of a sample; the number of a vector is a hash of its bytes.
+    # The number by which vectors are sampled is a hash of the vector's bytes.
     rows = pd.DataFrame({"number": md5_digests(vectors)[:, 0], "embedding": pack(vectors)})
     return take_sample([rows], size)

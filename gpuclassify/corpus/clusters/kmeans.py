@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from gpuclassify.frames import Frame, backend_of, name_row
 
-CENTROID_SAMPLES = 50  # minimum sampled embeddings per centroid, where their number is chosen
+CENTROID_SAMPLES = 50  # minimum sampled embeddings per centroid if `n_clusters` is not set
 TILE_NUMBERS = 1 << 26  # numbers of a matrix product in memory at once: 256 MB
-_CANDIDATES = 3  # nearest centroids in float32, among which float64 decides
+_CANDIDATES = 3  # number of nearest centroids in float32 that are compared in float64
 _ROUNDING = 1e-5  # largest rounding error of a score in float32
 
 
@@ -24,11 +24,12 @@ class Assigned(NamedTuple):
     Attributes
     ----------
     clusters : numpy.ndarray
-        Index of the nearest centroid, int64 (vectors,); the lowest of equally near ones.
+        Index of the nearest centroid, int64 (vectors,); the lowest if several are equally near.
     distances : numpy.ndarray
-        Euclidean distance from it, float32 (vectors,).
+        Euclidean distance from the nearest centroid, float32 (vectors,).
     borders : numpy.ndarray
-        Distance from the border of the cluster, float32 (vectors,); infinite if there is no other.
+        Distance from the border with the cluster of the second nearest centroid, float32
+        (vectors,); infinite if there is a single centroid.
     """
 
     clusters: np.ndarray
@@ -37,10 +38,12 @@ class Assigned(NamedTuple):
 
 
 def unit_vectors(frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a column's embeddings scaled to length 1, float32, and a mask of the rows with one.
+    """Return a column's embeddings scaled to length 1, and a mask of the rows that have one.
 
-    The column has lists of numbers of equal length: Arrow lists of any kind, or objects that Arrow
-    converts to lists. Rows of null and zeros have no embedding.
+    They are float32 (embeddings, width), without rows of null or of zeros only, and bool (rows,).
+    The width is 0 if all rows are null. The column has lists of numbers of equal length: Arrow
+    lists of any kind, or objects that Arrow converts to lists. Raises TypeError for other columns,
+    and ValueError for lists of different lengths, empty lists and numbers that are not finite.
     """
     lists = backend_of(frame).list_array(frame, column)
     if not _holds_numbers(lists.type):
@@ -87,9 +90,10 @@ def _holds_numbers(kind: pa.DataType) -> bool:
 
 
 def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
-    """Pack vectors, float32 (rows, width), into a column of bytes, to shuffle them.
+    """Pack vectors, float32 (rows, width), into an array of one bytes object per row.
 
-    Every shuffle method of Dask preserves bytes, while "p2p" fails on Arrow's lists.
+    Used to shuffle vectors: every shuffle method of Dask preserves bytes, but "p2p" fails on
+    Arrow's lists.
     """
     rows, width = vectors.shape
     ends = np.arange(rows + 1, dtype=np.int64) * width * vectors.itemsize
@@ -99,7 +103,10 @@ def pack(vectors: np.ndarray) -> pd.api.extensions.ExtensionArray:
 
 
 def unpack(packed: pd.Series) -> np.ndarray:
-    """Return the vectors in a column from `pack`, float32 (rows, width)."""
+    """Return the vectors in a column from `pack`, float32 (rows, width).
+
+    Raises ValueError if their widths differ.
+    """
     check_widths(packed)
     data = bytearray().join(packed.to_list())
     return np.frombuffer(data, np.float32).reshape(len(packed), -1 if data else 0)
@@ -116,19 +123,24 @@ def check_widths(packed: pd.Series) -> None:
 
 
 def take_sample(parts: Sequence[pd.DataFrame], size: int) -> pd.DataFrame:
-    """Return the rows with the `size` smallest random numbers, independent of the order of rows."""
+    """Return the `size` rows of `parts` with the smallest distinct values of the column "number".
+
+    The column "embedding" has vectors from `pack`. The numbers are hashes, so that the sample is
+    random, and does not depend on the order of rows. Raises ValueError if vectors differ in width.
+    """
     rows = pd.concat(parts, ignore_index=True)
     check_widths(rows["embedding"])
     return rows.drop_duplicates("number").nsmallest(size, "number")
 
 
 def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> np.ndarray:
-    """Fit k-means centroids of length 1, float32 (count, width), to at least `count` vectors.
+    """Fit k-means centroids of length 1, float32 (count, width), to vectors of length 1.
 
-    One CPU thread fits them, so that all machines give equal results; 2,000 centroids of 100,000
-    vectors with 384 dimensions take 100 s. The start is random, because k-means++ took fifteen
-    times as long without better clusters. Centroids are normalized: the mean of scattered vectors
-    is short, so close to vectors of all directions, and would attract a large cluster.
+    `vectors` are float32 (vectors, width), at least `count` of them. One CPU thread fits the
+    centroids, so that all machines give equal results: 2,000 centroids to 100,000 vectors of 384
+    dimensions take 100 s. Initial centroids are random, because k-means++ took fifteen times as
+    long without better clusters. Centroids are scaled to length 1, because the mean of scattered
+    vectors is short, so close to vectors of all directions, and would attract a large cluster.
     """
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
@@ -143,12 +155,13 @@ def fit_centroids(vectors: np.ndarray, count: int, max_iter: int, seed: int) -> 
 def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
     """Find the nearest centroid of each vector, on the worker's GPU if it has one.
 
-    Vectors have the length 1, and centroids at most that; both are float32 (rows, width). If a
-    matrix product in float32, whose rounding depends on the number of rows, does not tell which of
-    several centroids is nearer, float64 does. So a vector's cluster does not depend on others.
+    Vectors have length 1, and centroids at most length 1; both are float32 (rows, width). Distances
+    are compared in float32, whose rounding depends on the number of rows. If the difference is as
+    small as rounding errors, they are compared in float64. So a vector's cluster does not depend on
+    other vectors.
 
-    The border with the cluster of the second nearest centroid b is the plane midway between both
-    centroids. Its distance from a vector x of the cluster of a is (|x - b|² - |x - a|²) /
+    The border between the clusters of the nearest centroid a and the second nearest centroid b is
+    the plane midway between a and b. Its distance from a vector x is (|x - b|² - |x - a|²) /
     (2 |a - b|).
     """
     count = len(vectors)
@@ -180,8 +193,12 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
 
 
 def _decide(points: Any, centres: Any, best: Any, nearest: Any, rows: Any) -> None:
-    """Sort the candidates of some rows in `best` and `nearest` by their distance in float64."""
-    candidates = nearest[rows].sort(dim=1).values  # the lowest of equally near ones is the first
+    """Sort the candidates of some rows by their distance in float64, in place.
+
+    Arguments are tensors: `points` (points, width), `centres` (centroids, width), scores in `best`
+    and indices of centroids in `nearest`, both (points, candidates), and the indices `rows`.
+    """
+    candidates = nearest[rows].sort(dim=1).values  # the lowest index comes first in a tie
     differences = points[rows, None].double() - centres[candidates].double()
     squares, order = differences.square().sum(dim=2).sort(dim=1, stable=True)
     nearest[rows] = candidates.gather(1, order)

@@ -1,4 +1,4 @@
-"""Find the parts of input files, and the columns that all parts have in common."""
+"""Cut input files to parts, and find the columns of the input, which are common to all parts."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ from gpuclassify.jobs.stores.names import PARQUET, compression, file_format, red
 from gpuclassify.jobs.stores.opening import open_store, store_type
 from gpuclassify.jobs.stores.store import FILES_AT_A_TIME, BrokenContentError, UnreadableInputError
 
-# Some 200 parts show progress and balance workers. Smaller or larger parts lose speed: each costs
-# a task, a file and a record.
+# Some 200 parts are enough to show progress and to balance workers. Each part costs a task, a file
+# and a record.
 PARTS_AIMED_AT = 200
 FAST_PART_BYTES, LARGEST_PART_BYTES = 8 << 20, 64 << 20
 # A small input of a slow stage is some 50 parts, because few workers may take minutes for 1 MiB.
 FEW_PARTS, SMALLEST_PART_BYTES, SLOW_PART_BYTES = 50, 64 << 10, 1 << 20
-FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has one
-# A compressed file or a row group is read from its beginning to the end of a part. It is cut to
-# have small parts first, and no part of more than this fraction of the input. If the input has at
-# most SHARED_BYTES, each file or row group is cut to this number of parts.
+FEW_FILES = 16  # up to this number, small files are not joined, so that each worker has a file
+# A part of a compressed file or row group is read from the file's or group's beginning, so cutting
+# costs time. Parts are small at first, and grow to 1/MOST_SHARES of the input, or to the usual size
+# if that is larger. In an input of at most SHARED_BYTES, the fraction is of the file or row group.
 MOST_SHARES, SHARED_BYTES = 16, 32 << 20
-COMPRESSION_RATIO = 4  # assumed size of lines by size of their compressed file
-COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column: each column costs time in each part
+COMPRESSION_RATIO = 4  # assumed ratio of decompressed to compressed bytes
+COLUMN_BYTES = 1 << 10  # minimum bytes of a part per column, because columns cost time per part
 FOOTER_BYTES = 64 << 10  # size of pyarrow's first read at the end of a file
 # Columns that pandas and Dask write to Parquet for an index without a name.
 _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
@@ -75,12 +75,12 @@ _NAMELESS_INDEX = re.compile(r"__null_dask_index__|__index_level_\d+__")
 
 @dataclass(frozen=True)
 class Footer:
-    """Columns and row groups of a Parquet file, or the problem that keeps it from being read."""
+    """Columns and row groups of a Parquet file, or the reason why it cannot be read."""
 
-    schema: pa.Schema
-    group_bytes: tuple[int, ...] = ()  # uncompressed sizes
-    group_rows: tuple[int, ...] = ()
-    problem: str | None = None
+    schema: pa.Schema  # empty if there is a problem
+    group_bytes: tuple[int, ...] = ()  # uncompressed bytes of each row group
+    group_rows: tuple[int, ...] = ()  # rows of each row group
+    problem: str | None = None  # reason why the file cannot be read
 
 
 def read_footers(
@@ -88,9 +88,10 @@ def read_footers(
     storage_options: dict[str, Any],
     change: Callable[[pa.Schema, pq.FileMetaData], pa.Schema] | None = None,
 ) -> list[Footer]:
-    """Read the footers of Parquet files, several at a time because stores answer slowly.
+    """Return the footer of each Parquet file, in order; several are read concurrently.
 
-    `change` returns a new schema from a file's schema and metadata.
+    Broken files get a footer with a problem. ``change(schema, metadata)``, if given, returns the
+    schema to use in place of a file's own.
     """
     schemas: dict[pa.Schema, pa.Schema] = {}  # interned, because there may be very many files
 
@@ -119,24 +120,24 @@ def read_footers(
 
 @dataclass(frozen=True)
 class PartSizes:
-    """Sizes in bytes to cut an input to: small at its beginning, so that results show early.
+    """Sizes of parts in bytes: small at the input's beginning, so that results show early.
 
     A part has as many bytes as all parts before it together, at least `first` and at most `usual`.
     """
 
-    first: int
-    usual: int
-    total: int  # size of the whole input
+    first: int  # minimum bytes of a part
+    usual: int  # maximum bytes of a part
+    total: int  # bytes of the whole input
 
     def at(self, offset: int) -> int:
-        """Return the size of the part that begins at this offset of the input."""
+        """Return the bytes of the part that begins at this byte offset of the input."""
         return min(max(self.first, offset), self.usual)
 
     def ends(self, offset: int, size: int, usual: int) -> list[int]:
-        """Return the ends of the parts of a run of `size` bytes that begins at this offset.
+        """Cut a run of `size` bytes to parts; return the end of each, as an offset in the run.
 
-        They have up to `usual` bytes, in place of the setting. Only the last one may have up to
-        twice as many as the others.
+        The run begins at the byte `offset` of the input. Parts have up to `usual` bytes, which
+        replaces `self.usual`. The last part may be larger, but less than twice as large.
         """
         ends, end = [], 0
         while size - end >= 2 * (step := min(max(self.first, offset + end), usual)):
@@ -148,20 +149,25 @@ class PartSizes:
 class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
-    `reader` is a `gpuclassify.jobs.input.readers.FileReader`, whose `find_parts` describes the
-    other settings. `expected` are paths of files whose unreadable content annotation sets list.
+    `gpuclassify.jobs.input.readers.FileReader.find_parts` describes `on_error`, `needed` and
+    `is_slow`.
     """
 
     files: Sequence[InputFile]
-    reader: Any
+    reader: Any  # the `FileReader`, for its settings
     on_error: str
     needed: Collection[str] = ()
-    fields: Sequence[str] | None = None
+    fields: Sequence[str] | None = None  # columns to keep of the files; None for all
+    # Paths of files with lines or rows that annotation sets list as unreadable.
     expected: Collection[str] = ()
     is_slow: bool = True
 
     def find(self) -> InputParts:
-        """Find the parts, from the footers of Parquet files and samples of JSON lines."""
+        """Find the parts and columns, from footers of Parquet files and samples of JSON lines.
+
+        Raises UnreadableInputError as `schema` does, and for unreadable files and lines unless
+        they are quarantined or `expected`.
+        """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
         for sample in self._samples():
@@ -201,12 +207,11 @@ class PartFinder:
     def schema(
         self, samples: Sequence[Lines], problems: Sequence[tuple[Part, Problem]] = ()
     ) -> InputSchema:
-        """Return the columns of the footers of Parquet files and of `samples` of JSON lines.
+        """Return the columns of the Parquet files and of `samples` of JSON lines.
 
-        Only the columns in `fields` are kept.
-
-        Raises UnreadableInputError if nothing can be read because of the `problems`, if the types
-        of a column cannot be unified, or if a column is missing.
+        Only the columns in `fields` are kept. `problems` are those found while sampling. Raises
+        UnreadableInputError if nothing can be read, if a column's types have no common type, or if
+        a column is missing.
         """
         in_tables = self._in_tables
         types = dict(self.reader.types or {})
@@ -238,10 +243,10 @@ class PartFinder:
     def _merge_formats(
         self, in_tables: pa.Schema, in_lines: pa.Schema, samples: Sequence[Lines]
     ) -> pa.Schema:
-        """Return the columns of Parquet files and of JSON lines, with a common type for each.
+        """Return the columns of Parquet files (`in_tables`) and of JSON lines (`in_lines`).
 
-        A column that is JSON in lines is JSON in all files. Raises UnreadableInputError if there is
-        no common type for a column that is read.
+        A column of both gets a common type, which is JSON if it is JSON in lines. Raises
+        UnreadableInputError if a column in `fields` has no common type.
         """
         columns = {field.name: field for field in in_tables}
         for field in in_lines:
@@ -271,7 +276,10 @@ class PartFinder:
 
     @functools.cached_property
     def _footers(self) -> dict[str, Footer]:
-        """Footers of the Parquet files by path; columns that are all null may have no type."""
+        """Footers of the Parquet files by path.
+
+        Columns with only null values, whose type does not fit other files, get Arrow's null type.
+        """
         files = [file for file in self.files if file_format(file.path) == PARQUET]
         footers = read_footers(files, self.reader.storage_options)
         columns, schemas = self._merge_schemas(footers)
@@ -282,7 +290,7 @@ class PartFinder:
 
     @functools.cached_property
     def _in_tables(self) -> pa.Schema:
-        """Columns of the Parquet files; an index without a name only if it is asked for."""
+        """Columns of the Parquet files; columns of a nameless index only if `fields` is set."""
         if not self._footers:
             return pa.schema([])
         columns, _ = self._merge_schemas([*self._footers.values()])
@@ -293,18 +301,21 @@ class PartFinder:
 
     @functools.cached_property
     def _lines(self) -> list[InputFile]:
-        """Files of JSON lines, and folders that cannot be listed."""
+        """Files of JSON lines, and folders that could not be listed, which have a problem."""
         return [file for file in self.files if file.path not in self._footers]
 
     @property
     def _reads_lines(self) -> bool:
-        """Whether columns of JSON lines may be read, and not only annotations."""
+        """Whether columns of JSON lines are read: there are such files, and `fields` is not empty.
+
+        If `fields` is empty, only columns of annotation sets are read.
+        """
         return bool(self._lines) and (self.fields is None or bool(self.fields))
 
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
-        """Return a problem for each Parquet file that does not fit the columns, by its path.
+        """Return the problem of each Parquet file that is broken or does not fit `schema`, by path.
 
-        Raises UnreadableInputError for the first one unless `on_error` is "quarantine".
+        Raises UnreadableInputError for the first problem unless it is quarantined or `expected`.
         """
         parts = []
         for file in self.files:
@@ -318,9 +329,10 @@ class PartFinder:
     def _row_groups(
         self, file: InputFile, schema: InputSchema, sizes: PartSizes, offset: int
     ) -> list[Part]:
-        """Return the parts of a Parquet file, which are runs of row groups, or some of their rows.
+        """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
-        Rows of a run are cut only in near files, because each part fetches all of the run.
+        `offset` is the file's byte offset in the input. A run is cut to shares only in near files,
+        because each share fetches all of the run.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -346,7 +358,7 @@ class PartFinder:
     def _merge_schemas(self, footers: Sequence[Footer]) -> tuple[pa.Schema, Collection[pa.Schema]]:
         """Merge the columns of Parquet files; return them, and the schemas of files with rows.
 
-        A file without rows cannot contradict a type; it only adds columns that others lack.
+        A file without rows only adds columns that other files lack; its types are not compared.
         """
         counts = Counter(footer.schema for footer in footers if any(footer.group_rows))
         columns = common_schema(counts, self.reader.known)
@@ -364,7 +376,12 @@ class PartFinder:
         schema: InputSchema,
         part_sizes: PartSizes,
     ) -> InputParts:
-        """Join neighbouring whole files into parts, up to the parts' size and number of files."""
+        """Join neighbouring whole files into parts, and return all parts of the input.
+
+        Files are joined up to the bytes in `part_sizes` and up to `files_per_partition` files.
+        `sizes` has the uncompressed bytes of each file by path, None if unknown, and `offsets` the
+        byte offset of each file in the input.
+        """
         most, room_sizes = self.reader.files_per_partition, part_sizes
         if self.reader.part_bytes is None and (most or len(self.files) <= FEW_FILES):
             most = most or 1
@@ -401,7 +418,8 @@ class PartFinder:
     def _samples(self) -> Iterator[Lines | tuple[Part, Problem]]:
         """Yield samples of JSON lines, to infer columns, and problems of unreadable byte ranges.
 
-        Samples are from the beginning, middle and end of byte ranges in turn.
+        Ranges are spread over the input. In turn, the beginning, middle and end of a range are
+        read. There are at most `reader.samples` samples of about `reader.sample_bytes` each.
         """
         most, sample_bytes = self.reader.samples, self.reader.sample_bytes
         lines_bytes = sum(file.size_bytes or 0 for file in self._lines)
@@ -414,7 +432,7 @@ class PartFinder:
         last, steps = len(pieces) - 1, max(1, most - 1)
         spread = [round(step * last / steps) for step in range(most)] if pieces else []
         count = total_bytes = 0
-        # The other pieces follow, in case the first ones are blank.
+        # The other pieces follow, in case the first pieces are blank.
         for number in dict.fromkeys([*spread, *range(len(pieces))]):
             piece = pieces[number]
             limit = Limit(line_bytes=sample_bytes) if piece.length is None else None
@@ -441,9 +459,10 @@ class PartFinder:
         return sum(file.size_bytes or 0 for file in self.files)
 
     def _part_sizes(self, schema: InputSchema, total: int) -> PartSizes:
-        """Return the sizes to cut parts to: the reader's setting, or ones for some 200 parts.
+        """Return the sizes of parts: `reader.part_bytes` if set, or sizes for some 200 parts.
 
-        The cluster does not matter, because a job may continue on another one.
+        `total` is the bytes of the input. Sizes do not depend on the cluster, because a job may
+        continue on another cluster.
         """
         least = few = FAST_PART_BYTES
         if self.is_slow:
@@ -458,12 +477,18 @@ class PartFinder:
         return bool(self.reader.part_bytes or self.reader.files_per_partition)
 
     def _is_cut_inside(self, path: str) -> bool:
-        """Return whether a row group or compressed file may be cut, because a model reads it."""
+        """Return whether a row group or compressed file of `path` may be cut.
+
+        Cutting is worth its cost only if a slow stage reads columns, and the reader sets no size.
+        """
         is_cut = self.is_slow and bool(self.needed) and not self._is_cut_by_user
         return is_cut and (path in self._footers or compression(path) is not None)
 
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
-        """Return the ends of the parts of a row group or compressed file; see `PartSizes.ends`."""
+        """Return the ends of the parts of a row group or compressed file of `size` bytes.
+
+        See `PartSizes.ends`, and `MOST_SHARES` for the largest part of near files.
+        """
         usual = size
         if store_type(path).is_near:
             whole = size if self._total_bytes <= SHARED_BYTES else sizes.total
@@ -482,10 +507,10 @@ class PartFinder:
         }
 
     def _split_compressed(self, file: InputFile, sizes: PartSizes, offset: int) -> list[Part]:
-        """Return the parts of a compressed file.
+        """Return the parts of a compressed file that begins at the byte `offset` of the input.
 
-        They are shares of the lines if the input is small, and else ranges of decompressed bytes.
-        As the file's decompressed size is unknown, the last range has no end.
+        They are shares of the decompressed bytes if the input is small and near, or else ranges of
+        decompressed bytes. The last range has no end, because the decompressed size is unknown.
         """
         part, size = Part(file.path, file_bytes=file.size_bytes), _line_bytes(file) or 0
         bounds = [*pairwise([0, *self._ends_inside(file.path, sizes, offset, size)])]
@@ -497,7 +522,10 @@ class PartFinder:
         return [*ranges[:-1], replace(ranges[-1], length=None)]
 
     def _byte_ranges(self, file: InputFile, sizes: PartSizes, offset: int = 0) -> list[Part]:
-        """Return the parts of a file of JSON lines, which are byte ranges if it can be cut."""
+        """Return the parts of a file of JSON lines that begins at the byte `offset` of the input.
+
+        They are byte ranges, or the whole file if it can only be read from its beginning.
+        """
         path, end = file.path, file.size_bytes
         if file.problem:
             return [Part(path, problem=file.problem, file_bytes=end)]
@@ -512,7 +540,12 @@ class PartFinder:
         return parts
 
     def _input_schema(self, columns: pa.Schema) -> InputSchema:
-        """Return the files' `columns` that are in `fields`, with columns of folders and paths."""
+        """Return the schema of the input from the files' `columns`.
+
+        Columns of folder names are added, and columns outside `fields` left out; the path column is
+        last. Raises UnreadableInputError if `path_field` is a column of the input, or if the input
+        lacks a column in `fields`.
+        """
         paths, reader = [file.path for file in self.files], self.reader
         types = declared_types(paths, reader.storage_options) | dict(reader.types or {})
         by_folders = [
@@ -541,10 +574,10 @@ class PartFinder:
         )
 
     def _check(self, problems: Iterable[tuple[Part, Problem]], is_all: bool = False) -> None:
-        """Raise UnreadableInputError for the first problem, unless problems are quarantined.
+        """Raise UnreadableInputError for the first problem, unless `on_error` is "quarantine".
 
-        With `is_all`, nothing of the input can be read, which is an error in any case. Problems of
-        `expected` files are checked when the files are read.
+        Problems of `expected` files are skipped: they are checked when the files are read. With
+        `is_all`, nothing of the input can be read, which raises in any case.
         """
         if self.on_error == "quarantine" and not is_all:
             return
@@ -562,10 +595,11 @@ def sampled_schema(
     known: pa.Schema | None = None,
     kept: Collection[str] | None = None,
 ) -> pa.Schema:
-    """Infer the columns of JSON lines from samples; columns `texts` hold any JSON.
+    """Infer the columns of JSON lines from `samples`, each of which has whole lines.
 
-    Columns of `known` are always in the result; see `common_schema`. With `kept`, rare columns are
-    left out unless they are in `kept`; see `frequent_columns`.
+    Columns named in `texts` get the type JSON. Columns of `known` are always in the result; see
+    `common_schema`. If `kept` is given, rare columns are left out unless `kept` names them; see
+    `frequent_columns`.
     """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
@@ -584,7 +618,7 @@ def _bad_lines(samples: Iterable[Lines], schema: InputSchema) -> Iterator[tuple[
 
 
 def _line_bytes(file: InputFile) -> int | None:
-    """Return the size of a file's lines, estimated if they are compressed; None if unknown."""
+    """Return the decompressed bytes of a file, estimated if compressed; None if unknown."""
     ratio = COMPRESSION_RATIO if compression(file.path) else 1
     return file.size_bytes and ratio * file.size_bytes
 
@@ -594,9 +628,10 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 
 
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
-    """Join neighbouring row groups to runs of at least the parts' size; return their numbers.
+    """Join adjacent row groups to runs that are at least as large as a part.
 
-    `offset` is the file's offset in the input.
+    Returns the indices of each run's row groups; a file without row groups has an empty run.
+    `offset` is the file's byte offset in the input.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []
@@ -614,7 +649,10 @@ def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int
 def _misfit(
     file: InputFile, footer: Footer, common: InputSchema, needed: Collection[str]
 ) -> str | None:
-    """Return the reason why a Parquet file cannot be read with these columns, or None."""
+    """Return the reason why a Parquet file cannot be read with the columns `common`, or None.
+
+    Columns in `needed` must be in the file if they are in other files.
+    """
     schema = common.arrow
     known = set(schema.names)
     names = [name for name in footer.schema.names if name in known]

@@ -1,4 +1,4 @@
-"""Parts of an input, and reading them as tables: whole, up to a limit, or chosen rows."""
+"""Parts of an input, and functions that read a part as a table: whole, its beginning, or rows."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from gpuclassify.jobs.stores.store import LINE_BYTES, BrokenContentError
 logger = logging.getLogger(__name__)
 
 COUNTED_BYTES = 1 << 20  # read size while counting lines
-LARGE_BYTES = 1 << 30  # part size to warn about: a worker needs some three times as much memory
+LARGE_BYTES = 1 << 30  # part size to warn about: a worker needs about three times as much memory
 KNOWN_AS_UNREADABLE = "it could not be read when it was annotated"
-# Advice in errors for unreadable input, by `on_error`.
+# Advice in errors for unreadable input, for each value of `on_error` that raises.
 CURES = {
     "raise": 'To go on without it: on_error="quarantine".',
     "whole": "An earlier corpus is read whole, whatever on_error= says: mend the file, or leave "
@@ -64,21 +64,23 @@ CURES = {
 
 @dataclass(frozen=True)
 class Part:
-    """Share of an input that one task reads: row groups of a Parquet file, or a range of lines.
+    """Piece of an input that a task reads: row groups of a Parquet file, or a byte range of lines.
 
-    Lines belong to the part in whose byte range they begin, after decompression. Several small
-    files may be one part: each is a piece, and the pieces after the first are its `followers`.
+    A line belongs to the part in whose byte range it begins, after decompression. Several small
+    files may form one part: each file is a piece, and the pieces after the first are `followers`.
     """
 
-    path: str  # path or URL
-    row_groups: tuple[int, ...] | None = None
-    start: int = 0
-    length: int | None = None  # None for all from `start` on
-    share: tuple[int, int, int] | None = None  # first and end of a number of equal shares of rows
-    problem: str | None = None  # reason why the file cannot be read, if it is known beforehand
-    file_bytes: int | None = None  # saves a request for the size
+    path: str  # path or URL of the file
+    row_groups: tuple[int, ...] | None = None  # indices; None for JSON lines
+    start: int = 0  # byte offset in the decompressed file
+    length: int | None = None  # bytes; None for all from `start` on
+    # (first, end, count): of `count` equal shares of the rows or bytes, those from `first` on and
+    # before `end`. None for all.
+    share: tuple[int, int, int] | None = None
+    problem: str | None = None  # reason why the file cannot be read, if known before reading
+    file_bytes: int | None = None  # size of the file, which saves a request for it
     followers: tuple[Part, ...] = ()
-    rows: tuple[int, int] | None = None  # first and end row in the Parquet file
+    rows: tuple[int, int] | None = None  # first row and end row of the row groups in the file
     # Ranges for each annotation set; None if the set may lack rows of the piece.
     annotations: tuple[tuple[AnnotationRange, ...] | None, ...] = ()
 
@@ -94,9 +96,12 @@ class Part:
 
     @property
     def is_whole_file(self) -> bool:
-        """Whether the piece is all of its file."""
+        """Whether the piece is known to be its whole file.
+
+        False for a Parquet file with rows, whose row groups may be all or some.
+        """
         if self.row_groups is not None:
-            return self.rows == (0, 0)  # row groups of a file with rows may be all or some
+            return self.rows == (0, 0)
         is_to_end = self.length is None
         if not compression(self.path):
             is_to_end |= self.start + (self.length or 0) == self.file_bytes
@@ -104,9 +109,10 @@ class Part:
 
     @property
     def position_range(self) -> tuple[float, float] | None:
-        """First and end position of the piece's rows; None if they are unknown before reading.
+        """First and end position of the piece's rows; None if unknown before reading.
 
-        Positions are row numbers in Parquet files, and byte offsets in JSON lines.
+        Positions are row numbers from 0 in Parquet files, and byte offsets of lines in JSON lines.
+        The end is infinite if `length` is None.
         """
         if self.rows is not None:
             first, end = self.bounds(self.rows[1] - self.rows[0])
@@ -139,16 +145,16 @@ class InputSchema:
     """Columns and reading settings of an input, common to all of its parts."""
 
     arrow: pa.Schema  # columns of every part
-    storage_options: dict[str, Any] = field(repr=False)
-    is_projected: bool  # whether columns that `arrow` lacks are left out on purpose
+    storage_options: dict[str, Any] = field(repr=False)  # fsspec's options for stores
+    is_projected: bool  # whether columns of files that `arrow` lacks are ignored; else they raise
     folder_fields: tuple[str, ...] = ()  # columns from folder names, which no file holds
     replaces_surrogates: bool = False  # whether halves of surrogate pairs become U+FFFD
-    max_line_bytes: int = MOST_LINE_BYTES
-    path_field: str | None = None  # column with the file of each row
+    max_line_bytes: int = MOST_LINE_BYTES  # longer lines are problems
+    path_field: str | None = None  # column with the path of each row's file
     has_positions: bool = False  # whether `ROW_POSITION` is the last column of tables
     annotations: tuple[AnnotationColumns, ...] = ()  # annotation sets with columns of `arrow`
-    # Types in which JSON lines hold columns, if Parquet files give them others in `arrow`. None is
-    # for columns that lines cannot hold.
+    # Types of columns in JSON lines, by name, if `arrow` has other types because of Parquet files.
+    # None is for columns that lines cannot hold.
     line_types: Mapping[str, pa.DataType | None] = field(default_factory=dict)
     # The reader's paths, to refuse an output that they match.
     paths: tuple[str, ...] = field(default=(), repr=False)
@@ -175,7 +181,7 @@ class InputSchema:
 
     @property
     def in_lines(self) -> pa.Schema:
-        """Columns of `pathless` that JSON lines may have, with their types there."""
+        """Columns of `pathless` that JSON lines may have, with their types in JSON lines."""
         types = [self.line_types.get(column.name, column.type) for column in self.pathless]
         pairs = zip(self.pathless.names, types, strict=True)
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
@@ -187,7 +193,10 @@ class InputSchema:
         return replace(self.projected(names), is_projected=self.is_projected, annotations=())
 
     def projected(self, columns: Sequence[str]) -> InputSchema:
-        """Return the schema with only these columns."""
+        """Return the schema with only these columns of `arrow`, in this order.
+
+        Readers ignore all other columns of the files.
+        """
         return replace(
             self,
             arrow=pa.schema([self.arrow.field(name) for name in columns]),
@@ -196,48 +205,48 @@ class InputSchema:
         )
 
     def meta(self) -> pd.DataFrame:
-        """Return the empty frame with the dtypes of every part."""
+        """Return a pandas frame without rows that has the columns and dtypes of every part."""
         return meta_frame(self.arrow)
 
 
 @dataclass(frozen=True)
 class InputParts:
-    """Parts of an input, with their common schema, all files, and the target bytes of a part.
-
-    `sizes` are the estimated bytes of each part, after decompression. `provenance` is of the
-    columns of annotation sets.
-    """
+    """Parts of an input, with their sizes and common schema."""
 
     parts: tuple[Part, ...]
-    sizes: tuple[float, ...]
+    sizes: tuple[float, ...]  # estimated bytes of each part, after decompression
     schema: InputSchema
-    files: tuple[InputFile, ...]
-    part_bytes: int
-    provenance: Provenance = field(default_factory=Provenance)
+    files: tuple[InputFile, ...]  # all files of the input
+    part_bytes: int  # target size of a part
+    provenance: Provenance = field(default_factory=Provenance)  # of columns of annotation sets
 
 
 @dataclass(frozen=True)
 class Limit:
     """Limits for reading the beginning of a part, which ends at the first limit reached."""
 
-    rows: float = math.inf  # lines, except blank ones
+    rows: float = math.inf  # lines that are not blank
     line_bytes: float = math.inf  # decompressed bytes
     stored_bytes: float = math.inf  # compressed bytes
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a part, with their offset in the (decompressed) file."""
+    """Whole lines of a part, as bytes."""
 
     part: Part
-    offset: int
+    offset: int  # byte offset of `content` in the decompressed file
     content: bytes
-    share: float = 1.0  # fraction of the part that was read
+    share: float = 1.0  # fraction of the file that was read, if `part` is a whole file
     long_lines: Sequence[BadLine] = ()  # lines that are too long, and not in `content`
-    cut: str | None = None  # error that ended a damaged file
+    cut: str | None = None  # message of the error that ended a damaged file
 
     def parse(self, schema: InputSchema) -> tuple[pa.Table, list[BadLine]]:
-        """Parse the lines; return a table of the good lines, and the bad lines."""
+        """Return a table of the good lines, a row each, and the bad lines, sorted by offset.
+
+        The table has the columns of `schema.pathless`, and `ROW_POSITION` if
+        `schema.has_positions`.
+        """
         columns = schema.in_lines if schema.line_types else schema.pathless
         form = columns, schema.is_projected, schema.replaces_surrogates
         table, bad = parse_good(self.content, self.offset, *form)
@@ -254,12 +263,13 @@ class Lines:
             offsets = offsets + long.skipped * (offsets >= long.offset)
         if schema.has_positions:
             table = table.append_column(ROW_POSITION, pa.array(offsets))
-        if not self.part.share or not self.part.share[0]:  # Only the first share reports them.
+        # Every share of a file reads the long lines, but only the first share reports them.
+        if not self.part.share or not self.part.share[0]:
             bad += self.long_lines
         return table, sorted(bad, key=lambda line: line.offset)
 
     def in_share(self) -> Lines:
-        """Return the lines that begin in the part's share; only the last share keeps `cut`."""
+        """Return the lines that begin in `part.share`; only the file's last share keeps `cut`."""
         if self.part.share is None:
             return self
         ends = self.part.bounds(len(self.content))
@@ -274,11 +284,12 @@ def read_part(
     columns: Sequence[str] | None = None,
     on_error: str = "raise",
 ) -> pd.DataFrame:
-    """Read all columns or some of a part as a pandas frame with the dtypes of `schema`.
+    """Read a part as a pandas frame with the dtypes of `schema`.
 
-    Columns that a file lacks are null. Columns that the schema lacks are left out if it is a
-    projection. Otherwise they raise UnreadableInputError, as unreadable files do. What is left out
-    is reported by `report_left_out`.
+    `columns` are the columns to read, in order; None for all. Columns that a file lacks are null.
+    A line with a column that the schema lacks is a problem, like an unreadable file, line or row,
+    unless `columns` is given or `schema.is_projected`. See `read_table` for `on_error`. Problems
+    that do not raise are reported by `report_left_out`.
     """
     schema = schema if columns is None else schema.projected(columns)
     annotations, tables = AnnotationReader(part, schema), []
@@ -298,10 +309,12 @@ def read_table(
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read one piece of a part; return its good rows, its problems, and the fraction read.
 
-    Unreadable files, lines and rows are problems if `on_error` is "quarantine", or if annotations
-    list them as left out. Otherwise the first one raises UnreadableInputError, with the advice of
-    `CURES`. `annotations` is the part's reader. If only annotation columns are read and their set
-    is complete, the input file is not opened.
+    The table has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The
+    fraction is below 1 only if a `limit` ended a whole file. Unreadable files, lines and rows are
+    returned as problems if `on_error` is "quarantine", or if annotations list them as left out.
+    Otherwise the first problem raises UnreadableInputError, with the advice of `CURES`.
+    `annotations` is the part's reader, made here if None. If only annotation columns are read and
+    their set is complete, the input file is not opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -341,7 +354,7 @@ def _read_file(
 ) -> tuple[pa.Table, list[Problem], float]:
     """Read one piece of a part, without annotations, as `read_table` does.
 
-    Problems at `known` positions do not raise; None is the position of problems of whole files.
+    Problems at the `known` positions do not raise. The position of a whole file's problem is None.
     """
     share = 1.0
     try:
@@ -374,7 +387,10 @@ def _read_file(
 
 
 def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Table:
-    """Add the columns of a file's path: the values of its folders' names, and the path itself."""
+    """Return the table of a file with the columns that its path gives.
+
+    These are `schema.folder_fields`, and `schema.path_field` with the path, without secrets.
+    """
     table = fill_folder_values(table, schema.folder_fields, path)
     if schema.path_field not in schema.arrow.names:
         return table
@@ -384,14 +400,14 @@ def add_path_columns(table: pa.Table, path: str, schema: InputSchema) -> pa.Tabl
 
 
 class RowChoice(Protocol):
-    """Rule that chooses rows by some of their columns, such as a condition."""
+    """Rule that selects rows by some of their columns, such as a condition."""
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Columns that the rule reads."""
+        """Names of the columns that the rule reads."""
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return a mask of the chosen rows, bool (rows,)."""
+        """Return a mask of the selected rows, bool (rows,)."""
 
 
 def read_chosen(
@@ -401,12 +417,13 @@ def read_chosen(
     annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], int]:
-    """Read the rows of a piece that `choice` chooses; see `read_table`.
+    """Read the rows of a piece that `choice` selects; see `read_table`.
 
-    Returns these rows, the problems, and the number of rows from which `choice` chose.
+    Returns these rows, the problems, and the number of rows from which `choice` selected.
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
-    chosen rows, and from JSON lines if any row is chosen. Two cases need all columns of all rows:
-    columns of JSON lines decide, or columns of Parquet files do and bad rows are quarantined.
+    selected rows, and from JSON lines if any row is selected. All columns of all rows are read in
+    two cases: if `choice` reads columns of JSON lines, or if it reads columns of Parquet files and
+    bad rows are quarantined.
     """
     names = [name for name in schema.arrow.names if name in choice.read_fields]
     reads_files = not {*names} <= {*schema.annotation_fields} or annotations.positions(part) is None
@@ -430,9 +447,10 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Cut a piece of a Parquet file to the runs of row groups with rows at these positions.
+    """Yield a piece for each run of adjacent row groups with rows at `positions`.
 
-    JSON lines, and pieces that are a share of their rows, are yielded whole.
+    `positions` are row numbers in the file, int64 (rows,). Pieces of JSON lines, and pieces that
+    are a share of their rows, are yielded whole.
     """
     if part.row_groups is None or part.share is not None:
         yield part
@@ -456,14 +474,16 @@ def read_lines(
     limit: Limit | None = None,
     max_line_bytes: int = MOST_LINE_BYTES,
 ) -> Lines:
-    """Read the lines of a part; `limit` applies to whole files only.
+    """Read the lines of a part; `limit` applies only if the part is a whole file.
 
-    Lines of more than `max_line_bytes` are in `long_lines`. A compressed file is decompressed from
-    its beginning to the end of the part.
+    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is a
+    share, the whole file is read. A compressed file is decompressed from its beginning to the end
+    of the part. If the file is damaged, the result has the lines before the damage, and the error
+    in `cut`. Raises BrokenContentError for a decompression bomb.
     """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None and codec is None:
-        # The first read is the whole range, or the end of the line before.
+        # The first read gets the whole range, and the end of the line before it.
         ahead_bytes = LINE_BYTES + (part.length if part.start else 0)
     elif limit is not None:
         ahead_bytes = LINE_BYTES
@@ -509,10 +529,10 @@ def read_lines(
 def first_lines(
     stream: BinaryIO, limit: Limit, tell: Callable[[], int] = lambda: 0
 ) -> tuple[bytes, int]:
-    """Return the first lines of a stream, and their stored bytes if these reached the limit.
+    """Return the first lines of a stream, and the number of stored bytes that hold them.
 
-    The number of stored bytes is 0 if another limit or the end of the stream was reached. `tell`
-    returns the number of compressed bytes that the stream has read.
+    The number is 0 unless `limit.stored_bytes` ended the reading. `tell` returns the number of
+    stored (compressed) bytes that the stream has read.
     """
     lines: list[bytes] = []
     rows, line_bytes, stored_bytes = 0, 0, 0
@@ -528,9 +548,9 @@ def first_lines(
 
 
 def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Problem]]:
-    """Read the row groups of a piece; return the good rows, and the problems of the others.
+    """Read the row groups of a piece; return its good rows, and a problem for each bad row.
 
-    Columns that the file lacks are null.
+    Columns that the file lacks are null. Raises BrokenContentError if the file is broken.
     """
     columns = schema.pathless
     with open_store(part.path, schema.storage_options).reading(part.file_bytes) as file:
@@ -555,9 +575,9 @@ def _read_parquet(part: Part, schema: InputSchema) -> tuple[pa.Table, list[Probl
 
 
 def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tuple[int, pa.Table]:
-    """Read a piece's rows; return the number of the first one in the file, too.
+    """Read the columns `names` of a piece; return its first row's number in the file, and a table.
 
-    Of row groups that several parts share, only the rows up to the part's last one are decoded.
+    If several parts share the row groups, only the rows up to the part's last row are decoded.
     """
     first, groups = part.rows[0] if part.rows else 0, list(part.row_groups or ())
     if part.share is None:
@@ -575,7 +595,10 @@ def _read_row_groups(file: pq.ParquetFile, part: Part, names: list[str]) -> tupl
 
 
 def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int) -> pa.Table:
-    """Read the first rows of a Parquet file, and as little more of it as possible."""
+    """Return the first `rows` rows of a Parquet file, or all if it has fewer.
+
+    Little else of the file is read.
+    """
     batches: list[pa.RecordBatch] = []
     with open_store(file.path, storage_options).reading(file.size_bytes, LINE_BYTES) as opened:
         parquet = open_parquet(opened)
@@ -588,7 +611,7 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error to raise for a problem of a part, with advice that fits `on_error`."""
+    """Return the error to raise for a problem of a part, with the advice ``CURES[on_error]``."""
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)
@@ -602,9 +625,9 @@ def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
 
 
 def line_number(path: str, offset: int) -> int | None:
-    """Return the number, from 1, of the line at a byte offset of a (decompressed) file.
+    """Return the number, from 1, of the line at a byte offset of the decompressed file.
 
-    Returns None for remote files, which would have to be fetched up to there.
+    Returns None for remote files, which would have to be fetched up to the offset.
     """
     store = open_store(path)
     if not store.is_near:

@@ -36,7 +36,7 @@ from gpuclassify.jobs.stores.store import Store
 
 METADATA = "_gpuclassify"  # readers of datasets pass over names that begin with an underscore
 JOB = f"{METADATA}/job.json"
-FUNCTION, SOURCE = "function", "source"  # digests among the parts of a stage's code
+FUNCTION, SOURCE = "function", "source"  # names of the digests of a stage's code in job.json
 KEY_DIGITS = 8
 PART_NAME = re.compile(rf"part-(\d{{5,}})(?:-(\d{{5,}}))?-([0-9a-f]{{{KEY_DIGITS}}})\.")
 _HEAD_BYTES = 64  # enough of job.json for the key, which comes first
@@ -50,7 +50,7 @@ LEDGER = "summary.json"  # state of a job's steps, in their folder
 
 
 class JobChangedError(ValueError):
-    """Error for an output directory with parts of a job of other settings, model or input."""
+    """Error for an output directory that holds another job: other settings, model, input or run."""
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
@@ -64,14 +64,14 @@ def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str
 
 
 def part_number(name: str) -> int:
-    """Return the number in the name of a part, or of the first of joined parts."""
+    """Return the number in a name from `part_name`, or the first number in one of `joined_name`."""
     match = PART_NAME.match(posixpath.basename(name))
     assert match is not None
     return int(match[1])
 
 
 def is_joined(name: str) -> bool:
-    """Return whether this is the name of a file of several joined parts."""
+    """Return whether `name` is a name from `joined_name`, of a file of several parts."""
     match = PART_NAME.match(posixpath.basename(name))
     return match is not None and match[2] is not None
 
@@ -81,13 +81,13 @@ def _padded(number: int, count: int) -> str:
 
 
 def key_in(name: str) -> str | None:
-    """Return the key of the run whose part, record or quarantine file has this name, or None."""
+    """Return the key of the run in the name of a part, record or quarantine file, or None."""
     match = PART_NAME.match(posixpath.basename(name))
     return match[3] if match else None
 
 
 def check_current(directory: Store, key: str | None) -> None:
-    """Raise JobChangedError unless a directory still belongs to the run with this key."""
+    """Raise JobChangedError unless the ``job.json`` in `directory` has this key of a run."""
     path = directory.path(JOB)
     try:
         # The whole file may be large, because it names every input file.
@@ -102,7 +102,7 @@ def check_current(directory: Store, key: str | None) -> None:
 
 
 def metadata_gone(directory: Store) -> JobChangedError:
-    """Return the error for a run whose metadata is gone."""
+    """Return the error to raise if the metadata of the run in `directory` is gone."""
     return JobChangedError(
         f"the metadata of this job is gone from {directory}: another run has started over there, "
         "or somebody has removed it. Run the job again, in another directory"
@@ -117,21 +117,22 @@ class Record:
     source: dict[str, Any]  # path, byte range or row groups, rows without text; or the partition
     rows_in: int  # rows read
     rows_out: int  # rows in the file
-    file_bytes: int
+    file_bytes: int  # size of the file, or of all its files in folders
     digest: str  # SHA-256 of the file, as it was published
-    # Files, lines and rows in quarantine.
+    # Numbers of files, lines and rows in quarantine, by kind.
     left_out: dict[str, int] = field(default_factory=dict)
-    first_problem: str = ""  # position of the first one, and the reason
-    # Rows of an annotation set that only name a line or row that was left out.
+    first_problem: str = ""  # position and reason of the first problem in quarantine
+    # Number of rows of an annotation set that only name a line or row that was left out.
     rows_marked: int = 0
-    # Labels of the rows written; see `gpuclassify.mapping.stage_counts.count_labels`.
+    # Rows written by label, and rows with a label, by label column; see
+    # `gpuclassify.mapping.stage_counts.count_labels`.
     labels: dict[str, dict[str, int]] = field(default_factory=dict)
     labelled: dict[str, int] = field(default_factory=dict)
-    # Rows written by bin of score, and the largest score, for every column of scores; see
+    # Rows written by bin of score, and the largest score, for every score column; see
     # `gpuclassify.jobs.report.summary`.
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
-    # Rows read by bin of the text's length, for every column of text.
+    # Rows read by bin of the text's length, for every text column.
     text_lengths: dict[str, dict[str, int]] = field(default_factory=dict)
     # Counts of each classifier, and beginnings of texts; see
     # `gpuclassify.mapping.stage_counts.StageCounts`.
@@ -139,41 +140,45 @@ class Record:
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Rows written by both labels, for each pair of label columns.
     agreements: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    # Rows "read" and "written" by value of the source column.
+    # Rows "read" and "written", by source column and its value.
     sources: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)  # reading, mapping and writing
+    seconds: dict[str, float] = field(default_factory=dict)  # time to read, map and write
     stats: dict[str, float] = field(default_factory=dict)  # sums of the `RunStats`
     finished: float = 0.0  # seconds since 1970, before the file was written
     run_began: float = 0.0  # seconds since 1970, when the run handed out its first part
     worker: str = ""  # host and process
-    folder_files: dict[str, int] | None = None  # size of each file, where rows are in folders
-    folder_digests: dict[str, str] | None = None  # SHA-256 of each of these
+    folder_files: dict[str, int] | None = None  # size of each file, if rows are in folders
+    folder_digests: dict[str, str] | None = None  # SHA-256 of each file, if rows are in folders
     md5: dict[str, str] | None = None  # MD5 of each file, for stores whose listings have it
     quarantine: dict[str, str] | None = None  # SHA-256 of the quarantine file, by path
-    joined: tuple[Record, ...] = ()  # records of the parts, if the file has several
+    joined: tuple[Record, ...] = ()  # record of each part, if the file has several parts
 
     @property
     def parts(self) -> tuple[Record, ...]:
-        """Records of the parts in the file, in order."""
+        """Record of each part in the file, in order: `joined`, or this record."""
         return self.joined or (self,)
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """SHA-256 of the quarantine files of all parts, by path."""
+        """SHA-256 of the quarantine file of each of `parts` that has one, by path."""
         return {p: sha for part in self.parts for p, sha in (part.quarantine or {}).items()}
 
     @property
     def files(self) -> dict[str, int]:
-        """Size in bytes of each file that holds rows of the part."""
+        """Size in bytes of each file that holds rows of the part, by path."""
         return {self.name: self.file_bytes} if self.folder_files is None else self.folder_files
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each file that holds rows of the part."""
+        """SHA-256 of each file that holds rows of the part, by path."""
         return {self.name: self.digest} if self.folder_digests is None else self.folder_digests
 
     def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
-        """Return the record with the sizes and digests of the part's files."""
+        """Return the record with the sizes and digests of the part's files.
+
+        `files` has the content of each file by path. MD5 is added if listings of `directory` have
+        it. If the part is not a single file called `name`, its files are in folders.
+        """
         changes: dict[str, Any] = {}
         if directory.reports_md5:
             changes["md5"] = {
@@ -192,13 +197,13 @@ class Record:
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialize the values as a JSON object; its last entry is the SHA-256 of all before it."""
+    """Serialize `values` as a JSON object; its last entry is the SHA-256 of the text before it."""
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _append_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """Parse the result of `sealed`; return None if it was changed.
+    """Parse a result of `sealed`; return None if it was changed since, or is no JSON object.
 
     The digest is no signature: anybody can compute it, so callers check types before use.
     """
@@ -215,7 +220,10 @@ def _append_digest(content: bytes) -> bytes:
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read the ledger of the steps of the job with this key; None if missing or damaged."""
+    """Read the ledger of a job's steps from `folder`.
+
+    Returns None if it is missing, damaged, or of a job with another key.
+    """
     try:
         content = directory.read(f"{folder}/{LEDGER}")
     except FileNotFoundError:
@@ -225,7 +233,7 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 
 def parse_record(content: bytes) -> Record | None:
-    """Parse a record; return None if it is damaged, or empty after a power loss."""
+    """Parse a result of `Record.as_json`; return None if damaged, or empty after a power loss."""
     with contextlib.suppress(*MALFORMED):
         values = unsealed(content) or {}
         joined = tuple(Record(**part) for part in values.pop("joined", ()))
@@ -258,7 +266,10 @@ def published_path(name: str, encoding: Encoding) -> str:
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether rows go to folders, such as ``bucket=19``, when the file is published."""
+    """Return whether the rows of the part `name` are spread over folders, such as ``bucket=19``.
+
+    Parts that are still to be joined are not spread.
+    """
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 
@@ -266,7 +277,7 @@ def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
     """Return whether an attempt has published the part `name`."""
     paths = [published_path(name, encoding)]
     if _is_spread(name, encoding):
-        paths.append(record_path(name))  # created before the file is removed
+        paths.append(record_path(name))  # the record is created before the file is removed
     return any(map(directory.has, paths))
 
 
@@ -279,7 +290,11 @@ def publish(
 ) -> Record:
     """Create the part's file and record; return the record of the first attempt.
 
-    An attempt that fails, such as on a full disk, leaves nothing.
+    `record` is this attempt's record, and `content` its file; `problems` go to the quarantine
+    file. If an earlier attempt has published the part, its files and record stay. Raises
+    FileExistsError if a file of this name is from no attempt at this part, and JobChangedError if
+    another run has started over before the rows are spread over folders. An attempt that fails,
+    such as on a full disk, leaves no part.
     """
     if _is_spread(record.name, encoding):
         # Nothing is published if this raises.
@@ -289,7 +304,7 @@ def publish(
         if not encoding.partition_by:
             encoding.check_rows(files.values(), record.rows_out)
         record = record.with_files(files, directory)
-    left_out = quarantine_lines(problems)  # equal in every attempt
+    left_out = quarantine_lines(problems)  # the same bytes in every attempt
     if problems:
         record = replace(record, quarantine={quarantine_path(record.name): _sha256(left_out)})
     intent = f"{SCRATCH}/{stem_of(record.name)}.{uuid.uuid4().hex}.json"
@@ -316,9 +331,10 @@ def publish(
 
 
 def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
-    """Return the record of a published part; create a missing one from its attempt's intent.
+    """Return the record of a published part; create a missing record from its attempt's intent.
 
-    Returns None if no intent has the digest of the part's file.
+    Returns None if no intent has the digest of the part's file, or if the record is damaged.
+    Raises FileNotFoundError if the part is not published.
     """
     # Another attempt may create the record and remove the file between the first two reads.
     for is_last in (False, True):
@@ -347,9 +363,10 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a published part, after spreading its rows over folders.
+    """Create the record of a published part, after creating its files in folders, if any.
 
-    Returns None if another attempt has created the record.
+    `files` has the content of each file by path. Returns the record, or None if another attempt
+    has created it.
     """
     path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.

@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 MAIN = "main"
 MOST_FILES = 10_000  # the Hub's limit of entries per folder
-MOST_INSIDE_BYTES = 1 << 30  # total of the small files, which travel inside of the commit
+MOST_INSIDE_BYTES = 1 << 30  # limit of all small files together, which are sent in the commit
 CARD = "README.md"
 MOST_CARD_BYTES = 1 << 20  # limit of the section in the card
-# Types that `datasets` names differently from Arrow, and its types for several Arrow types.
+# Arrow types that `datasets` names differently, and its types that may have any Arrow type.
 _DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
 _OPAQUE = ("image", "audio", "video", "pdf", "json")
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # names that loaders of datasets accept
@@ -84,7 +84,8 @@ class HubWriter(FileWriter):
     path : str
         Folder in the repository.
     split : str
-        Files are called ``{split}-00012-of-00128.parquet``. Parts without rows are left out.
+        Split, such as "train". Files are called ``{split}-00012-of-00128.parquet``. Parts without
+        rows are left out.
     revision : str
         Branch; created if it does not exist.
     private : bool, optional
@@ -95,6 +96,7 @@ class HubWriter(FileWriter):
     overwrite : bool
         Replace all files of the split in the same commit. Other files always stay.
     commit_message : str, optional
+        Title of the commit. Default: "Add N files with gpuclassify".
     file_format : {"parquet", "jsonl"}
     compression : str, optional
         As for `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
@@ -173,22 +175,27 @@ class HubWriter(FileWriter):
         return False
 
     def check(self, parts: int) -> None:
-        """Raise if the repository cannot take `parts` parts, as far as it can be seen now."""
+        """Check that the repository can take `parts` parts, as far as it can be known now.
+
+        Raises ValueError for too many files, and the errors of `Target.check`. Writes nothing.
+        """
         if not self.output_bytes:
             _check_count(parts)
         if not self.directory.has(SUCCESS):
             self.target.check(self._read_commit().get("files", {}))
 
     def is_uploaded(self) -> bool:
-        """Return whether an earlier run has committed the staged files."""
+        """Return whether an earlier run has committed the staged files, as the staging records."""
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._earlier_commit({file.path: file.digest for file in files}) is not None
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload and commit the staged files; return the address of the commit.
+        """Upload and commit the staged files; return the URL of the commit.
 
-        With `restart`, the Hub is asked even if an earlier run has made the commit. After a
-        failure, staged and uploaded files stay: run the same job again.
+        Workers of `client` upload, or this process if it is None. If an earlier run has committed
+        the same files, nothing is sent, unless `restart` is true. After a failure, staged and
+        uploaded files stay: run the same job again. Raises ValueError for too many or changed
+        files, FileExistsError as `Target.foreign_files` does, and the errors of `ask`.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -213,13 +220,19 @@ class HubWriter(FileWriter):
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _read_commit(self) -> dict[str, Any]:
-        """Read the recorded commit and its files' digests; return {} if there is none."""
+        """Return the record of an earlier run's commit, or {} if there is none.
+
+        ``commit`` is the commit's hash, and ``files`` are the SHA-256 of its files by path.
+        """
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._commit_path)) or {}
         return {}
 
     def _earlier_commit(self, digests: dict[str, str]) -> str | None:
-        """Return the commit that an earlier run made of files with these digests, or None."""
+        """Return the hash of an earlier run's commit of exactly these files, or None.
+
+        `digests` are the SHA-256 of the files by path.
+        """
         recorded = self._read_commit()
         commit = str(recorded.get("commit"))
         return commit if recorded.get("files") == digests and is_commit(commit) else None
@@ -250,7 +263,7 @@ def _check_names(repo: str, path: str, split: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """Split in a folder of a dataset repository, to upload to; settings as of `HubWriter`."""
+    """Split in a folder of a dataset repository, with settings of `HubWriter` as attributes."""
 
     repo: str
     path: str  # empty for the repository's root
@@ -264,12 +277,12 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Short digest that differs between targets, for names of files."""
+        """Short digest of endpoint, repository, branch, folder and split, for names of files."""
         parts = [self.endpoint, self.repo, self.revision, self.path, self.split]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def name(self, number: int, count: int, suffix: str) -> str:
-        """Return the path of the file with a number, as loaders of datasets expect it."""
+        """Return the repository path of file `number` of `count` files, as `datasets` expects."""
         return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
 
     def api(self) -> Any:
@@ -279,15 +292,15 @@ class Target:
         return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
-        """Return the last commit of the target's branch."""
+        """Return the hash of the last commit of the branch. Raises the errors of `ask`."""
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
     def make(self) -> None:
-        """Create the repository and the branch, unless they exist.
+        """Create the repository and the branch, unless they exist. Raises the errors of `ask`.
 
-        The Hub is not asked to create an existing one: a token may be allowed to write to a
-        repository, and not to create one.
+        The Hub is not asked to create an existing repository, because a token may be allowed to
+        write to a repository but not to create it.
         """
         api = self.api()
         try:
@@ -307,10 +320,11 @@ class Target:
     def digests(
         self, commit: str, tries: int = TRIES, *, has_files: bool = False
     ) -> dict[str, str]:
-        """Return the digests of the folder's files at a commit, by path.
+        """Return the digests of the folder's files at a commit, by path; {} without the folder.
 
         They are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the folder
-        is known to exist, and the request is retried if the Hub does not show it yet.
+        is known to exist, and the request is retried if the Hub does not show the folder yet.
+        Raises the errors of `ask`.
         """
         api = self.api()
 
@@ -353,9 +367,10 @@ class Target:
             return ""
 
     def foreign_files(self, existing: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-        """List the split's `existing` files that this job did not write, by digests.
+        """List the paths of the split's `existing` files whose digest is not the one in `ours`.
 
-        `ours` are digests of the job's files, by path. Raises FileExistsError without `overwrite`.
+        `existing` are digests of the folder's files, and `ours` of the job's files, both by path.
+        Raises FileExistsError if there are such files and `overwrite` is false.
         """
         names = re.compile(f"{re.escape(self.split)}-[^/]*")
         foreign = [
@@ -374,9 +389,11 @@ class Target:
         return foreign
 
     def check(self, ours: Mapping[str, str]) -> None:
-        """Raise if files may not be uploaded here; only reads.
+        """Check that the split can be uploaded; nothing is written to the Hub.
 
-        `ours` are the digests by path of files that an earlier run of the job has uploaded.
+        `ours` are the digests by path of files that an earlier run of the job has uploaded. Raises
+        FileExistsError as `foreign_files` does, and the errors of `ask`, but none for a repository
+        or branch that does not exist yet.
         """
         from huggingface_hub import get_token
 
@@ -394,17 +411,18 @@ class Target:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """File of the output in the staging directory, and its path in the repository."""
+    """File of the output in the staging directory, to upload."""
 
-    name: str
-    path: str
+    name: str  # path in the staging directory
+    path: str  # path in the repository
     digest: str  # SHA-256
 
 
 def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
-    """List the files of a finished job, except those without rows.
+    """List the files with rows in `directory`, the output of a finished job.
 
-    If no file has rows, the first one stays, for its columns.
+    If no file has rows, the first file is listed, for its columns. `suffix` is the suffix of names
+    in the repository. Raises ValueError if the manifest does not list all parts of the job.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     parsed = [record for record in records if record is not None]
@@ -425,9 +443,11 @@ def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFi
 def upload_and_commit(
     client: Client | None, files: Sequence[StagedFile], target: Target, staging: Store
 ) -> str:
-    """Upload missing files, and make all files visible in one commit, which is returned.
+    """Upload missing files, add all files in one commit, and return the commit's hash.
 
     Workers read the staged files, and send only content that the Hub's store does not have.
+    Without a `client`, this process does. Raises ValueError if a staged file has changed, or if
+    small files exceed `MOST_INSIDE_BYTES` together; see `_commit` for other errors.
     """
     existing = target.digests(target.head())
     digests = {file.path: file.digest for file in files}
@@ -448,7 +468,10 @@ def upload_and_commit(
 
 
 def _read_card(staging: Store, target: Target) -> str:
-    """Return the report's card as a section on a split, or "" without a card of usual size."""
+    """Return the report's dataset card, with the split in its heading.
+
+    Returns "" if the report has no card, or one larger than `MOST_CARD_BYTES`.
+    """
     folder, name = posixpath.split(REPORTS[-1])
     size = staging.sizes(folder).get(name, 0)
     if not 0 < size <= MOST_CARD_BYTES:
@@ -468,8 +491,9 @@ def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | No
 def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
     """Upload one file to the Hub's store if it is large; workers call this.
 
-    Returns the commit's operation, without content if the store has it, and the Hub's digest of the
-    content: SHA-256 for large files, Git's SHA-1 for others.
+    Returns huggingface_hub's `CommitOperationAdd`, which has the content of small files only, and
+    the Hub's digest of the content: SHA-256 for large files, Git's SHA-1 for others. Raises
+    ValueError if the file is not what the job wrote.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -514,10 +538,13 @@ def _commit(
     columns: pa.Schema | None,
     section: str,
 ) -> str:
-    """Make one commit of all files, even if others commit meanwhile or an answer is lost.
+    """Add all files in one commit, even if others commit meanwhile or an answer is lost.
 
-    The commit updates the dataset card for the files, which have these `columns`, and adds the
-    `section` on their origin.
+    Returns the commit's hash. `additions` are operations from `upload`, and `digests` the Hub's
+    digests of all files of the split by path. The dataset card is updated for files with these
+    `columns`, and gets the `section` on their origin. Raises FileExistsError as
+    `Target.foreign_files` does, HubRefusedError if files that were not sent again are gone, and the
+    errors of `ask`.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -571,11 +598,12 @@ def card_with_split(
     folder: Collection[str],
     columns: pa.Schema | None,
 ) -> str:
-    """Return a dataset card (README.md) with the target's split added, or with its new files.
+    """Return the dataset card `card` (README.md), changed for the new `files` of the split.
 
-    Without this, `datasets` looks for the columns, row counts and files that the card describes.
-    `folder` lists all files of the target's folder after the commit, and `columns` is None if the
-    columns are not known.
+    A card may list files, columns and row counts of splits, which `datasets` then expects. The
+    split's files are added to the list, and descriptions that no longer fit are removed. `files`
+    are the split's paths, `folder` all paths in the target's folder after the commit, and `columns`
+    is None if unknown.
     """
     from huggingface_hub import DatasetCard
 
@@ -606,7 +634,10 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the card's configuration that the files belong to; append one if there is none."""
+    """Return the card's configuration of the files, which may be the default one.
+
+    If there is none, a new configuration is appended to `configs` and returned.
+    """
 
     def holds(config: dict[str, Any]) -> bool:
         patterns = [pattern for entry in _entries(config) for pattern in entry["path"]]
@@ -630,7 +661,10 @@ def _find_config(configs: list[dict[str, Any]], target: Target, files: Collectio
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Set the files of the target's split in a configuration of a dataset card."""
+    """Set the ``data_files`` of a dataset card's configuration, so that they include `files`.
+
+    Patterns that match no file in `folder` are removed from the target's split.
+    """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]
     if not ours:
@@ -650,7 +684,10 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ``data_files`` of a card's configuration as one list of splits and patterns."""
+    """Return a configuration's ``data_files`` as a list of dicts with ``split`` and ``path``.
+
+    ``path`` is a list of glob patterns.
+    """
     files = config.get("data_files") or []
     if isinstance(files, dict):
         files = [{"split": split, "path": path} for split, path in files.items()]
@@ -669,7 +706,10 @@ def _matches(pattern: str, files: Collection[str]) -> bool:
 
 
 def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
-    """Return whether columns have the names and types of a dataset card's features."""
+    """Return whether `columns` have the names and types of a dataset card's `features`.
+
+    Returns True without features, and False if the columns are unknown (None).
+    """
     dtypes = {feature["name"]: feature.get("dtype") for feature in features}
     if columns is None or dtypes.keys() != set(columns.names):
         return not features

@@ -23,21 +23,33 @@ logger = logging.getLogger(__name__)
 
 MOST_GPUS_SHOWN = 8
 SHOW_EVERY_SECONDS = 1.0
-# Number and share of the parts after which the time left is shown. Earlier ones would mislead,
-# because the longest texts of a part come first. Speeds are shown as soon as a part is done.
+# Number and share of the parts after which the time left is shown. An earlier estimate would
+# mislead, because the longest texts of a part come first. Speeds are shown after the first part.
 ENOUGH_PARTS, ENOUGH_SHARE = 3, 0.2
 MOST_LABELS_SHOWN, MOST_CHARS_SHOWN = 3, 300
 
 
 class JobProgress:
-    """Display of a job's share done, rows and tokens per second, time left and busy GPUs.
+    """Display of a job's progress: fraction done, rows and tokens per second, time left, busy GPUs.
 
-    It is a context manager. Speeds are shown after the first part, and the time left after three
-    parts; both after a fifth of the work. A console that is a terminal or notebook gets a live
-    line; any other gets a line of text every minute and at the end. On all of them, the first part
-    leaves a line at once, with its speed and labels, and so does the first problem that leaves a
-    row out. Each step of a job leaves a line. Default console: this process's terminal or notebook,
-    or Python's log at level INFO if there is none. GPUs are shown for the workers of `client`.
+    A context manager that shows progress during its block. Speeds are shown after the first part,
+    and the time left after three parts; both are shown earlier, after a fifth of the work. The
+    first part, the first row left out, and each step of a recipe print a line that stays.
+
+    Parameters
+    ----------
+    title : str
+        Text before the progress.
+    console : rich.console.Console, optional
+        A terminal or notebook gets a live line. Another console gets a line of text every
+        `log_every_seconds` and at the end. Default: this process's terminal or notebook, or
+        Python's log at level INFO if there is none.
+    client : distributed.Client, optional
+        Client of the workers whose GPUs are shown.
+    log_every_seconds : float
+        Seconds between lines of text.
+    look_every_seconds : float
+        Minimum seconds between requests for the use of GPUs.
     """
 
     def __init__(
@@ -58,11 +70,12 @@ class JobProgress:
             )
         self._client, self._at_first = client, "waiting for rows"
         self._log_every, self._look_every = log_every_seconds, look_every_seconds
-        self._gpus, self._looked = "", 0.0  # use of each GPU, from its worker's last report
+        self._gpus, self._looked = "", 0.0  # text on the use of GPUs, and the time of the request
         self._line = self._printed = ""
         self._job: tuple[int, int, JobSummary] | None = None
-        self._share = 0.0  # shown last; it never decreases
-        self._has_rows = self._has_problem = False  # whether the first ones have left a line
+        self._share = 0.0  # share of the work that is shown; never decreases during a job
+        # Whether the line of the first part, and that of the first problem, were printed.
+        self._has_rows = self._has_problem = False
         self._is_over = threading.Event()
         self._bar: Progress | None = None
         if console.is_terminal or console.is_jupyter:
@@ -98,7 +111,7 @@ class JobProgress:
             self._print()
 
     def waiting(self, what: str) -> None:
-        """Show a message, such as "Loading the model", until the share of work done is known."""
+        """Show `what`, such as "Loading the model", in place of the title and the progress."""
         self._title = what
         if self._bar is None:
             self._write(what)
@@ -106,14 +119,14 @@ class JobProgress:
             self._bar.update(self._task, description=what, total=None, status="")
 
     def watch(self, title: str, client: Client | None, at_first: str = "waiting for rows") -> None:
-        """Show the work with this title from now on, and the GPUs of this client's workers.
+        """Use this title, and show the GPUs of this client's workers, from the next update on.
 
         `at_first` is shown until the first rows are done.
         """
         self._title, self._client, self._at_first = title, client, at_first
 
     def share(self, done: float, status: str = "") -> None:
-        """Show the share of the work that is `done`, 0 to 1, with a text behind it."""
+        """Show the fraction of the work that is `done`, 0 to 1, followed by the text `status`."""
         self._line = f"{self._title}: {done:.0%} {status}"
         if self._bar is not None:
             self._bar.update(
@@ -121,9 +134,10 @@ class JobProgress:
             )
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show the parts done; `gpuclassify.jobs.pipeline.Pipeline.run` calls it as its `report`.
+        """Show that `done` of `total` parts are done, and the counts in `summary`.
 
-        Until the next call, finished rows of unfinished parts are counted, too.
+        Pass this method to `gpuclassify.jobs.pipeline.Pipeline.run` as `report`. Until the next
+        call, the display also counts finished rows of unfinished parts.
         """
         if self._job is None or summary is not self._job[2]:
             self._share = 0.0
@@ -137,7 +151,7 @@ class JobProgress:
             self._print()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show the parts done of one of a recipe's steps; the step before keeps its line."""
+        """Show the parts done of a recipe's step `title`; the previous step's last line stays."""
         if title != self._title and self._line != self._printed:
             self._print()
         self._title = title
@@ -172,7 +186,10 @@ class JobProgress:
         self.share(self._share, status)
 
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
-        """Return rows and tokens per second for a status line, and at the end the working time."""
+        """Return rows and tokens per second for a status line, and the working time if `is_over`.
+
+        `begun_rows` are finished rows of unfinished parts.
+        """
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
         start = summary.running.start
@@ -188,7 +205,10 @@ class JobProgress:
         return f"{text}, {seconds:.1f} s of working time" if is_over else text
 
     def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Return the time left and busy GPUs; `left` is the work left by the work of this run."""
+        """Return the time left and the busy GPUs for a status line.
+
+        `left` is the ratio of the work left to the work that this run has done.
+        """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()
             workers = self._client.scheduler_info(n_workers=-1).get("workers", {}).values()
@@ -211,7 +231,10 @@ class JobProgress:
 
 
 def _label_shares(summary: JobSummary) -> str:
-    """Return the most frequent labels so far and their shares, by the first column of labels."""
+    """Return the most frequent labels so far and their shares, as text for a status line.
+
+    They are from the first label column with labels; without such a column the text is empty.
+    """
     columns = column_labels(summary.columns, summary.labelled, summary.stages)
     labels = next((labels for labels in columns.values() if labels.labelled), None)
     if labels is None:
@@ -222,7 +245,10 @@ def _label_shares(summary: JobSummary) -> str:
 
 
 def format_gpus(shares: list[float | None]) -> str:
-    """Format the use of GPUs, in percent, for a status line; return "" if none is known."""
+    """Return a text on busy GPUs for a status line, or "" if `shares` has no number.
+
+    `shares` has the use of each GPU in percent, 0 to 100, and None if unknown.
+    """
     known = [share for share in shares if share is not None]
     if not known:
         return ""

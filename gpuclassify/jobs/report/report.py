@@ -47,24 +47,25 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 
 
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Write ``report.json``, ``report.html`` and a dataset card into ``_report/``.
+    """Write ``report.json``, ``report.html`` and a dataset card into a job output's ``_report/``.
 
-    Returns the JSON values.
+    Returns the content of ``report.json``, and raises like `report_of`.
     """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
     contents = (json.dumps(report, indent=1, ensure_ascii=False), page(report, parts), card(report))
     for name, content in zip(REPORTS, contents, strict=True):
-        if content:  # the card of a job without any origin is empty
+        if content:  # the card of a job without provenance is empty
             directory.replace(name, content.encode("utf-8", "replace"))
     return report
 
 
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Return the report on a job's finished parts, as JSON values.
+    """Return the report on a job's finished parts, as JSON values by name.
 
-    `parts` are additions by heads, mappers and recipes. Raises FileNotFoundError if no job has
-    begun there, and DamagedMetadataError.
+    `directory` is the job's output. `parts` are additions by heads, mappers and recipes. Raises
+    FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its metadata
+    cannot be parsed.
     """
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
@@ -120,7 +121,11 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
 
 
 def read_provenance(directory: Store) -> Provenance:
-    """Read the provenance of a job's output. Raises errors of `read_job`."""
+    """Read the provenance of the job output in `directory`.
+
+    Raises FileNotFoundError if no job has begun there, and DamagedMetadataError if its metadata
+    cannot be parsed.
+    """
     job = read_job(directory)
     try:
         return Provenance.parse(job.get("provenance"))
@@ -134,10 +139,11 @@ def read_provenance(directory: Store) -> Provenance:
 def _throughput(
     times: list[tuple[float, float, float, int]],
 ) -> tuple[float, list[list[float]]]:
-    """Return the working time in seconds, and the rows per second over that time.
+    """Return the working time in seconds, and points of (seconds of working time, rows per second).
 
-    For each part, `times` has the start of its run, its own start and end, and its rows. Working
-    time excludes the time between runs.
+    For each part, `times` has the start of its run, the part's start and end, in seconds since
+    1970, and its number of rows. Working time excludes the time between runs. There are at most
+    `MOST_POINTS` points.
     """
     if not times:
         return 0.0, []
@@ -156,7 +162,7 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first problems in the quarantine files with these names, for examples."""
+    """Read the first `MOST_PROBLEMS` problems in the quarantine files with these names."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -197,11 +203,10 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 
 
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
-    """Return the share of time that GPUs were busy while models ran, and their peak memory.
+    """Return the fraction of time that GPUs were busy while models ran, and their peak memory.
 
-    Returns None without GPUs.
-
-    The share is None if the driver does not report it, as for MIG slices.
+    The dict has ``busy_share``, None if the driver does not report it (as for MIG slices), and the
+    `GPU_PEAKS` that are known, in bytes. Returns None if no model ran on a GPU.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -216,11 +221,11 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
     """Return a histogram of scores: the lower edge, upper edge and number of rows of each bin.
 
     `counts` are rows by bin number as text; bin n begins at n * `SCORE_BIN_WIDTH`. The histogram
-    goes from the lowest to the highest bin with rows, and has the empty ones in between.
+    goes from the lowest to the highest bin with rows, including empty bins between them.
 
-    A bin includes its lower edge, and the last one its upper edge too, as in ``numpy.histogram``.
-    So a bin that would hold nothing but the `largest` score is joined to the bin below: scores
-    from 0 to 1 get no bin that begins at 1.
+    A bin includes its lower edge, and the last bin also its upper edge, as in ``numpy.histogram``.
+    So a bin that would hold only the `largest` score is joined to the bin below: scores from 0 to
+    1 get no bin that begins at 1.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)
@@ -235,7 +240,7 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
     """Return a histogram of text lengths: the lower edge, upper edge and rows of each bin.
 
-    `counts` are rows by lower edge as text. Empty bins are listed between bins with rows.
+    `counts` are rows by lower edge as text. Empty bins between bins with rows are included.
     """
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
@@ -244,9 +249,11 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return the number of rows left after each stage, and of rows dropped by reason.
+    """Return a dict for each stage in order, with its ``name`` and the ``rows`` left after it.
 
-    `OTHERS` are steps between classifiers, where functions drop or make rows, or rows fail.
+    A stage's ``dropped`` and ``would_drop`` are rows by reason. The first dict is `READ`. A dict
+    `OTHERS` is inserted if the number of rows changes between stages, because functions drop or
+    make rows, or rows fail. Without stages, the list is empty.
     """
     if not summary.stages:
         return []
@@ -265,7 +272,10 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings in a job's identity, with a count in place of the names of all files."""
+    """Return the settings in a job's identity, by section.
+
+    Sections that list files are replaced by their number, ``files``, and an example, ``such as``.
+    """
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
         name: {**values, **values.get(CODE, {})}
@@ -324,7 +334,10 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title: one of `titles`, unless rows are annotated."""
+    """Return the first word of the page's title, such as "Classified".
+
+    The first of `titles`, which report parts supply, is used unless the job annotates rows.
+    """
     if annotates(report):
         return "Annotated"
     if titles:
@@ -366,9 +379,10 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return the most frequent labels of both columns of a cross table, for its rows and columns.
+    """Return the most frequent labels of the first and of the second column, at most `most` each.
 
-    Also returns the number of dataset rows with equal labels, and of all dataset rows.
+    Also returns the number of rows whose two labels are equal, and of all rows. `counts` are rows
+    by the label in the first column, then by the label in the second column.
     """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}

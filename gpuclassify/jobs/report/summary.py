@@ -31,16 +31,20 @@ from gpuclassify.workers.run_context import (
     shared_layers,
 )
 
-MOST_SHOWN = 5  # labels of a column, as text
+MOST_SHOWN = 5  # maximum labels of a column in the displayed summary
 SCORE_BIN_WIDTH = 0.05
 LARGEST_SCORE = 10.0  # larger scores go to the last bin
 # Lower edges of the bins of text lengths in characters: 0 to 3, then four bins per octave.
 LENGTH_EDGES = (0, 1, 2, 3, *(2**octave // 4 * n for octave in range(2, 40) for n in range(4, 8)))
-OTHER, NO_SOURCE = "(other)", "(null)"
+OTHER, NO_SOURCE = "(other)", "(null)"  # names of all rare sources, and of rows without a source
 
 
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Count rows by ``floor(score / SCORE_BIN_WIDTH)``, for the finite scores of each column."""
+    """Count rows by bin of score, for each column in `columns` that the table has.
+
+    Bins are ``floor(score / SCORE_BIN_WIDTH)``, as text. Scores are clipped to -`LARGEST_SCORE`
+    and `LARGEST_SCORE`. Null and non-finite scores are not counted.
+    """
     counts = {}
     for name in columns:
         if name not in table.column_names:
@@ -54,7 +58,7 @@ def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str,
 
 
 def largest_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, float]:
-    """Return the largest finite score of each column that has one."""
+    """Return the largest finite score of each column in `columns` that has a finite score."""
     largest = {}
     for name in (name for name in columns if name in table.column_names):
         scores = table[name].drop_null().to_numpy()
@@ -64,7 +68,11 @@ def largest_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, float]:
 
 
 def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Count rows by the lower edge of the bin of the text's length, one of `LENGTH_EDGES`."""
+    """Count rows by bin of the text's length in characters, for each column.
+
+    `texts` are Arrow columns by name. A bin is named by its lower edge in `LENGTH_EDGES`, as text.
+    Null texts are not counted.
+    """
     counts = {}
     for name, column in texts.items():
         lengths = pc.utf8_length(column.drop_null()).to_numpy()
@@ -74,7 +82,11 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rows by the labels in two columns, for each pair of label columns; without nulls."""
+    """Count rows by the labels in two columns, for each pair of the table's columns in `columns`.
+
+    The result is by ``"FIRST and SECOND"``, then by the label in each column. Rows with a null in
+    either column and columns of lists or structs are left out.
+    """
     agreements = {}
     present = [name for name in columns if name in table.column_names]
     flat = [name for name in present if not pa.types.is_nested(table[name].type)]
@@ -88,7 +100,11 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
 
 
 def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, dict[str, int]]:
-    """Count rows read and rows written, by value of a column; see `fold_rare`."""
+    """Count rows by value of the source column, before (`read`) and after filters (`written`).
+
+    Each value, as text, has a dict with ``read`` and ``written``. Rare values are folded by
+    `fold_rare`.
+    """
     counts: dict[str, dict[str, int]] = {}
     for kind, column in (("read", read), ("written", written)):
         for pair in pc.value_counts(column).to_pylist():
@@ -100,7 +116,10 @@ def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, 
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """Keep the `most` values with the most rows read, sorted by them; add up others as `OTHER`."""
+    """Keep the `most` values with the most rows ``read``, sorted, and sum up others as `OTHER`.
+
+    `counts` are in the form of `count_sources`.
+    """
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
     folded = dict(named[:most])
@@ -110,7 +129,7 @@ def fold_rare(
 
 
 def most_frequent(counts: Mapping[str, int]) -> dict[str, int]:
-    """Sort the counts, largest first."""
+    """Return the counts sorted: the largest first, and equal counts by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -121,9 +140,10 @@ class ColumnLabels:
     Attributes
     ----------
     labelled : int
-        Rows labelled: rows whose value in the column is not null, before filters.
+        Number of rows whose value in the column is not null, before filters.
     rows : list of (str, int, int)
-        Each label with its rows labelled and its rows written, most rows labelled first.
+        Each label with its number of rows before filters and its number of rows written, sorted by
+        the former, largest first.
     occurrences : dict of str to int
         Occurrences by label, before filters; empty unless a row may have a label several times.
     """
@@ -134,11 +154,11 @@ class ColumnLabels:
 
     @property
     def has_drops(self) -> bool:
-        """Whether filters dropped rows with a label."""
+        """Whether a label has different numbers of rows before filters and in the output."""
         return any(labelled != written for _, labelled, written in self.rows)
 
     def share(self, labelled: int) -> str:
-        """Format a number of rows as a share of all rows labelled, such as ``12.5%``."""
+        """Return a number of rows as a percentage of `self.labelled`, such as ``12.5%``."""
         return f"{labelled / (self.labelled or 1):.1%}"
 
 
@@ -147,10 +167,10 @@ def column_labels(
     labelled: Mapping[str, int],
     stages: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, ColumnLabels]:
-    """Return the counts of the labels in each column.
+    """Return the counts of the labels in each column, by column.
 
-    `written` has the numbers of rows written by column and label, `labelled` those with any label.
-    A stage that labels a column has counted its rows before the filters.
+    Arguments are `JobSummary.columns`, `labelled` and `stages`. If a stage labels the column, its
+    counts before filters are used. Otherwise, the counts of rows written stand for them.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -168,7 +188,10 @@ def column_labels(
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return a warning on files without any text, or []; `counts` has their number of rows."""
+    """Return a list with a warning on files without any text; `counts` are their rows by name.
+
+    The list is empty if there are no such files.
+    """
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
         f"no row has a text in {files}: they get no label, and columns that only they have are in "
@@ -200,10 +223,10 @@ class JobSummary:
     labels : dict of str to int
         Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
-        Working time of this run, from the start of its first part to the end of its last one;
+        Working time of this run, from the start of its first part to the end of its last part;
         without start-up and listing of the input.
     totals : dict of str to float
-        Sums of all parts' `RunStats`, and the largest of their peaks.
+        Statistics of `RunStats` by name, summed over all parts; for peaks, the maximum.
     columns : dict of str to dict
         Rows written by label, for every label column.
     labelled : dict of str to int
@@ -213,13 +236,14 @@ class JobSummary:
     largest : dict of str to float
         Largest score written, for every score column.
     lengths : dict of str to dict
-        Rows read by bin of the text's length.
+        Rows read by bin of the text's length, for every text column.
     stages : dict of str to dict
         Counts of rows for each classifier, in order. ``read`` is the sum of ``kept`` and of
         ``dropped`` by reason; ``would_drop`` replaces ``dropped`` if `keep_field` keeps all rows.
-        By label column, and before the filters: ``labels`` has rows by label, ``labelled`` rows
-        with any, and ``occurrences`` the spans by label, of which a row may have several.
-        Also ``truncated_texts``, and ``seconds`` of work.
+        By label column, and before the filters: ``labels`` has rows by label, ``labelled`` the
+        number of rows whose value is not null, and ``occurrences`` the number of times each label
+        occurs, if a row may have it several times. Also ``truncated_texts``, and ``seconds`` of
+        work.
     examples, agreements, sources : dict of str to dict
         See `gpuclassify.jobs.ledger.records.Record`.
     textless : dict of str to int
@@ -227,11 +251,12 @@ class JobSummary:
     empty_files : list of str
         Files without any row.
     seconds : dict of str to float
-        Reading, mapping and writing, added up over workers.
+        Seconds of reading (``read``), mapping (``map``) and writing (``write``), summed over
+        workers.
     left_out : dict of str to int
-        Files, lines and rows left out, which are in quarantine.
+        Numbers of files, lines and rows left out, which are in quarantine.
     first_problem : str
-        Position and reason of the first of them, in the part that ended first.
+        Position and reason of the first problem in the first finished part that left any out.
     output_bytes : int
         Bytes of all `files`.
     resumed_parts, resumed_rows, resumed_tokens : int
@@ -239,7 +264,7 @@ class JobSummary:
     checked : str
         Method by which files of earlier runs were verified, and their number and size.
     output : str
-        Directory or URL.
+        Directory or URL of the output.
     commit_url : str
         Address of the commit with the output, if a `HubWriter` uploaded it.
     running : RunningParts
@@ -275,7 +300,7 @@ class JobSummary:
     output: str = ""
     commit_url: str = ""
     running: RunningParts = field(default_factory=RunningParts, repr=False, compare=False)
-    # Files of which a part has texts; another part of such a file may have none.
+    # Files with texts in some part; another part of such a file may have none.
     _with_texts: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -323,7 +348,7 @@ class JobSummary:
 
     @property
     def drops(self) -> list[str]:
-        """Lines for people on the numbers of rows that stages dropped, by reason."""
+        """Lines of text on the numbers of rows that stages dropped or would drop, by reason."""
         lines = []
         for name, stage in self.stages.items():
             for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
@@ -351,7 +376,10 @@ class JobSummary:
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, is_resumed: bool = False) -> None:
-        """Add the record of one more part or file of parts, done by this run or an earlier one."""
+        """Add the record of a finished part, or of a file of several parts, to the counts.
+
+        `is_resumed` says that an earlier run finished it.
+        """
         self.output_bytes += record.file_bytes
         for part in record.parts:
             self._add_part(part, is_resumed)
@@ -394,7 +422,7 @@ class JobSummary:
         add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON."""
+        """Return the attributes except `running`, and the two speeds, as JSON values by name."""
         speeds = {"rows_per_second": self.rows_per_second}
         hidden = ("running", "_with_texts")
         values = {name: value for name, value in vars(self).items() if name not in hidden}
