@@ -150,16 +150,16 @@ class Job:
         try:
             self._write_rest(client, done, summary, report)
             self._join(client, done)
+            check_current(self.directory, self.manifest.key)
+            if self.writer.has_report:
+                self.write_report()
+                self.manifest.write_card()
+            files = self.manifest.finish()
         except (UnreadableInputError, JobChangedError):  # running the job again would fail, too
             raise
         except (Exception, KeyboardInterrupt) as err:
             err.add_note(PartsNote.make(self.manifest, client))
             raise
-        check_current(self.directory, self.manifest.key)
-        if self.writer.has_report:
-            self.write_report()
-            self.manifest.write_card()
-        files = self.manifest.finish()
         summary.files = sorted(posixpath.join(summary.output, name) for name in files)
         summary.output_bytes = sum(files.values())
         try:
