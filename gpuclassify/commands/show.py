@@ -26,7 +26,7 @@ def _options() -> list[click.Option]:
     "inputs",
     metavar="PATH",
     multiple=True,
-    help="Files that the sets are of; repeatable.",
+    help="Input files of the sets; repeatable.",
 )
 @click.option(
     "--provenance",
@@ -42,7 +42,7 @@ def _options() -> list[click.Option]:
     metavar="ROWS",
     help="Number of rows to draw.",
 )
-@click.option("--where", metavar="CONDITION", help="Draw from rows of which this is true.")
+@click.option("--where", metavar="CONDITION", help="Show only rows that meet a condition.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),

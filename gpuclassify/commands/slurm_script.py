@@ -39,7 +39,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--workers-per-node", {"type": int}, "CPU workers of a node. Default: 1."),
     ("--cpus-per-task", {"default": CORES_PER_WORKER},
      f"CPUs of a worker. Default: {CORES_PER_WORKER}."),
-    ("--memory", {}, "Of each node, such as \"64G\". Default: the cluster's."),
+    ("--memory", {}, "Memory of each node, such as \"64G\". Default: the cluster's."),
     ("--walltime", {"default": "01:00:00"}, "Time limit. Default: 01:00:00."),
     ("--partition", {}, "Default: the cluster's."),
     ("--account", {}, "Account to charge. Default: the cluster's."),

@@ -26,11 +26,11 @@ REASONS = {
     "empty": "with an empty text",
     "blank": "with a text of white space alone",
     "label": "with another label",
-    "confidence": "below the least confidence",
-    "score": "below the least score",
+    "confidence": "below the minimum confidence",
+    "score": "below the minimum score",
     NO_MODEL: "without a model",
-    CONDITION: "of which it is false",
-    UNKNOWN: "of which it is null",
+    CONDITION: "for which the condition is false",
+    UNKNOWN: "for which the condition is null",
 }
 NULL, EMPTY, BLANK, KEPT = 0, 1, 2, -1  # indices of the first reasons; KEPT is none
 MOST_LABELS = 1_000

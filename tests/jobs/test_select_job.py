@@ -102,7 +102,7 @@ def test_the_report_has_a_funnel_of_conditions(corpus, tmp_path):
     report = json.loads((tmp_path / "out/_report/report.json").read_text())
     assert [step["rows"] for step in report["funnel"]] == [3_000, 2_970, 990, 491]
     page = (tmp_path / "out/_report/report.html").read_text()
-    assert "of which it is null" in page and "Select rank &gt;= 30" in page
+    assert "for which the condition is null" in page and "Select rank &gt;= 30" in page
 
 
 @pytest.fixture

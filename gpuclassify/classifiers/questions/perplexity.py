@@ -20,7 +20,7 @@ from gpuclassify.mapping.runners import EncoderRunner, Outputs
 from gpuclassify.mapping.stage_counts import COUNT
 from gpuclassify.mapping.text_mapper import TextMapper
 from gpuclassify.models.checkpoint import position_limit
-from gpuclassify.settings.declared import declared
+from gpuclassify.settings.declared import declared, setting
 from gpuclassify.settings.options import LongText, ModelOptions, PaddingSide
 from gpuclassify.settings.signatures import takes
 from gpuclassify.workers.run_context import RunStats
@@ -46,7 +46,7 @@ class PerplexityOptions(ModelOptions):
         Tokens of a window. Default: 2,048, or the model's limit if it is smaller.
     window_overlap : int
         Tokens that a window shares with the one before it, which are context and not scored again.
-        Default: an eighth of a window.
+        Default: an eighth of a window, at least 1.
     nll_field : str
         Output column (float32) of the mean negative log-likelihood per token, in nats.
     bits_per_byte_field : str
@@ -57,6 +57,7 @@ class PerplexityOptions(ModelOptions):
 
     long_text: LongText = "windows"
     padding_side: PaddingSide | None = "right"
+    window_overlap: int | None = setting(default=None, least=1)  # each token has a context
     nll_field: str | None = "nll"
     bits_per_byte_field: str | None = "bits_per_byte"
     tokens_field: str | None = "nll_tokens"
@@ -77,6 +78,10 @@ class PerplexityOptions(ModelOptions):
                 "there is no column to write: name nll_field=, bits_per_byte_field= or "
                 "tokens_field="
             )
+
+    def overlap_of(self, window_tokens: int) -> int:
+        """Return the number of tokens that neighbouring windows of this length share."""
+        return max(1, super().overlap_of(window_tokens) or 0)
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
         """Return the arguments of `TextTokenizer` that cut texts to windows of `window_tokens`.
@@ -135,10 +140,10 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
     def _context(self) -> int:
         """Number of a window's leading tokens that are not scored, in all but the first window.
 
-        The previous window has scored them. If windows do not overlap, the number is 1, because a
-        window's first token has no context.
+        The previous window has scored them.
         """
-        return max(1, self.options.overlap_of(self.model.checkpoint.max_tokens) or 0)
+        overlap: int = self.options.overlap_of(self.model.checkpoint.max_tokens)
+        return overlap
 
     def _load(self, decoder: Decoder) -> LoadedModel:
         from gpuclassify.classifiers.questions.decoder import LikelihoodNetwork
@@ -213,8 +218,7 @@ class Perplexity(TextMapper[PerplexityOptions]):
     perplexity; the bits per byte, which compare models with different tokenizers;
     and the number of tokens scored. All are computed over the whole text: a long
     text is read in windows, and each token is scored once. After the first window,
-    each token has at least `window_overlap` tokens of context. If windows do not
-    overlap, the first token of each window is not scored.
+    each token has at least `window_overlap` tokens of context.
 
     The first token of a text has no context. It is scored only if the tokenizer
     puts a token before texts, such as ``<s>``. A text without a scored token has
