@@ -157,6 +157,7 @@ def agreement(
     with wrong_call_exits(), open_console(stderr=True).status("Comparing labels"):
         needed = [*options["between"], options["by"], options["weight"]]
         reader = reader_from_options(inputs, options, needed)
+        options["text_field"] = options["text_field"] if page else None
         result = compare(reader, **options)
         if page:
             result.save(page)

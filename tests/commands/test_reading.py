@@ -202,7 +202,7 @@ def test_the_input_is_not_opened_where_annotations_suffice(kind, tmp_path, monke
     names = {"score": "s", "good": "g", "tokens": "t", "topic": "c"}
     stages = [
         FileReader("in"),
-        lambda frame: frame.assign(**{new: frame[old] for old, new in names.items()}),
+        lambda frame: frame.assign(**{new: frame[old] for old, new in names.items()}, c2="a"),
     ]
     Pipeline([*stages, AnnotationWriter("notes")]).run(report=lambda *_: None)
     read, call = [], WatchedFile._call
@@ -218,6 +218,8 @@ def test_the_input_is_not_opened_where_annotations_suffice(kind, tmp_path, monke
     assert Thresholds.fit(reader, score="s", label="g", by="c", recall=0.5, min_labels=2).groups
     assert Mix.plan(reader, by="c", tokens=5, token_field="t").tokens == 5
     assert len(sample(reader.with_fields(["s", "c"]), 5, by="c")) == 10
+    words = ["agreement", "in", "--annotations", "notes", "--between", "c", "--between", "c2"]
+    assert CliRunner().invoke(main, words, catch_exceptions=False).exit_code == 0
     assert sum(read) <= (0 if kind == "jsonl" else path.stat().st_size // 2)
 
 

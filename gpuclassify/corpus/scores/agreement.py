@@ -23,7 +23,7 @@ from gpuclassify.corpus.statistics.intervals import Figures, bootstrap
 from gpuclassify.corpus.statistics.quantiles import ALL, ScoreColumns
 from gpuclassify.frames import Frame, LazyFrame, to_pandas
 from gpuclassify.jobs.input.left_out import left_out_logged
-from gpuclassify.jobs.input.readers import FileReader, frame_of
+from gpuclassify.jobs.input.readers import FileReader, frame_of, read_columns
 from gpuclassify.jobs.ledger.quarantine import OnError
 from gpuclassify.mapping.partition_map import is_dask_frame
 from gpuclassify.pages import html_table, text_columns, visible
@@ -145,7 +145,7 @@ def agreement(
     *,
     by: str | None = None,
     weight: str | None = None,
-    text_field: str = "text",
+    text_field: str | None = "text",
     on_error: OnError = "raise",
 ) -> Agreement:
     """Measure the agreement of people or models that labelled or scored the same rows.
@@ -167,8 +167,9 @@ def agreement(
     weight : str, optional
         Column of numbers above 0, such as the weights of `sample`: figures then estimate those of
         the whole dataset. Intervals assume independent rows, and are a little wide for strata.
-    text_field : str
-        Column of text shown with rows that differ, if it exists.
+    text_field : str or None
+        Column of text that `Agreement.save` shows with rows that differ, if it exists; None reads
+        no text.
     on_error : {"raise", "quarantine"}
         Raise for the first file, line or row of a reader that cannot be read, or leave it out and
         count it in Python's log. Rows that annotations list as left out never raise.
@@ -193,7 +194,9 @@ def agreement(
         raise ValueError(f"between={[*names]}: name two columns or more")
     needed = [*names, *(name for name in (by, weight) if name is not None)]
     with left_out_logged():
-        if isinstance(dataset, FileReader):
+        if text_field is None:
+            dataset = read_columns(dataset, needed, on_error)
+        elif isinstance(dataset, FileReader):  # the text is optional
             dataset = frame_of(dataset, on_error)
         frame = _columns_of(dataset, needed, text_field)
     labels, values = _values(frame, names)
@@ -228,7 +231,7 @@ def agreement(
     )
 
 
-def _columns_of(dataset: Any, needed: list[str], text_field: str) -> pd.DataFrame:
+def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.DataFrame:
     """Return the columns as a pandas frame. Raises ValueError unless each exists once."""
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
