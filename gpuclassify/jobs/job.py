@@ -149,7 +149,7 @@ class Job:
         _show(report, len(done), self.source.count, summary)
         try:
             self._write_rest(client, done, summary, report)
-            self._join(client, done)
+            self._join(client, done, summary, report)
             check_current(self.directory, self.manifest.key)
             if self.writer.has_report:
                 self.write_report()
@@ -207,7 +207,13 @@ class Job:
         if todo:
             self.source.check_unchanged()
 
-    def _join(self, client: Client | None, sizes: Mapping[str, int | None]) -> None:
+    def _join(
+        self,
+        client: Client | None,
+        sizes: Mapping[str, int | None],
+        summary: JobSummary,
+        report: Report | None,
+    ) -> None:
         """Join neighbouring parts into files, by their `sizes` in bytes; None if joined already."""
         manifest, encoding = self.manifest, self.manifest.encoding
         if not manifest.joins:
@@ -227,8 +233,11 @@ class Job:
         if groups:
             logger.info("joining the parts in %s into %d files", self.directory, len(groups))
         calls = ((self.directory, names, manifest.count, encoding) for names in groups)
-        for _ in run_tasks(client, join_parts, calls):
-            pass
+        for number, _ in enumerate(run_tasks(client, join_parts, calls), 1):
+            summary.running.joining = f"{number:,} of {len(groups):,} files are joined"
+            _show(report, summary.parts, self.source.count, summary)
+        summary.running.joining = ""
+        _show(report, summary.parts, self.source.count, summary)
 
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec

@@ -339,6 +339,7 @@ class RunningParts:
         self._latest: dict[str, tuple[int, float]] = {}  # rows and share done, by part
         self.start = FirstReport()
         self.surplus = 0.0  # work of finished parts minus their number
+        self.joining = ""  # progress of the client when it joins parts, as text
         self._lock = threading.Lock()
 
     @property

@@ -183,6 +183,8 @@ class JobProgress:
             status += f", left out: {counted_kinds(summary.left_out)}"
         if labels := _label_shares(summary):
             status += f", {labels}"
+        if summary.running.joining:
+            status += f", {summary.running.joining}"
         self.share(self._share, status)
 
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:

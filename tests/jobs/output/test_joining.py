@@ -20,6 +20,7 @@ from gpuclassify import (
     read_files,
 )
 from gpuclassify.jobs.ledger.manifest import manifest_of
+from gpuclassify.jobs.report.progress import JobProgress
 from gpuclassify.jobs.stores.opening import open_store
 from gpuclassify.jobs.task import join_parts, run_part
 from tests.kills import kills
@@ -117,6 +118,21 @@ def test_small_parts_become_files_of_a_size(tmp_path, kind):
     shutil.rmtree(tmp_path / "out")
     run(tmp_path, kind, output_bytes=size_of_three(tmp_path, kind))
     assert 2 <= len({path.name for path in paths(tmp_path)}) <= 3
+
+
+def test_the_display_counts_files_that_are_joined(tmp_path):
+    write(tmp_path)
+    shown, size = [], size_of_three(tmp_path, "parquet")
+    with JobProgress("Joining") as progress:
+
+        def report(*call):
+            progress.parts(*call)
+            shown.append(progress._line)
+
+        job(tmp_path, "parquet", output_bytes=size).run(report=report)
+    files = len(paths(tmp_path))
+    assert shown[-2].endswith(f"{files} of {files} files are joined")
+    assert "joined" not in shown[-1]
 
 
 @pytest.mark.timeout(1_200)
