@@ -43,10 +43,11 @@ test-faults: $(VENV)/.dev
 		tests/faults tests/jobs/input tests/test_interrupts.py $(FAULT_OPTIONS)
 
 # Slurm, a browser and networks of one's own, from Debian's packages: installs those that are missing.
+# BUT="and not slow" leaves out the image of a container, which takes ten minutes.
 # Slurm's GPU workers are dask-cuda's, from the RAPIDS environment.
 test-system: $(VENV)/.dev $(RAPIDS)/.ready
 	sh tests/system/install-packages
-	$(BIN)/python -m pytest -q -m system tests/system
+	$(BIN)/python -m pytest -q -m "system $(BUT)" tests/system
 
 # In a fresh clone on the Debians that have Python 3.13 and 3.14: as root, 7 GB each, and an hour.
 test-pythons:

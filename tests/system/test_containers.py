@@ -73,6 +73,7 @@ SHELL = {
 }
 
 
+@pytest.mark.slow
 def test_a_fresh_debian_becomes_an_image_that_classifies(tmp_path):
     if os.geteuid():
         pytest.fail("this test makes a Debian: run it as root", pytrace=False)
