@@ -125,5 +125,6 @@ def _show_provenance(directory: str, as_json: bool) -> None:
     if as_json:
         click.echo(visible_json(json.dumps({"output": directory, **known.as_dict()})))
         return
-    for line in known.lines() if known else [f"{directory}: no model, set or condition is known"]:
+    lines = known.lines() if known else ["no model, set or condition is known"]
+    for line in (f"{directory}:", *lines):
         click.echo(visible(line, ""))

@@ -292,7 +292,8 @@ def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
         rows = [(f"{g[0][0]:g} to {g[-1][1]:g}", sum(n for *_, n in g)) for g in groups]
     if not rows:
         return []
-    total = sum(count for _, count in rows) or 1
+    total = sum(count for _, count in rows)
+    total = (report["labelled"].get(column, total) if counts else total) or 1
     rest = sum(count for _, count in rows[MOST_ROWS:])
     rows = rows[:MOST_ROWS] + [(f"{len(rows) - MOST_ROWS:,} others", rest)] * bool(rest)
     lines = [f"| {markdown(column)} | rows | share |", "|---|---:|---:|"]

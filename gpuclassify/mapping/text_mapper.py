@@ -241,18 +241,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         usual = {field.name: field.default for field in dataclasses.fields(self.options)}
         unchanged = {name for name in given if given[name] == usual[name]}
         name, commit = settings.pop("model", None), settings.pop("model_revision", None)
-        about = {
+        hidden = {*unchanged, "revision", "labels"}
+        about: dict[str, Any] = {
             "kind": self.__name__,
-            "model": name,
-            "commit": commit,
-            "settings": {
-                n: value
-                for n, value in settings.items()
-                if n not in unchanged and n not in ("revision", "labels")
-            },
+            "settings": {n: value for n, value in settings.items() if n not in hidden},
         }
+        if name is None:  # rules, which have a version
+            about["settings"] |= {"version": commit} if commit else {}
+            return about
+        about |= {"model": name, "commit": commit}
         if "licence" in vars(self) or name == self.defaults.get("model"):
-            page = f"https://huggingface.co/{name}" if name else ""
+            page = f"https://huggingface.co/{name}"
             about |= {"licence": self.licence, "citation": self.cite or page}
         return about
 

@@ -11,7 +11,15 @@ from click.testing import CliRunner
 from huggingface_hub import DatasetCard
 from test_foreign_sets import rewrite
 
-from gpuclassify import AnnotationWriter, ParquetReader, ParquetWriter, Pipeline, Select, published
+from gpuclassify import (
+    AnnotationWriter,
+    ParquetReader,
+    ParquetWriter,
+    PatternSpans,
+    Pipeline,
+    Select,
+    published,
+)
 from gpuclassify.classifiers.category import DomainClassifier
 from gpuclassify.commands.cli import main
 from gpuclassify.jobs.input.annotation_reader import AnnotationError
@@ -102,6 +110,17 @@ def test_a_selection_names_sets_models_and_condition_everywhere(crawl, domain, t
     printed = CliRunner().invoke(main, ["show", "--provenance", str(tmp_path / "final")])
     assert printed.exit_code == 0 and "condition: rank < 30" in printed.output
     assert all(digest in printed.output for digest in digests.values())
+
+
+def test_rules_have_a_version_and_shares_of_all_rows(tmp_path):
+    texts = ["write to ada@example.org", "nobody", "or to bob@example.org", "none", "no", "nil"]
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "in.parquet")
+    notes = annotate(f"{tmp_path}/in.parquet", tmp_path / "notes", PatternSpans())
+    card = (tmp_path / "notes/_report/README.md").read_text()
+    assert "| email | 2 | 33.3% |\n" in card
+    assert "licence" not in card and "commit" not in card and '"version": "2"' in card
+    printed = CliRunner().invoke(main, ["show", "--provenance", notes]).output
+    assert printed.startswith(f"{notes}:\npattern_spans\n    class        PatternSpans\n")
 
 
 def test_the_digest_of_a_set_changes_with_its_content_alone(crawl, tmp_path):
