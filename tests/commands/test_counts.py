@@ -153,7 +153,7 @@ class Done:
             assert {path.rpartition("/")[2] for path in found["empty_files"]} == {*empty}
         for show in (self.printed, self.tile):
             assert (show("rows read"), show("rows written")) == (read, written)
-        said = ", ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in left_out.items())
+        said = ", ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in sorted(left_out.items()))
         assert f"Left out: {said}; see" in self.terminal
         assert f"Left out: {said} ." in self.page.text or f"Left out: {said}." in self.page.text
         for kind, count in left_out.items():

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from dask.utils import format_bytes
 
 from gpuclassify.jobs.ledger.records import Record
-from gpuclassify.mapping.stage_counts import MOST_LABELS, add_examples
+from gpuclassify.mapping.stage_counts import MOST_LABELS, REASONS, add_examples
 from gpuclassify.models.checkpoint import some_of
 from gpuclassify.pages import (
     counted,
@@ -353,8 +353,8 @@ class JobSummary:
         for name, stage in self.stages.items():
             for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
                 if counts := stage[kind]:
-                    ordered = most_frequent(counts).items()
-                    reasons = ", ".join(f"{reason} {count:,}" for reason, count in ordered)
+                    names = [*REASONS, *sorted({*counts} - {*REASONS})]
+                    reasons = ", ".join(f"{n} {counts[n]:,}" for n in names if n in counts)
                     rows = f"{sum(counts.values()):,} of {stage['read']:,} rows"
                     lines.append(f"{name}: {words} {rows} ({reasons})")
         return lines
