@@ -236,8 +236,9 @@ class Job:
         for number, _ in enumerate(run_tasks(client, join_parts, calls), 1):
             summary.running.joining = f"{number:,} of {len(groups):,} files are joined"
             _show(report, summary.parts, self.source.count, summary)
-        summary.running.joining = ""
-        _show(report, summary.parts, self.source.count, summary)
+        if groups:
+            summary.running.joining = ""
+            _show(report, summary.parts, self.source.count, summary)
 
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec

@@ -157,7 +157,8 @@ BROKEN = {
 }
 CALLS = {
     "sample": ["in", "out.jsonl", "-n", "5", "--annotations", "notes"],
-    "agreement": ["in", "--between", "score", "--between", "tokens", "--annotations", "notes"],
+    "agreement": ["in", "--between", "score", "--between", "tokens", "--page", "page.html",
+                  "--annotations", "notes"],
     "thresholds": ["in", "out.json", "--score", "score", "--label", "good", "--recall", "0.5",
                    "--annotations", "notes"],
     "show": ["notes", "--input", "in"],
