@@ -430,10 +430,36 @@ def test_varlen_attention_is_used_as_far_as_the_torch_that_is_here_has_it(
     monkeypatch, function, own_heads, shared_heads
 ):
     monkeypatch.setattr(attention, "varlen_attn", function)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     has_varlen = attention._has_varlen.__wrapped__  # which remembers what it has found
-    assert has_varlen(torch.device("cuda"), has_shared_heads=False) == own_heads
-    assert has_varlen(torch.device("cuda"), has_shared_heads=True) == shared_heads
+    assert has_varlen(has_shared_heads=False) == own_heads
+    assert has_varlen(has_shared_heads=True) == shared_heads
+
+
+def varlen_that_is_not_built(*_, **__):
+    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+
+
+def varlen_across_texts(query, key, value, ends, *_, **others):
+    """As a kernel would that does not keep texts apart."""
+    ends = ends[[0, -1]]
+    return varlen_2_12(query, key, value, ends, ends, len(query), len(query), **others)
+
+
+@pytest.mark.parametrize("function", [varlen_that_is_not_built, varlen_across_texts])
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_where_varlen_attention_fails_its_trial_texts_are_packed_without_it(
+    model_of, architecture, function, monkeypatch, caplog
+):
+    """Such as on GPUs that torch has no kernel for, or builds of torch for AMD's GPUs."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(attention, "varlen_attn", function)
+    monkeypatch.setattr(attention, "_is_varlen_usable", lambda *_: True)
+    model = model_of(architecture)
+    layers = fresh(model, model.module).packed_layers()
+    assert layers.attention == "scaled_dot_product_attention"
+    assert not layers.is_tried and not layers.may_use_varlen
+    assert caplog.text.count("varlen_attn is not used on cpu") == 1
 
 
 @pytest.mark.parametrize("window", [None, 3])

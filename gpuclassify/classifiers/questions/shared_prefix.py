@@ -230,8 +230,10 @@ def attend(
     if hidden is None and softcap is None:
         has_groups = query.shape[1] != key.shape[1]
         params = SDPAParams(query, key, value, None, 0.0, is_causal, has_groups)
-        # The kernel takes no other sizes; torch would pad only without selecting a kernel.
-        if query.shape[-1] % 8 == 0 and can_use_flash_attention(params):
+        # The kernel takes no other sizes; torch would pad only without selecting a kernel. ROCm's
+        # kernels are others, whose log-sum-exps nobody has compared with these.
+        is_usable = query.shape[-1] % 8 == 0 and torch.version.hip is None
+        if is_usable and can_use_flash_attention(params):
             return aten._scaled_dot_product_flash_attention(
                 query, key, value, 0.0, is_causal, scale=scaling
             )[:2]

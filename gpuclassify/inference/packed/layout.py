@@ -78,6 +78,8 @@ class Layout:
         Name of the attention function that ran last.
     is_tried : bool
         Whether this is a trial run, whose outputs are compared with padded runs.
+    may_use_varlen : bool
+        Whether `varlen_attn` may be called, torch's attention over all texts of a batch at once.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Layout:
         self.calls = 0
         self.attention: str | None = None
         self.is_tried = False
+        self.may_use_varlen = True
         self._device = device
         self._shape = (len(lengths), width)
         self._rows, self._columns = to_device(np.stack([rows, columns]), device)

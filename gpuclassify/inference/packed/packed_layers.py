@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -31,12 +32,14 @@ try:
 except ImportError:  # torch before 2.10
     varlen_attn = None  # type: ignore[assignment]
 
+logger = logging.getLogger(__name__)
+
 ATTENTION = "gpuclassify_packed"
 
+_VARLEN = "varlen_attn"
 _VARLEN_ARGUMENTS = {"scale", "window_size"}  # since torch 2.11
 _SHARED_HEADS = "enable_gqa"  # since torch 2.12, which needs it for grouped-query attention
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
-_VARLEN_CAPABILITY = (8, 0)
 # Arguments of attention functions in transformers that do not affect their results.
 _WITHOUT_EFFECT = {
     "cache_position",
@@ -80,6 +83,8 @@ class PackedLayers:
         tokens, whose states become NaN.
     is_tried : bool
         Whether runs are trial runs, which are compared with padded runs.
+    may_use_varlen : bool
+        Whether `varlen_attn` may be called, torch's attention over all texts of a batch at once.
     attention : str or None
         Name of torch's attention function in the last batch.
     """
@@ -92,6 +97,7 @@ class PackedLayers:
         self.calls = 0
         self.is_first_enough = False
         self.is_tried = True
+        self.may_use_varlen = True
         self._changed_layers = SharedContext(self._change_layers)
         self.attention: str | None = None
         self._configs: list[Any] = list({id(part.config): part.config for part in models}.values())
@@ -105,10 +111,12 @@ class PackedLayers:
         The batch's texts have `lengths` tokens, and are padded on the right to `width`.
         """
         layout = Layout(lengths, width, device)
-        layout.is_tried = self.is_tried
+        layout.is_tried, layout.may_use_varlen = self.is_tried, self.may_use_varlen
         with self._changed_layers.active(), set_variable(current_layout, layout):
-            yield
-            self.attention = layout.attention
+            try:
+                yield
+            finally:
+                self.attention = layout.attention
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
@@ -206,8 +214,8 @@ def packed_attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     layout = current_layout.get()
-    is_varlen = _is_varlen_usable(query, key, value)
-    layout.attention = "varlen_attn" if is_varlen else "scaled_dot_product_attention"
+    is_varlen = layout.may_use_varlen and _is_varlen_usable(query, key, value)
+    layout.attention = _VARLEN if is_varlen else "scaled_dot_product_attention"
     attend = _varlen if is_varlen else _grouped
     return attend(layout, (query, key, value), scaling, is_causal, sliding_window)[None], None
 
@@ -314,13 +322,18 @@ def _is_varlen_usable(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         and query.dtype in _VARLEN_DTYPES
         and size % 8 == 0
         and size == value.shape[-1] <= 256
-        and _has_varlen(query.device, has_shared_heads=query.shape[1] != key.shape[1])
+        and _has_varlen(has_shared_heads=query.shape[1] != key.shape[1])
     )
 
 
 @functools.cache
-def _has_varlen(device: torch.device, *, has_shared_heads: bool) -> bool:
-    if varlen_attn is None or torch.cuda.get_device_capability(device) < _VARLEN_CAPABILITY:
+def _has_varlen(*, has_shared_heads: bool) -> bool:
+    """Tell whether the installed torch has `varlen_attn` with the arguments that are needed.
+
+    Whether the GPU runs it is not asked but tried: capabilities of NVIDIA's and AMD's GPUs are
+    numbered differently.
+    """
+    if varlen_attn is None:
         return False
     needed = _VARLEN_ARGUMENTS | ({_SHARED_HEADS} if has_shared_heads else set())
     return set(inspect.signature(varlen_attn).parameters) >= needed
@@ -348,7 +361,8 @@ def find_packed_layers(
     tolerance = _TOLERANCE if is_single else _HALF_PRECISION_TOLERANCE
     rounding = _ROUNDING if is_single else _HALF_PRECISION_ROUNDING
     outputs, states = _run_alone(packed, len(lengths), forward)
-    try:
+
+    def compare() -> None:
         with packed.running(lengths, int(lengths.max()), device), packed.watching() as seen:
             together = forward(slice(0, len(lengths)))
         unpadded = [seen[-1][row, :length] for row, length in enumerate(lengths)]
@@ -358,12 +372,23 @@ def find_packed_layers(
             spread = rms(expected.float() - expected.float().mean(0))
             most = max(tolerance * spread, rounding * rms(expected))
             is_equal &= rms(states_of_text - expected) <= most
-    except FAILURES as err:
-        if is_out_of_memory(err) or is_broken_device(err):
-            raise
-        raise NotPackableError(f"its layers take no packed texts ({err})") from err
-    if not is_equal:
-        raise NotPackableError("its layers let packed texts see each other, or lose positions")
+        if not is_equal:
+            raise NotPackableError("its layers let packed texts see each other, or lose positions")
+
+    while True:
+        try:
+            compare()
+            break
+        except FAILURES as err:
+            if is_out_of_memory(err) or is_broken_device(err):
+                raise
+            if packed.attention == _VARLEN:
+                logger.info("%s is not used on %s: %s", _VARLEN, device, err)
+                packed.may_use_varlen = False
+            elif isinstance(err, NotPackableError):
+                raise
+            else:
+                raise NotPackableError(f"its layers take no packed texts ({err})") from err
     packed.is_first_enough = bool(packed.attention_outputs)
     packed.is_first_enough &= _is_still_close(packed, lengths, device, forward, outputs, tolerance)
     packed.is_tried = False

@@ -84,6 +84,18 @@ def test_the_kernel_for_gpus_is_called_with_arguments_that_it_takes(heads, key_h
     assert lse.dtype == torch.float32
 
 
+def test_a_torch_for_amd_does_not_use_a_kernel_that_nobody_compared(monkeypatch):
+    asked = []
+    monkeypatch.setattr(shared_prefix, "can_use_flash_attention", asked.append)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    query = torch.empty(2, 4, 37, 64, device="meta", dtype=torch.bfloat16)
+    output, lse = attend(query, query, query, SCALING)
+
+    assert not asked
+    assert (output.shape, output.dtype) == (query.shape, query.dtype)
+    assert (lse.shape, lse.dtype) == (query.shape[:3], torch.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2)])
