@@ -36,6 +36,23 @@ HINT_SECONDS, HINT_TIMES = 5.0, 1.3
 # Rounds of this measurement, seconds per round, and the largest ratio of two rounds' results.
 ROUNDS, ROUND_SECONDS, MOST_SPREAD = 5, 0.1, 1.25
 
+# Values of ``model_type`` of encoders that run in float16 on GPUs. Their outputs are about eight
+# times closer to float32 than in bfloat16 (benchmarks/precision.py). Models that are known to
+# exceed float16's largest number, 65,504, such as T5 and Gemma, and decoders stay in bfloat16.
+FLOAT16_ENCODERS = frozenset(
+    {
+        "albert",
+        "bert",
+        "camembert",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "modernbert",
+        "roberta",
+        "xlm-roberta",
+    }
+)
+
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
@@ -72,18 +89,30 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+def pick_dtype(
+    options: ModelOptions, device: torch.device, architecture: str | None = None
+) -> torch.dtype:
     """Choose the dtype of a model's weights and activations on `device`.
 
-    This is ``options.dtype`` if set. Otherwise, with ``options.autocast``, CUDA devices get
-    bfloat16 if they have it natively, and float16 if not. Other devices get float32: bfloat16 is
-    slower on some CPUs and faster on others, and moves rows over thresholds, so that two machines
-    would disagree.
+    `architecture` is the ``model_type`` in the model's ``config.json``; None if there is none, or
+    for a network of the user's own.
+
+    This is ``options.dtype`` if set. Otherwise, with ``options.autocast``, CUDA devices get float16
+    for the encoders in `FLOAT16_ENCODERS`. Other models get bfloat16 if the device has it natively,
+    and float16 if not. Devices other than CUDA get float32: bfloat16 is slower on some CPUs and
+    faster on others, and moves rows over thresholds, so that two machines would disagree.
     """
     if options.dtype is not None:
         return getattr(torch, options.dtype)
     if not options.autocast or device.type != "cuda":
         return torch.float32
+    if architecture in FLOAT16_ENCODERS:
+        return torch.float16
+    return half_with_range()
+
+
+def half_with_range() -> torch.dtype:
+    """Return bfloat16, which has float32's range, or float16 if the GPU lacks bfloat16."""
     is_native = torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if is_native else torch.float16
 

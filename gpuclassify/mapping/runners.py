@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FLOAT32_ONLY: set[Hashable] = set()  # keys of models with non-finite outputs in lower precision
+# Precision of models that failed their trial in the default one, by the key of the default.
+_WIDER_DTYPES: dict[Hashable, torch.dtype] = {}
 
 
 class NonFiniteOutputError(ArithmeticError):
@@ -216,7 +217,8 @@ class NetworkRunner(Runner):
         from gpuclassify.inference.device import pick_device, pick_dtype
 
         device = pick_device(self.options.device)
-        return device, pick_dtype(self.options, device)
+        config = {} if self.own_module is not None else self.model.checkpoint.sizes
+        return device, pick_dtype(self.options, device, config.get("model_type"))
 
     def check_tokenizer(self) -> None:
         """Raise CheckpointError if a local tokenizer has token ids that the model lacks."""
@@ -279,24 +281,33 @@ class EncoderRunner(NetworkRunner):
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
         """Keep the model in memory within a ``with`` block; see `Runner.lease`.
 
-        Falls back to float32 if outputs in `dtype` are not finite, unless the user has set it.
+        If the model fails its trial in `dtype`, and the user has not set it, bfloat16 is tried
+        after float16, and then float32.
         """
         import torch
 
+        from gpuclassify.inference.device import half_with_range
         from gpuclassify.inference.probing import PrecisionError
 
         key, is_asked_for = self.model_key(device, dtype), self.options.dtype is not None
-        if key in _FLOAT32_ONLY and not is_asked_for:
-            dtype = torch.float32
+        if not is_asked_for:
+            dtype = _WIDER_DTYPES.get(key, dtype)
         with contextlib.ExitStack() as kept:
-            try:
-                model = kept.enter_context(self._lease(device, dtype))
-            except PrecisionError as err:
-                if is_asked_for:
-                    raise
-                _FLOAT32_ONLY.add(key)
-                logger.warning("%s runs in float32: %s", self.options.model, err)
-                model = kept.enter_context(self._lease(device, torch.float32))
+            while True:
+                try:
+                    model = kept.enter_context(self._lease(device, dtype))
+                    if not is_asked_for:
+                        model.check_range()
+                    break
+                except PrecisionError as err:
+                    if is_asked_for:
+                        raise
+                    kept.pop_all().close()  # so that the model can be evicted
+                    wider = half_with_range() if dtype == torch.float16 else torch.float32
+                    dtype = torch.float32 if wider == dtype else wider
+                    _WIDER_DTYPES[key] = dtype
+                    name = str(dtype).removeprefix("torch.")
+                    logger.warning("%s runs in %s: %s", self.options.model, name, err)
             yield model
 
     def _lease(

@@ -209,7 +209,7 @@ class ModelOptions(TextOptions):
     padding_side : {"left", "right"}
         Side of padding. Default: the tokenizer's.
     autocast : bool
-        Use bfloat16 or float16 on GPUs; False: float32 everywhere.
+        Use float16 or bfloat16 on GPUs, by architecture; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}
         Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7.
     device : str

@@ -24,6 +24,7 @@ REPORT_EVERY_SECONDS = 1.0
 # Advice is given if waiting for tokens exceeds this share of the models' time, and the device was
 # busy for less than this share of the sampled time.
 MOST_WAITING, BUSY_SHARE = 0.1, 0.9
+MOST_RECOMPUTED = 0.001  # share of texts
 # Statistics that only runs on a GPU have.
 _ON_GPU = {"device_sampled_seconds", "peak_device_bytes", "peak_torch_bytes"}
 
@@ -187,7 +188,24 @@ def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
     )
 
 
-ADVICE = (waiting_for_host, faster_in_bfloat16)
+def recomputed_in_float32(totals: Mapping[str, Any]) -> str | None:
+    """Return advice to choose a precision if many texts were computed twice, else None.
+
+    `totals` are sums of `RunStats`. There is advice if more than `MOST_RECOMPUTED` of the rows with
+    text had outputs that were not finite, because these texts run alone.
+    """
+    rescued = totals.get("rescued_texts", 0)
+    rows = totals.get("rows", 0) - totals.get("null_rows", 0)
+    if rescued <= MOST_RECOMPUTED * rows:
+        return None
+    return (
+        f"the outputs of {rescued:,} of {rows:,} texts were not finite, and each of them was "
+        'computed again alone in float32: dtype="bfloat16" has more range than float16, and '
+        'dtype="float32" more digits'
+    )
+
+
+ADVICE = (waiting_for_host, faster_in_bfloat16, recomputed_in_float32)
 _advised: set[Callable[..., Any]] = set()
 
 
