@@ -27,7 +27,15 @@ from benchmarks import BASELINE, SUBJECT, throughput
 from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, write_result
 from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
-from benchmarks.ways import PEER_DTYPE, Choice, Way, choose_ways, dtype_names
+from benchmarks.ways import (
+    HALF,
+    PEER_DTYPE,
+    Choice,
+    Way,
+    choose_ways,
+    dtype_names,
+    other_attentions,
+)
 from benchmarks.work import tokenizer_speed
 from gpuclassify.cluster.sizing import MAXIMUM_POOL_SHARE, POOL_SHARE, TORCH_SHARE
 from gpuclassify.workers.nvml import survey_gpus
@@ -151,6 +159,8 @@ def choose(options: argparse.Namespace, directory: str) -> Choice:
     """Choose the recipe in its own and the GPU's precision, peers, gpuclassify on both frames."""
     is_gpu = _is_gpu(options.device)
     options.variants = [*PEERS, *([ORIGINAL] if options.original else [])]
+    if is_gpu:
+        options.variants += [HALF, *(way.name for way in other_attentions(directory))]
     choice = choose_ways(options, directory)
     *others, subject = choice.ways
     dtype = PEER_DTYPE if is_gpu else "float32"

@@ -11,6 +11,7 @@ from typing import Any
 import dask.dataframe as dd
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from benchmarks import BASELINE, SUBJECT
 from benchmarks.engines import (
@@ -29,7 +30,6 @@ from benchmarks.recipes import (
     sorted_partition,
     stage_partition,
 )
-from gpuclassify.inference.device import pick_device, pick_dtype
 
 PEER_DTYPE = "float16"  # of autocast, as Curator and CrossFit leave it to torch on a GPU
 # Of a probability. 150 texts through random 12-layer models differed from float32 by 0.018 and
@@ -46,6 +46,8 @@ NEEDED = {
     "openvino": ("OpenVINO", "make bench-peers"),
     "nncf": ("OpenVINO, int8", "make bench-peers"),
     "onnxruntime": ("ONNX", "make bench-peers"),
+    "disentangled_flash": ("disentangled-flash", "pip install disentangled-flash==1.1.1"),
+    "flashdeberta": ("flashdeberta", "pip install flashdeberta==0.0.8"),
 }
 
 
@@ -160,7 +162,7 @@ def _engines() -> list[Way]:
 
 def _gpu_ways(options: argparse.Namespace, directory: str) -> list[Way]:
     classifier = classifier_of(directory, options.device, autocast=True)
-    own_dtype = str(pick_dtype(classifier.options, pick_device(options.device)))
+    own_dtype = str(classifier.runner.device_and_dtype()[1])
     own_dtype = own_dtype.removeprefix("torch.")
     own = functools.partial(gpuclassify_scores, autocast=True)
     half = functools.partial(pipeline_partition, is_held=True, dtype=PEER_DTYPE)
@@ -178,8 +180,10 @@ def _gpu_ways(options: argparse.Namespace, directory: str) -> list[Way]:
         ),
         *(peers if options.peers else []),
         *_searched_batches(PEER_DTYPE),
+        *other_attentions(directory),
         Way("loader=crossfit", functools.partial(own, loader="crossfit"), own_dtype),
         Way(f"{SUBJECT}, float32", gpuclassify_scores),
+        Way(HALF, functools.partial(gpuclassify_scores, dtype="bfloat16"), "bfloat16"),
         Way(SUBJECT, own, own_dtype),
     ]
 
@@ -207,6 +211,25 @@ def _searched_batches(dtype: str) -> list[Way]:
     return [
         Way(name, _by_partition(recipe, dtype=dtype), dtype, is_searched=True)
         for name, recipe in recipes.items()
+    ]
+
+
+def other_attentions(directory: str) -> list[Way]:
+    """Return sorted batches in float16, with the attention of each library that has DeBERTa's."""
+    libraries = {"sorted batches, float16": "transformers"}
+    if AutoConfig.from_pretrained(directory).model_type == "deberta-v2":
+        libraries |= {
+            "disentangled-flash, float16": "disentangled_flash",
+            "flashdeberta, float16": "flashdeberta",
+        }
+    return [
+        Way(
+            f"{name}, best batch",
+            _by_partition(sorted_partition, dtype=PEER_DTYPE, library=library),
+            PEER_DTYPE,
+            is_searched=True,
+        )
+        for name, library in libraries.items()
     ]
 
 

@@ -6,8 +6,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import RESULTS
+from benchmarks.device import choose, parse_options
 from benchmarks.gpu.run import all_steps
 from benchmarks.harness import noise
 
@@ -76,3 +78,19 @@ def test_pages_name_and_pictures_show_committed_results():
     assert named and not {name for name in named if not list(RESULTS.glob(name))}
     stems = tuple(path.stem for path in COMMITTED)
     assert all(picture.stem.startswith(stems) for picture in RESULTS.glob("*.png"))
+
+
+def test_on_a_gpu_the_rivals_of_a_model_run_or_are_said_to_be_missing(
+    sequence_classifier, monkeypatch
+):
+    monkeypatch.setattr("gpuclassify.inference.device.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for architecture in ("bert", "deberta-v2"):
+        options = parse_options(["--device", "cuda"])
+        choice = choose(options, str(sequence_classifier(architecture)))
+        names = [way.name for way in choice.ways]
+        assert names[-1] == "gpuclassify" and choice.ways[-1].dtype == "float16"
+        assert {"gpuclassify, bfloat16", "sorted batches, float16, best batch"} < set(names)
+        rivals = {name for name in choice.left_out if "flash" in name}
+        assert len(rivals) == (2 if architecture == "deberta-v2" else 0)
+        assert all("pip install" in choice.left_out[name] for name in rivals)
