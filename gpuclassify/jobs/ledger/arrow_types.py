@@ -118,7 +118,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def changed_schema(schema: pa.Schema, change: Change) -> pa.Schema:
-    """Return a schema in which each field has the type that `change` returns for its current type.
+    """Return the schema, each field changed to the type that `change` returns for its type.
 
     Names and metadata stay.
     """

@@ -188,7 +188,9 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the first schema, with column types to which the types of all schemas can be cast.
+    """Return the schema of files to join: the first schema, with types that fit all of them.
+
+    A column's type is one that all files' types can be cast to, as `union` chooses it.
 
     Raises ArrowTypeError if a column's types have no common type. Metadata is of the first schema
     that has all these types, or else of the first schema.

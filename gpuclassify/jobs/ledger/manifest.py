@@ -515,7 +515,7 @@ class Manifest:
         return files
 
     def write_card(self) -> None:
-        """Write `CARD`, a YAML file from which Hugging Face's `datasets` knows the data files.
+        """Write `CARD`, a YAML file that names the data files to Hugging Face's `datasets`.
 
         Nothing is written if a user has a file of this name, or a `README` instead.
         """
