@@ -36,12 +36,12 @@ def setting(
     group: str | None = None,
     **option: Any,
 ) -> Any:
-    """Declare a setting, a field of a `Declared` class, with its check and its option.
+    """Declare a setting: a field of a `Declared` class, with its check and its command-line option.
 
     Parameters
     ----------
     default, factory
-        As of `dataclasses.field`. Default: the setting is required.
+        ``default`` and ``default_factory`` of `dataclasses.field`. Without them, it is required.
     kw_only : bool
         The setting must be passed by name.
     what : str, optional
@@ -61,7 +61,7 @@ def setting(
     is_hashed : bool
         The object's hash depends on the setting; False for a dict, which has no hash.
     is_secret : bool
-        The setting is left out of the repr, the token, descriptions and files.
+        The setting is left out of the repr, Dask's token, descriptions and files.
     changes_results : bool
         Results depend on the setting, so that it is part of Dask's key and a job's identity.
     group : str, optional

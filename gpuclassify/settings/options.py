@@ -67,7 +67,7 @@ ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
 
 @declared
 class TextOptions(Declared):
-    """Settings of every mapper that runs a model over a text column.
+    """Settings of every mapper (which adds columns to a dataframe) with a model for a text column.
 
     Attributes
     ----------
@@ -206,7 +206,7 @@ class TextOptions(Declared):
 
 @declared
 class ModelOptions(TextOptions):
-    """Settings of every mapper whose model is a network, in addition to `TextOptions`.
+    """Settings of every mapper (which adds columns to a dataframe) whose model is a network.
 
     Attributes
     ----------
@@ -347,7 +347,7 @@ class ModelOptions(TextOptions):
 
 @declared
 class PairOptions(ModelOptions):
-    """Settings of networks that also read pairs of texts, in addition to `ModelOptions`.
+    """Settings of mappers whose network also reads pairs of texts, in addition to `ModelOptions`.
 
     Attributes
     ----------
@@ -392,7 +392,7 @@ class PairOptions(ModelOptions):
 
 @declared
 class LabelOptions(TextOptions):
-    """Settings of every mapper with labels, in addition to `TextOptions`.
+    """Settings of every mapper that adds a label to each row, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -423,7 +423,7 @@ class LabelOptions(TextOptions):
 
 @declared
 class ScoreOptions(LabelOptions, PairOptions):
-    """Settings of every network with labels and scores, in addition to `LabelOptions`.
+    """Settings of mappers whose network scores labels or lines, in addition to `LabelOptions`.
 
     Attributes
     ----------
@@ -506,7 +506,7 @@ class ScoreOptions(LabelOptions, PairOptions):
 
 @declared
 class ClassifierOptions(ScoreOptions):
-    """Settings of a classifier with probabilities, in addition to `ScoreOptions`.
+    """Settings of classifiers with a probability for each label, in addition to `ScoreOptions`.
 
     Attributes
     ----------

@@ -120,7 +120,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run of a job, which do not decide whether it continues an earlier run."""
+    """Options of one run of a job: command, restart, verification, and whether code may differ.
+
+    They are not part of the job's identity, the settings that must be equal to continue it.
+    """
 
     restart: bool = False  # remove the output of earlier runs of any job, and nothing else
     verify: str = VERIFY[0]  # how to verify finished parts
@@ -155,7 +158,7 @@ class Manifest:
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """Files of finished parts that `begin` has verified."""
+        """Output files that `begin` has found undamaged, and the method of verification."""
         return Checked(self.options.verify)
 
     @functools.cached_property
@@ -715,9 +718,10 @@ def manifest_of(directory: Store) -> Manifest:
 def read_job(directory: Store) -> dict[str, Any]:
     """Read and parse job.json, which describes the job that has begun in a directory.
 
-    It has the job's ``key``, number of ``parts``, ``identity`` (settings by stage), ``versions`` of
-    libraries and more. Raises FileNotFoundError if no job has begun there, NotADirectoryError if
-    the directory is a file, and DamagedMetadataError if job.json is damaged.
+    It has the job's ``key``, number of ``parts``, ``identity`` (settings of inputs, pipeline stages
+    and output), ``versions`` of libraries and more. Raises FileNotFoundError if no job has begun
+    there, NotADirectoryError if the directory is a file, and DamagedMetadataError if job.json is
+    damaged.
     """
     try:
         with directory.explained():
@@ -800,8 +804,9 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield phrases on the differences of two jobs' identities, for error messages.
 
-    An identity has settings by section: a stage, the output, an input, or an input's files. Phrases
-    on inputs come late, because their columns may differ only as a result of other files.
+    An identity is a dict of settings for each stage of the pipeline, the output, each input, and
+    each input's files. Phrases on inputs come late, because their columns may differ only as a
+    result of other files.
     """
     parts = {**before, **after}
     files = [part for part in parts if part.endswith(" file")]
@@ -852,7 +857,7 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the digests and versions of a stage's code that differ: (old, new) by name.
+    """Return the digests and versions of a pipeline stage's code that differ: (old, new) by name.
 
     `old` and `new` are the stage's settings in two job.json. A missing value is None.
     """

@@ -213,7 +213,10 @@ class Record:
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialize `values` as a JSON object; its last entry is the SHA-256 of the text before it."""
+    """Serialize `values` as a JSON object in UTF-8, with a SHA-256 of its text as the last entry.
+
+    `indent` is an option of `json.dumps`.
+    """
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _append_digest(text.encode("utf-8", "backslashreplace"))
 

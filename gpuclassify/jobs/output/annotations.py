@@ -20,10 +20,9 @@ BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
     """Return the schema of an annotation set: bookkeeping columns, then the `new` columns.
 
-    An annotation set is a dataset with one row per input row, that has only the columns added by a
-    job. Bookkeeping columns are ``_file``, ``_place`` (position in the file) and ``_left_out``.
-    Fields named in `labels` get metadata by which reports find them. The schema has metadata for
-    pandas.
+    An annotation set has one row per input row, and only the columns that a job adds. Bookkeeping
+    columns are ``_file``, ``_place`` (position in the file) and ``_left_out``. Fields named in
+    `labels` get metadata by which reports find them. The schema has metadata for pandas.
     """
     marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
     schema = pa.schema([*BOOKKEEPING, *marked])

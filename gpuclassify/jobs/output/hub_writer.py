@@ -73,8 +73,9 @@ class HubWriter(FileWriter):
     files, and does nothing once the commit is made.
 
     The commit adds a section to the dataset card: for each new column the class, model, commit,
-    licence, citation, settings and distribution; the names and digests of the annotation sets that
-    were read; and the conditions by which rows were kept. The rest of the card stays.
+    licence, citation, settings and distribution; the names and digests of annotation sets (outputs
+    of `AnnotationWriter`) that were read; and the conditions by which rows were kept.
+    The rest of the card stays.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ class HubWriter(FileWriter):
             remember_token(f"datasets/{self.repo}", token)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings do not fit the Hub or the format."""
+        """Raise TypeError or ValueError if repository, path, split or format are not valid."""
         from huggingface_hub import constants
 
         super().check_together()
@@ -689,8 +690,8 @@ def _add_files(
 ) -> None:
     """Set the ``data_files`` of `config`, a dataset card's configuration, to include `files`.
 
-    `files` are the paths of the target's split. Its patterns in the target's folder that match no
-    path in `folder`, all paths in that folder, are removed.
+    `files` are the paths of the target's split. Patterns of this split in the target's folder are
+    removed if they match no path in `folder`, all paths in the target's folder after the commit.
     """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]

@@ -80,7 +80,10 @@ class FileWriter(Declared):
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings do not fit the format; set `compression`."""
+        """Raise TypeError or ValueError if the path is empty or the format lacks the compression.
+
+        A compression of None becomes the format's default.
+        """
         compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
         if self.compression is None:
             self._set("compression", compressions[0])

@@ -160,7 +160,7 @@ class HubStore(BucketStore):
         return commit
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist.
+        """List the file, the files below a folder, or a glob pattern's matches; None if none exist.
 
         Raises DatasetMissingError if the folder does not exist. The folder is listed first to raise
         errors of a busy Hub, because `_entries_of` would mistake them for a missing file.
@@ -215,7 +215,10 @@ class PinnedFile(AbstractBufferedFile):
         )
 
     def readline(self) -> bytes:
-        """Read a line; fsspec's own method would fetch the whole read-ahead for it."""
+        """Return the next line with its newline, or b"" at the end of the file.
+
+        fsspec's own method would fetch the whole read-ahead for it.
+        """
         return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:

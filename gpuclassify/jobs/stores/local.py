@@ -44,7 +44,10 @@ class LocalStore(Store):
     # Input.
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist."""
+        """List the file, the files below a folder, or a glob pattern's matches.
+
+        Returns None if none exist.
+        """
         self.filesystem.invalidate_cache()
         plain = posixpath.normpath(self.root)
         is_same = self.resolve(plain) == self.resolve(self.root)  # false for ".." behind a link
@@ -110,7 +113,7 @@ class LocalStore(Store):
         return super().version(info)
 
     def stamp(self) -> str:
-        """Return the file's mtime, ctime and inode as text, used to detect changes."""
+        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes."""
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
@@ -142,7 +145,7 @@ class LocalStore(Store):
         yield self.path(name)
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and its contents, if it exists."""
+        """Remove `folder`, a relative path in this folder, with its contents, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.path(folder), recursive=True)
 

@@ -83,7 +83,7 @@ class CutShortError(ConnectionError):
 
 
 class Entry(NamedTuple):
-    """Entry of a folder's listing: a file, an empty folder, or a folder that cannot be listed."""
+    """File, empty folder or unlistable folder in a listing: paths, fsspec's info, and the error."""
 
     path: str  # path in its file system, as listed
     real: str  # path with links resolved
@@ -315,7 +315,10 @@ class Store:
         return glob.has_magic(without_query(self.root))
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist."""
+        """List the file, the files below a folder, or a glob pattern's matches.
+
+        Returns None if none exist. Cached listings are not used.
+        """
         self.filesystem.invalidate_cache()
         with self.explained():
             return self._entries_of(self.root)
@@ -515,7 +518,7 @@ class Store:
         )
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file directly in `folder`, by name."""
+        """Return the size in bytes of each file directly in `folder`, a relative path, by name."""
         return {
             posixpath.basename(info["name"]): info["size"]
             for info in self._infos_in(folder)
@@ -523,7 +526,7 @@ class Store:
         }
 
     def folders(self, folder: str = "") -> list[str]:
-        """List the names of the folders in `folder`, if the file system has folders."""
+        """List the names of folders directly in `folder`, a relative path; [] if it is missing."""
         names = [info["name"] for info in self._infos_in(folder) if info["type"] == "directory"]
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
@@ -573,7 +576,7 @@ class Store:
         return None if md5 is None else bytes(md5).hex()
 
     def make(self, *folders: str) -> None:
-        """Create the folder, and `folders` in it, if the file system has folders."""
+        """Create this folder, and in it `folders` (relative paths); existing ones are no error."""
         for folder in ("", *folders):
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
 
