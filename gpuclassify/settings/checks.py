@@ -215,7 +215,10 @@ def check_number(name: str, value: object, what: str = "a number") -> None:
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raise TypeError if `value` is not a number, or ValueError if it is not from 0 to 1."""
+    """Raise TypeError if `value` is not a number, or ValueError if it is not from 0 to 1.
+
+    `name` is the setting's name for messages.
+    """
     check_number(name, value, "a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is not from 0 to 1")

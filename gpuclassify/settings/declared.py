@@ -84,7 +84,10 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def declared(owner: type[Kind]) -> type[Kind]:
-    """Decorate a subclass of `Declared` as a frozen dataclass with keyword-only fields."""
+    """Decorate a subclass of `Declared` as a frozen dataclass.
+
+    Fields are keyword-only, unless declared by ``setting(kw_only=False)``.
+    """
     return dataclass(frozen=True, kw_only=True, repr=False)(owner)
 
 

@@ -267,7 +267,10 @@ def _sha256(content: bytes) -> str:
 
 
 def stem_of(name: str) -> str:
-    """Return the base name of an output file up to its first dot, as in names of its metadata."""
+    """Return the base name of an output file up to its first dot.
+
+    It is also the beginning of the names of the file's record and quarantine file.
+    """
     return posixpath.basename(name).partition(".")[0]
 
 
@@ -301,7 +304,11 @@ def _is_spread(name: str, encoding: Encoding) -> bool:
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
-    """Return whether an attempt has created the output file `name`, with or without its record."""
+    """Return whether an attempt has created the file of the part `name`.
+
+    With partition folders, a file of all rows is created first, and removed once the part's record
+    exists; either of them counts.
+    """
     paths = [published_path(name, encoding)]
     if _is_spread(name, encoding):
         paths.append(record_path(name))  # the record is created before the file is removed

@@ -74,8 +74,8 @@ class HubWriter(FileWriter):
 
     The commit adds a section to the dataset card: for each new column the class, model, commit,
     licence, citation, settings and distribution; the names and digests of annotation sets (outputs
-    of `AnnotationWriter`) that were read; and the conditions by which rows were kept.
-    The rest of the card stays.
+    of `AnnotationWriter`) that were read; and the conditions by which rows were kept. The rest
+    of the card stays.
 
     Parameters
     ----------

@@ -130,10 +130,10 @@ class HubStore(BucketStore):
         return options if token is None or options.get("token") else options | {"token": token}
 
     def pin(self, commits: dict[Any, str]) -> HubStore:
-        """Return a store for the same path, whose revision is the current commit hash.
+        """Return a store for the same path at the current commit of its branch or tag.
 
-        `commits` caches the hash by repository and revision, and is updated, so that all files come
-        from one commit. A store at a commit is returned unchanged.
+        `commits` caches the commit hash by repository and revision, and is updated, so that all
+        files come from one commit. A store at a commit is returned unchanged.
         """
         if self.is_fixed:
             return self

@@ -230,7 +230,7 @@ class LocalStore(Store):
     def check_creates(self, scratch: str) -> None:
         """Raise UnsupportedStorageError if files in this folder cannot be created by hard links.
 
-        A trial in the folder `scratch` decides.
+        It tries to create a file; `scratch` is the folder of the private file to link.
         """
         try:
             self._try_creating(scratch)
