@@ -41,19 +41,22 @@ class HubName(str):
     known: ClassVar[set[str]] = set()
 
     def __new__(cls, name: str) -> HubName:
-        """Make the name, and add it to `known`."""
+        """Create the name, and add it to `known`, the set of all such names in this process."""
         cls.known.add(str(name))
         return super().__new__(cls, name)
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an optional extra of gpuclassify, for error messages."""
+    """Return the pip command that installs the extra `extra` of gpuclassify, for error messages."""
     return f"pip install 'gpuclassify[{extra}]' (in a checkout '.[{extra}]')"
 
 
 @functools.lru_cache(maxsize=1024)
 def warn_once(message: str) -> None:
-    """Warn with `message` at the user's line of code, but only once per process."""
+    """Emit `message` as a UserWarning, only once per process.
+
+    Its location is the innermost line of code outside of this package, Dask, pandas and cudf.
+    """
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back
@@ -61,9 +64,10 @@ def warn_once(message: str) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a setting that is a value of numpy, or a column of a frame, to plain Python values.
+    """Convert numpy scalars, arrays and columns of frames to plain Python scalars and lists.
 
-    Equal settings then have equal keys in Dask, and equal text in reports. Frames are unchanged.
+    Containers are converted item by item, and dataframes stay. Equal settings then have equal keys
+    in Dask, and equal text in reports.
     """
     if hasattr(value, "columns"):
         return value
@@ -77,7 +81,10 @@ def plain_value(value: Any) -> Any:
 
 
 def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function to convert numpy values of keyword arguments, and to refuse sets."""
+    """Decorate a function to convert keyword arguments by `plain_value`.
+
+    Sets raise TypeError in any argument, because their order differs between processes.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -90,10 +97,10 @@ def with_plain_values(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple[str, ...] | None:
-    """Convert the setting `name`, a label or several, to a tuple of labels, or None.
+    """Return a label or several as a tuple, sorted and without repeats unless `keep_order`.
 
-    Labels are sorted, without repeats, unless `keep_order`. Raises TypeError or ValueError for
-    other values.
+    None stays None. `name` is the setting's name for messages. Raises TypeError or ValueError for
+    other values, an empty collection included.
     """
     if labels is None:
         return None
@@ -115,10 +122,10 @@ def label_tuple(name: str, labels: object, *, keep_order: bool = False) -> tuple
 
 
 def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], ...] | None:
-    """Convert the setting `name`, a number or a number for each label, to a hashable value.
+    """Return a number as a float, and a dict from labels to numbers as sorted (label, float) pairs.
 
-    A number becomes a float, and a mapping from labels to numbers becomes sorted pairs. Raises
-    TypeError or ValueError for other values.
+    None stays None. The result is hashable. `name` is the setting's name for messages. Raises
+    TypeError or ValueError for other values, an empty dict included.
     """
     if isinstance(value, tuple) and all(isinstance(pair, tuple) for pair in value):
         value = dict(value)
@@ -136,7 +143,10 @@ def numbers_by_label(name: str, value: Any) -> float | tuple[tuple[str, float], 
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return " Did you mean 'X'?", where X is the nearest of `names`; "" if none is near."""
+    """Return " Did you mean 'X'?", where X is the entry of `names` most similar to `name`.
+
+    Returns "" if none is similar.
+    """
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
@@ -146,8 +156,8 @@ def check_names(
 ) -> None:
     """Raise TypeError if any of `names` is not in `known`, and suggest the nearest known name.
 
-    `owner` and `what` begin the message, such as "a job has" and "setting"; `cure` ends it, by
-    default with all known names.
+    The message is "OWNER no WHAT 'name'. Did you mean 'X'? CURE". Examples of `owner` and `what`
+    are "a job has" and "setting"; the default of `cure` lists all known names.
     """
     for name in names:
         if name not in known:
@@ -156,31 +166,35 @@ def check_names(
 
 
 def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> None:
-    """Raise ValueError unless the `value` of the setting `name` is one of `choices`."""
+    """Raise ValueError if `value` is not one of `choices`; `name` is the setting's name."""
     if value not in choices:
         hint = nearest(value, [c for c in choices if c]) if isinstance(value, str) else ""
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}.{hint}")
 
 
 def check_ordered(name: str, value: object) -> None:
-    """Raise TypeError if a setting is a set, because its order differs between processes."""
+    """Raise TypeError if `value` is a set, because its order differs between processes.
+
+    `name` is the setting's name for the message. Views of dict keys are ordered, and accepted.
+    """
     if isinstance(value, Set) and not isinstance(value, Reversible):  # dict keys are ordered
         raise TypeError(f"{name}={value!r} is a {type(value).__name__} without order: pass a list")
 
 
 def check_text(name: str, value: object, what: str, least: int = 1) -> None:
-    """Raise TypeError unless a setting's value is a string of at least `least` characters.
+    """Raise TypeError if `value` is not a string of at least `least` characters.
 
-    `what` says in the message what it should be, such as "a column name".
+    `name` is the setting's name, and `what` the expected value, such as "a column name", for
+    messages.
     """
     if not isinstance(value, str) or len(value) < least:
         raise TypeError(f"{name}={value!r} is not {what}")
 
 
 def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool = False) -> None:
-    """Raise TypeError or ValueError unless a setting's value is an integer of at least `least`.
+    """Raise TypeError if `value` is no integer, or ValueError if it is less than `least`.
 
-    None is accepted if `may_be_none`.
+    None is accepted if `may_be_none`. `name` is the setting's name for messages.
     """
     if value is None and may_be_none:
         return
@@ -192,28 +206,34 @@ def check_count(name: str, value: object, least: int = 1, *, may_be_none: bool =
 
 
 def check_number(name: str, value: object, what: str = "a number") -> None:
-    """Raise TypeError unless a setting's value is an int or a float, but no bool."""
+    """Raise TypeError if `value` is neither an int nor a float; a bool is not accepted.
+
+    `name` is the setting's name, and `what` describes allowed values, both for the message.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass {what}")
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless a setting's value is a number from 0 to 1."""
+    """Raise TypeError if `value` is not a number, or ValueError if it is not from 0 to 1.
+
+    `name` is the setting's name for messages.
+    """
     check_number(name, value, "a number from 0 to 1")
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is not from 0 to 1")
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless a setting's value is a bool."""
+    """Raise TypeError if `value` is not a bool; `name` is the setting's name for the message."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}: pass True or False")
 
 
 def check_settings(options: object) -> None:
-    """Raise TypeError or ValueError unless the fields of a dataclass object have valid values.
+    """Raise TypeError or ValueError if a field of `options`, a dataclass object, has a wrong value.
 
-    Type hints and metadata of the fields decide; see `check_values`.
+    Type hints and metadata of the fields say what is allowed, as `check_values` explains.
     """
     kind = type(options)
     check_values(kind, {name: getattr(options, name) for name in setting_names(kind)})
@@ -270,7 +290,7 @@ def _check_value(name: str, value: object, hint: object, metadata: Mapping[str, 
 
 
 def kinds_of(hint: object) -> tuple[Any, ...]:
-    """Return the types in a type hint: those of a union except None, or the only one."""
+    """Return the members of a union type hint except None, or a tuple of the hint itself."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(kind for kind in kinds if kind is not NoneType)
 
@@ -279,12 +299,19 @@ _type_hints = functools.lru_cache(maxsize=64)(get_type_hints)
 
 
 def setting_names(options: Any) -> list[str]:
-    """Return the names of the fields of a dataclass, or its object, that its constructor takes."""
+    """Return the names of the fields that the constructor of a dataclass accepts.
+
+    `options` is a dataclass or an object of one.
+    """
     return [setting.name for setting in fields(options) if setting.init]
 
 
 def is_kind(value: Any, hint: Any) -> bool:
-    """Tell whether plain data matches a type hint such as ``dict[str, list[int]]``."""
+    """Return whether a value and its items match a type hint such as ``dict[str, list[int]]``.
+
+    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple is a list, and a bool no
+    int.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(is_kind(value, kind) for kind in inner)

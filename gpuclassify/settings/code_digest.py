@@ -51,12 +51,15 @@ _CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakS
 
 
 def json_setting(value: Any) -> Any:
-    """Convert a setting to a JSON value to describe it; a function becomes a digest of its code."""
+    """Convert a setting's value to a JSON value that describes it.
+
+    A callable becomes a digest of its code, and a value whose repr is long the SHA-256 of that.
+    """
     return value_digest(value) if callable(value) else as_json(value)
 
 
 def value_digest(value: Any) -> str:
-    """Return a digest of any value, equal in every process. Code is digested by behaviour.
+    """Return a digest of any value, 64 hex digits, equal in every process.
 
     - A function is digested by its bytecode, defaults, closure, and the globals and modules that it
       reads, recursively through functions and classes of notebooks, scripts and the user's
@@ -75,10 +78,10 @@ def value_digest(value: Any) -> str:
 
 
 class _Digest:
-    """Digest of a value, computed recursively from simpler values that make it up.
+    """SHA-256 of a value, computed recursively from the simpler values that it consists of.
 
-    Installed functions and classes are digested by name, except for those in `in_full`: dotted
-    names, each followed by a dot, of code to digest by its content.
+    Functions and classes of installed packages are digested by name, except for those whose name
+    begins with one of `in_full`: dotted names, each followed by a dot.
     """
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
@@ -89,7 +92,7 @@ class _Digest:
         self._count = 0
 
     def of(self, value: Any) -> str:
-        """Return the digest of a value, 64 hex digits."""
+        """Return the SHA-256 of a value of any type, as 64 hex digits."""
         self._hash = hashlib.sha256()
         self._add(value)
         return self._hash.hexdigest()
@@ -116,7 +119,10 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _item_digest(self, item: Any) -> str:
-        """Return a text for an item of a set; items are sorted by it, so that order is no part."""
+        """Return a text that identifies an item of a set: its repr if it is plain, else its digest.
+
+        Sets are sorted by these texts, so that their iteration order does not matter.
+        """
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -124,7 +130,7 @@ class _Digest:
         return other.of(item)
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Break a value into simpler values to digest, such as a class into its members."""
+        """Return simpler values to hash in place of `value`, such as the members of a class."""
         kind = type(value)
         if isinstance(value, type):
             members = {name: vars(value)[name] for name in sorted({*vars(value)} - _IGNORED)}
@@ -148,7 +154,11 @@ class _Digest:
         return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Tell whether a function or class can be digested by name, because it is installed."""
+        """Return whether a function or class is digested by name instead of its code.
+
+        This is so if it is in an installed module, can be found there by its name, and does not
+        match `in_full`.
+        """
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -157,9 +167,10 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield the dotted names, each with a dot at the end, of code to digest by its content.
+    """Yield dotted names of the code to digest by its content even if it is installed.
 
-    It is the code of `value` itself: a function, or the class of an object or method.
+    They are `value` itself if it is a function, or its class and base classes of the same package;
+    each name ends with a dot. gpuclassify and packages of arrays and frames are left out.
     """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
@@ -174,7 +185,7 @@ def _names_in_full(value: Any) -> Iterator[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Tell whether a module is in this package, the standard library or an installed package.
+    """Return whether the module `name` is in this package, the standard library or site-packages.
 
     Other modules, of notebooks and scripts, are the user's, and their code may change.
     """
@@ -205,10 +216,11 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return members of the user's modules that code reads as attributes, by dotted name.
+    """Return module attributes that code may read, by dotted name such as ``utils.clean``.
 
-    `values` are the objects that the code can reach, including modules. `names` are the names of
-    attributes that occur in the code.
+    `values` are objects that the code can reach; its modules are examined if they are the user's,
+    not installed. `names` are the names of attributes in the code. Members are appended to
+    `values`, to examine modules among them, too.
     """
     members: dict[str, Any] = {}
     for module in values:  # `values` grows in the loop
@@ -223,9 +235,10 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Import a module that a function imports when it runs; return None unless it is the user's.
+    """Import a module that a function imports when it runs, and return it.
 
-    `scope` are the function's globals, to resolve a relative name.
+    Returns None if it is installed (not the user's) or cannot be imported. `scope` are the
+    function's globals, to resolve a relative name.
     """
     with contextlib.suppress(Exception, SystemExit):  # only workers may have it
         name = importlib.util.resolve_name(name, scope.get("__package__"))
@@ -235,10 +248,10 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 
 
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield each name in a code object and its nested ones, with its use.
+    """Yield (name, use) for names in a code object and in the code objects nested in it.
 
-    A use is "named" (any attribute or global), "read", "written" or "imported". Outer variables
-    that code assigns are state, not a part of its definition.
+    A use is "named" (any attribute or global), "read" (a global), "imported" (a module), or
+    "written" (a global or outer variable that the code assigns). One name may have several uses.
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -268,7 +281,10 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the instructions of a code object, without stores of a class body's line numbers."""
+    """Return the bytecode instructions of a code object, without ``EXTENDED_ARG``.
+
+    Instructions that store a class body's line numbers are left out, too.
+    """
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
@@ -276,7 +292,7 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _object_parts(value: Any) -> tuple[Any, ...]:
-    """Break an object into values to digest: its class, and its content or pickled state."""
+    """Return values to hash in place of an object: its class, and its content or pickled state."""
     kind, home = type(value), _top(type(value).__module__)
     if isinstance(value, _CACHES):
         return (kind,)
@@ -308,7 +324,7 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
 
 
 def _arrow_digest(value: Any) -> str:
-    """Return a digest of the content of an Arrow array, batch or table.
+    """Return the SHA-256 of an Arrow array, batch or table as an IPC stream, 64 hex digits.
 
     A pickle would differ after null counts were computed.
     """
@@ -324,9 +340,10 @@ def _arrow_digest(value: Any) -> str:
 
 
 def lasting(kind: type, state: Any) -> Any:
-    """Return an object's pickled state without cached properties and source locations.
+    """Return an object's pickled state (a dict) without cached properties and source locations.
 
-    These may differ between equal objects. `kind` is the object's class.
+    These may differ between equal objects. Returns None if nothing is left, and states other than
+    dicts unchanged. `kind` is the object's class.
     """
     if not isinstance(state, dict):
         return state
@@ -339,7 +356,7 @@ def lasting(kind: type, state: Any) -> Any:
 
 
 def _annotations(owner: type) -> dict[str, Any]:
-    """Return a class's annotations, as source text where Python evaluates them lazily."""
+    """Return a class's annotations by name: values, or source text since Python 3.14."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 

@@ -36,12 +36,12 @@ def setting(
     group: str | None = None,
     **option: Any,
 ) -> Any:
-    """Declare a setting, a field of a `Declared` class, with its check and its option.
+    """Declare a setting: a field of a `Declared` class, with its check and its command-line option.
 
     Parameters
     ----------
     default, factory
-        As of `dataclasses.field`. Default: the setting is required.
+        ``default`` and ``default_factory`` of `dataclasses.field`. Without them, it is required.
     kw_only : bool
         The setting must be passed by name.
     what : str, optional
@@ -61,7 +61,7 @@ def setting(
     is_hashed : bool
         The object's hash depends on the setting; False for a dict, which has no hash.
     is_secret : bool
-        The setting is left out of the repr, the token, descriptions and files.
+        The setting is left out of the repr, Dask's token, descriptions and files.
     changes_results : bool
         Results depend on the setting, so that it is part of Dask's key and a job's identity.
     group : str, optional
@@ -84,7 +84,10 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def declared(owner: type[Kind]) -> type[Kind]:
-    """Decorate a subclass of `Declared` as a frozen dataclass."""
+    """Decorate a subclass of `Declared` as a frozen dataclass.
+
+    Fields are keyword-only, unless declared by ``setting(kw_only=False)``.
+    """
     return dataclass(frozen=True, kw_only=True, repr=False)(owner)
 
 
@@ -106,21 +109,24 @@ class Declared:
 
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert values of settings, by name, as the constructor does, without checking them."""
+        """Return settings, by name, with values converted as the constructor does, but not checked.
+
+        numpy values become plain values, paths texts, and a field may have its own conversion.
+        """
         known = {f.name: f for f in fields(cls)}
         return {name: _normal(known[name], value) for name, value in values.items()}
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other; for subclasses.
+        """Raise TypeError or ValueError if settings contradict each other.
 
-        An implementation may also normalize settings.
+        Subclasses implement it, and may also change settings to a normal form; no check here.
         """
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, without secrets."""
+        """Return the values of all settings (constructor arguments) by name, except secret ones."""
         return {
             own.name: getattr(self, own.name)
             for own in fields(self)
@@ -128,14 +134,17 @@ class Declared:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, by name; used to tell jobs apart."""
+        """Return the values of settings that change results, by name, except secret ones.
+
+        Jobs with different identities are different jobs.
+        """
         names = {f.name for f in fields(self) if not f.metadata.get("changes_results", True)}
         return {name: value for name, value in self.settings().items() if name not in names}
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings that change results as JSON values, to store with a job's output.
+        """Return the settings that change results, by name, as JSON values for a job's metadata.
 
-        Functions become digests of their code.
+        Functions become digests of their code, and nested `Declared` objects dicts.
         """
         return {
             name: value.describe() if isinstance(value, Declared) else json_setting(value)
@@ -155,7 +164,10 @@ class Declared:
         return {n: v for n, v in self.settings().items() if n not in defaults or v != defaults[n]}
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes an equal object, as source text; `show` formats values."""
+        """Return the Python call that creates an equal object, such as ``Name(a=1)``.
+
+        It has only settings other than their defaults, and no secrets. `show` formats values.
+        """
         changed = self.changed()
         positional = [f.name for f in fields(self) if not f.kw_only]
         changed = {n: changed[n] for n in dict.fromkeys([*positional, *changed]) if n in changed}
@@ -166,7 +178,11 @@ class Declared:
 
 
 def _normal(own: Field[Any], value: Any) -> Any:
-    """Convert a value that the user passed to the stored form of its field."""
+    """Convert a value passed for the dataclass field `own` to the value that is stored.
+
+    numpy values become plain values, paths texts, and the field's metadata may ask for a tuple or
+    have a function ``convert``.
+    """
     metadata = own.metadata
     value = value if "is_object" in metadata else plain_value(value)
     if isinstance(value, os.PathLike):

@@ -12,7 +12,10 @@ from gpuclassify.settings.checks import warn_once
 
 @dataclass(frozen=True)
 class Renamed:
-    """Older spelling of today's argument `name`; `convert` converts an old value to today's."""
+    """Argument of NeMo Curator that is called `name` in this package.
+
+    `convert` converts the old value to the new one.
+    """
 
     name: str
     convert: Callable[[Any], Any] | None = None
@@ -21,9 +24,10 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Argument that no longer exists; `harmless` values are ignored.
+    """Argument of NeMo Curator that has no equivalent in this package.
 
-    Other values are refused or, if not `is_refused`, cause a warning with the reason.
+    Values in `harmless` are ignored. Other values raise TypeError with the `reason`, or only warn
+    if not `is_refused`.
     """
 
     harmless: tuple[Any, ...]
@@ -104,7 +108,7 @@ _WARNED = (
 
 
 def _bytes_of(size: int | str) -> int:
-    """Return the number of bytes in a size such as "256MB"."""
+    """Return the number of bytes in a size such as "256MB"; an int stays."""
     from dask.utils import parse_bytes
 
     return parse_bytes(size)
@@ -125,9 +129,10 @@ _OTHER_NAMES = {
 
 
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the value of `storage_options` among arguments for pandas's readers and writers.
+    """Return ``storage_options`` from a dict of keyword arguments for pandas, or None without it.
 
-    Raises TypeError for other arguments, unless they have no effect here.
+    NeMo Curator passes such a dict to pandas's readers and writers. Raises TypeError for other
+    arguments, unless they have no effect here.
     """
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
     wrong = sorted(name for name, value in others.items() if value not in _REDUNDANT.get(name, ()))
@@ -163,10 +168,11 @@ for _is_refused, _rows in ((True, _REFUSED), (False, _WARNED)):
 
 
 def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `arguments` with older spellings replaced by today's names and values.
+    """Return `arguments` with NeMo Curator's names and values replaced by this package's.
 
-    `family` is the family of classes in `OLD_SPELLINGS` that `owner` belongs to. Raises TypeError
-    if an argument is passed in two spellings, or no longer exists; the message shows no token.
+    `owner` is the class's name for messages. `family`, such as "reader" or "fuzzy", selects the
+    replacements from `OLD_SPELLINGS`. Arguments without effect are dropped. Raises TypeError if an
+    argument is passed under two names, or is not supported; the message shows no token.
     """
     renamed: dict[str, Any] = {}
     implied: dict[str, Any] = {}

@@ -58,7 +58,7 @@ def _device_name(value: Any) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Convert -1 to None (no limit), because NeMo Curator's first generation used -1 for it."""
+    """Return None (no limit) for -1, NeMo Curator's old spelling, and other values unchanged."""
     return None if value == -1 else value
 
 
@@ -67,7 +67,7 @@ ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
 
 @declared
 class TextOptions(Declared):
-    """Settings of every mapper that runs a model over a text column.
+    """Settings of every mapper (which adds columns to a dataframe) with a model for a text column.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class TextOptions(Declared):
     truncated_field: str | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other; normalize them."""
+        """Raise TypeError or ValueError if settings contradict each other."""
         self.check_text_field()
         if self.main_field not in self.text_fields:
             raise ValueError(
@@ -131,7 +131,10 @@ class TextOptions(Declared):
             )
 
     def check_text_field(self) -> None:
-        """Raise TypeError or ValueError unless `text_field` is a column, or the two of a pair."""
+        """Raise TypeError or ValueError if `text_field` is neither a column name nor a pair of two.
+
+        A pair is refused if the mapper reads single texts, or with `text_template`.
+        """
         names = self.text_field
         for name in names if isinstance(names, tuple) else [names]:
             check_text("text_field", name, "a column name")
@@ -147,54 +150,63 @@ class TextOptions(Declared):
 
     @property
     def main_field(self) -> str:
-        """Text column whose nulls make the output null; for pairs the second column."""
+        """Text column whose nulls make the output null: `text_field`, or a pair's second column."""
         return self.text_field if isinstance(self.text_field, str) else self.text_field[-1]
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Columns that make up a row's text, or its pair of texts."""
+        """Names of the columns with a row's text: all in `text_template`, else in `text_field`."""
         if self.text_template:
             return template_fields(self.text_template)
         return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """Return the name of the setting that names this text column, for error messages."""
+        """Return "text_template" or "text_field": the setting that names text column `name`.
+
+        Used in error messages about missing columns.
+        """
         return "text_template" if self.text_template else "text_field"
 
     @property
     def filters(self) -> bool:
-        """Whether any setting that drops rows is set."""
+        """Whether rows are dropped: any of the settings in `filter_names` is not None."""
         return any(getattr(self, name) is not None for name in self.filter_names)
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Names of the output columns on the share of a text that was read, by kind, or None."""
+        """Names of the output columns that tell how completely texts were read, by kind.
+
+        Kinds are "seen" (share of the text) and "truncated". None writes no such column.
+        """
         return {"seen": self.seen_field, "truncated": self.truncated_field}
 
     @property
     def shows_read_share(self) -> bool:
-        """Whether there is an output column on the share of a text that was read."""
+        """Whether any column in `read_share_names` is written.
+
+        These columns have the share of a text that was read, or whether it was truncated.
+        """
         return any(name is not None for name in self.read_share_names.values())
 
     @property
     def passes_per_text(self) -> int:
-        """Number of times that the model reads a text, such as once for each label."""
+        """Number of times that the model reads each text, such as once for each zero-shot label."""
         return 1
 
     @property
     def runs_lines(self) -> bool:
-        """Whether the model runs on each line of a text, as if it were a text."""
+        """Whether the model classifies each line of a text on its own; always False here."""
         return False
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether the client can plan a run without reading the model's files."""
+        """Whether a run can be planned from settings alone, without reading the model's files."""
         return False
 
 
 @declared
 class ModelOptions(TextOptions):
-    """Settings of every mapper whose model is a network, in addition to `TextOptions`.
+    """Settings of every mapper (which adds columns to a dataframe) whose model is a network.
 
     Attributes
     ----------
@@ -215,14 +227,14 @@ class ModelOptions(TextOptions):
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
-        Cut batches like gpuclassify or CrossFit.
+        Form batches by gpuclassify's own loader, or by CrossFit's.
     engine : {"auto", "packed", "padded", "reference"}
         Pack texts without padding, or pad; "auto": pack if outputs agree; "reference":
         transformers' own code.
     strict : bool
-        Refuse labels other than the class's instead of a warning.
+        Raise an error, not a warning, if the checkpoint's labels are not the class's.
     unpack_inference_batch : bool
-        Pass keywords instead of a dict to your own module.
+        Call your own torch module with keyword arguments, not with one dict.
     long_text : {"truncate", "windows", "ends", "lines"}
         Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
@@ -260,45 +272,53 @@ class ModelOptions(TextOptions):
 
     @property
     def has_windows(self) -> bool:
-        """Whether a text may have several windows, token spans as long as the model reads."""
+        """Whether long texts are read in several windows, spans of at most the model's length."""
         return self.long_text in ("windows", "ends")
 
     @property
     def runs_lines(self) -> bool:
-        """Whether the model runs on each line of a text, as if it were a text."""
+        """Whether the model classifies each line of a text on its own (`long_text` is "lines")."""
         return self.long_text == "lines"
 
     @property
     def chars_of_ends(self) -> int | None:
-        """Number of characters to read at each end of a long text; None if not read at the ends."""
+        """Number of characters to read at each end of a text; None unless `long_text` is "ends"."""
         return (self.end_chars or END_CHARS) if self.long_text == "ends" else None
 
     def overlap_of(self, window_tokens: int) -> int | None:
-        """Return the number of tokens that neighbouring windows of this length share.
+        """Return the number of tokens that neighbouring windows of `window_tokens` tokens share.
 
-        Returns None if long texts are not read in overlapping windows.
+        The default is an eighth. Returns None unless `long_text` is "windows".
         """
         if self.long_text != "windows":
             return None
         return window_tokens // 8 if self.window_overlap is None else self.window_overlap
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
-        """Return the arguments of `TextTokenizer` that cut texts to windows of this length."""
+        """Return keyword arguments of `TextTokenizer` for windows of `window_tokens` tokens.
+
+        They are ``overlap``, in tokens, and ``end_chars``, the characters to read at each end of a
+        text; None where it does not apply.
+        """
         return {"overlap": self.overlap_of(window_tokens), "end_chars": self.chars_of_ends}
 
     @property
     def read_share_names(self) -> dict[str, str | None]:
-        """Names of the output columns on the share of a text that was read, by kind, or None."""
+        """Names of the output columns that tell how completely texts were read, by kind.
+
+        Kinds are "windows" (number of windows read), "seen" (share of the text) and "truncated".
+        None writes no such column.
+        """
         return {"windows": self.windows_field, **super().read_share_names}
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether a token's probabilities of all labels are needed, not only the best label's."""
+        """Whether each token's probabilities of all labels are kept, not only the best label's."""
         return False
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Settings that override values in the model's ``config.json``."""
+        """Settings that override entries of the model's ``config.json``, by name; none here."""
         return {}
 
     def _check_windows(self) -> None:
@@ -327,7 +347,7 @@ class ModelOptions(TextOptions):
 
 @declared
 class PairOptions(ModelOptions):
-    """Settings of networks that also read pairs of texts, in addition to `ModelOptions`.
+    """Settings of mappers whose network also reads pairs of texts, in addition to `ModelOptions`.
 
     Attributes
     ----------
@@ -336,7 +356,7 @@ class PairOptions(ModelOptions):
     query : str
         First text of all pairs; `text_field` is the second.
     pair_truncation : {"longest_first", "only_second"}
-        Text that loses tokens.
+        Text of a pair that is cut if the pair is too long.
     """
 
     no_pairs = ""
@@ -359,7 +379,11 @@ class PairOptions(ModelOptions):
 
     @property
     def pairing(self) -> tuple[Any, str] | None:
-        """Query and truncation of pairs of texts; None if the mapper reads single texts."""
+        """Query and truncation of text pairs; None if the settings ask for single texts.
+
+        The query is the first text of every pair, or None if the pair's two texts are columns. The
+        truncation, as in transformers, is "longest_first" or "only_second".
+        """
         if self.query is None and isinstance(self.text_field, str):
             return None
         usual = "longest_first" if self.query is None else "only_second"
@@ -368,7 +392,7 @@ class PairOptions(ModelOptions):
 
 @declared
 class LabelOptions(TextOptions):
-    """Settings of every mapper with labels, in addition to `TextOptions`.
+    """Settings of every mapper that adds a label to each row, in addition to `TextOptions`.
 
     Attributes
     ----------
@@ -399,7 +423,7 @@ class LabelOptions(TextOptions):
 
 @declared
 class ScoreOptions(LabelOptions, PairOptions):
-    """Settings of every network with labels and scores, in addition to `LabelOptions`.
+    """Settings of mappers whose network scores labels or lines, in addition to `LabelOptions`.
 
     Attributes
     ----------
@@ -471,18 +495,18 @@ class ScoreOptions(LabelOptions, PairOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Problem type, which overrides the one in the model's ``config.json``."""
+        """Dict with `problem_type`, which overrides that entry of ``config.json`` if not None."""
         return {"problem_type": self.problem_type}
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client can plan without the model's files."""
+        """Whether `labels` are passed, so that a run can be planned without the model's files."""
         return self.labels is not None
 
 
 @declared
 class ClassifierOptions(ScoreOptions):
-    """Settings of a classifier with probabilities, in addition to `ScoreOptions`.
+    """Settings of classifiers with a probability for each label, in addition to `ScoreOptions`.
 
     Attributes
     ----------
@@ -534,7 +558,11 @@ class ClassifierOptions(ScoreOptions):
 
 
 def check_decision(options: Any) -> None:
-    """Raise ValueError if `keep_field`, the column of the filters' decision, has no filters."""
+    """Raise ValueError if `keep_field` is set, but no setting that filters rows.
+
+    `keep_field` is the output column that says, instead of dropping rows, which ones pass the
+    filters.
+    """
     if options.keep_field is not None and not options.filters:
         raise ValueError(
             f"keep_field={options.keep_field!r} has no decision to write: "
@@ -548,10 +576,10 @@ def parse_options(
     defaults: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> Options:
-    """Make the settings of a class from its defaults and the arguments of its constructor.
+    """Create an `options_type` object from a class's defaults and its constructor's arguments.
 
-    `owner` is the class's name, for messages. Raises TypeError for unknown or missing arguments,
-    and the errors of `options_type`.
+    Arguments override `defaults`. `owner` is the class's name, for messages. Raises TypeError for
+    unknown or missing arguments, and TypeError or ValueError for wrong values.
     """
     if "dataset" in arguments:
         refuse_unnamed(owner, arguments["dataset"], is_dataset=True)
@@ -576,7 +604,11 @@ def parse_options(
 
 
 def refuse_unnamed(owner: str, value: object, is_dataset: bool = False) -> None:
-    """Raise TypeError for a positional argument `value` of a class, with the correct call."""
+    """Raise TypeError for a positional argument `value` of a class that accepts only keywords.
+
+    The message shows the correct call; for a dataframe, or if `is_dataset`, it is the call on a
+    frame. `owner` is the class's name.
+    """
     if is_dataset or hasattr(value, "columns"):
         raise TypeError(
             f"{owner} got a dataset in place of its settings: make the classifier first, as in "
@@ -599,10 +631,10 @@ def template_fields(template: str) -> tuple[str, ...]:
 def fill_template(
     template: str, columns: Mapping[str, Sequence[str | None]], text_field: str
 ) -> list[str | None]:
-    """Fill a template such as "{url} {text}" for each row, to get the rows' texts.
+    """Return each row's text: a template such as "{url} {text}" filled with the row's values.
 
-    `columns` are the rows' texts by column, for all `template_fields`. A text is None where
-    `text_field` is None; None in other columns becomes an empty text.
+    `columns` maps each column name in the template, and `text_field`, to the rows' values. A text
+    is None where `text_field` is None; None in other columns becomes an empty text.
     """
     pieces = template_pieces(template)
     layout = "".join(text.replace("%", "%%") + "%s" * (name is not None) for text, name in pieces)
@@ -615,9 +647,10 @@ def fill_template(
 
 
 def template_pieces(template: str, setting: str = "text_template") -> list[tuple[str, str | None]]:
-    """Split a template into pairs of a literal text and the column name that follows it.
+    """Split a template such as "{url} {text}" into pairs (literal text, column name after it).
 
-    The name is None after the last text. `setting` is the template's setting, for messages.
+    The name is None for text after the last column. `setting` is the setting's name for messages.
+    Raises ValueError for an unpaired brace, or if braces hold anything but a name.
     """
     try:
         pieces = list(string.Formatter().parse(template))

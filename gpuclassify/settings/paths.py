@@ -16,22 +16,25 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def exists(path: Location) -> bool:
-    """Tell whether anything is at `path`; raise OSError if that cannot be determined."""
+    """Return whether a file or folder is at `path`; links are followed.
+
+    Raises OSError if that cannot be determined, such as without permission.
+    """
     return _mode(path) is not None
 
 
 def is_file(path: Location) -> bool:
-    """Tell whether `path` is a regular file; may raise OSError, like `exists`."""
+    """Return whether `path` is a regular file; raise OSError if that cannot be determined."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
 def is_directory(path: Location) -> bool:
-    """Tell whether `path` is a directory; may raise OSError, like `exists`."""
+    """Return whether `path` is a directory; raise OSError if that cannot be determined."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 
 def is_only_mine(path: Location) -> bool:
-    """Tell whether a file or folder exists, is no link, and can only be written by this user."""
+    """Return whether a path exists, is no link, and is owned and writable by this user only."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -41,9 +44,10 @@ def is_only_mine(path: Location) -> bool:
 
 
 def private_folder(parent: Location | None = None) -> Path:
-    """Return this user's folder for temporary files, which no other user can enter.
+    """Return a folder in `parent` that only this user can enter; create it if it is missing.
 
-    Raises PermissionError if another user owns it, it is a link, or others can enter it.
+    Its name has the user's ID, and the default of `parent` is the system's folder for temporary
+    files. Raises PermissionError if another user owns it, it is a link, or others can enter it.
     """
     folder = Path(parent or tempfile.gettempdir(), f"gpuclassify-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
@@ -58,7 +62,10 @@ def private_folder(parent: Location | None = None) -> Path:
 
 
 def user_cache(name: str) -> Path:
-    """Return a folder in this user's cache, which need not exist yet."""
+    """Return the path of the folder `name` in this user's cache; it may not exist yet.
+
+    It is ``~/.cache/gpuclassify/NAME``, or in XDG_CACHE_HOME if that is set.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home, "gpuclassify", name)
 

@@ -27,15 +27,18 @@ ENTRY = re.compile(r"^([\w, ]+) : (.+)\n((?:(?: .*)?(?:\n|\Z))*)", re.M)
 def takes(
     options: Callable[P, Any],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate a constructor so that type checkers see the parameters of the class `options`."""
+    """Decorate a constructor to have, for type checkers, the parameters of the class `options`.
+
+    At run time the constructor is unchanged.
+    """
     return lambda create: create
 
 
 def show_settings(owner: type, options: type, defaults: Mapping[str, Any]) -> None:
-    """Add the fields of `options` to the signature and the docstring of the class `owner`.
+    """Add the fields of the dataclass `options` to the signature and docstring of class `owner`.
 
-    Explanations of fields are taken from docstrings; those in the class's own come first. The
-    class's `defaults` replace those of `options`.
+    Explanations of fields come from the docstring of `owner`, or else of `options` and its bases.
+    `defaults` replace the fields' defaults. Both attributes of `owner` are changed in place.
     """
     parameters = inspect.signature(options).parameters
     derived_first = [name for kind in options.__mro__ for name in inspect.get_annotations(kind)]
@@ -65,9 +68,10 @@ def _shown(parameter: inspect.Parameter, defaults: Mapping[str, Any]) -> inspect
 
 
 def explanations(*owners: object) -> dict[str, str]:
-    """Return each parameter's choices and explanation, from the "Parameters" of docstrings.
+    """Return explanations of parameters by name, from "Parameters" and "Attributes" in docstrings.
 
-    If several `owners` explain a parameter, the first one counts.
+    An explanation begins with the choices, if any, such as " ({"a", "b"}): Text.". The first of
+    several `owners` (classes or functions) that explain a parameter counts.
     """
     explained: dict[str, str] = {}
     for owner in reversed(owners):
@@ -82,9 +86,10 @@ def explanations(*owners: object) -> dict[str, str]:
 def changed_settings(
     options: Any, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Return the settings that differ from the class's defaults, for its repr, by name.
+    """Return the fields of a dataclass object whose values differ from their defaults, by name.
 
-    Names in `always` are included even if they do not differ.
+    `defaults` replace the fields' own defaults. Fields in `always` are included in any case. The
+    result is for a repr.
     """
     known = {setting.name: setting.default for setting in fields(options)} | dict(defaults)
     values = {
@@ -110,7 +115,7 @@ def call_text(
 
 
 def short(value: object) -> str:
-    """Return the repr of a value; a long one is cut, and its length shown."""
+    """Return the repr of a value; only its length and beginning if it has over 80 characters."""
     shown = repr(value)
     if len(shown) <= LONGEST_SHOWN:
         return shown
@@ -118,7 +123,11 @@ def short(value: object) -> str:
 
 
 def as_json(value: object) -> Any:
-    """Convert a setting to a JSON value to describe it; a long one becomes a digest."""
+    """Convert a value to a JSON scalar that describes it: itself, or its repr.
+
+    If the repr has more than `LONGEST_DESCRIBED` characters, the result is its SHA-256 as
+    "sha256:...".
+    """
     shown = repr(value)
     if len(shown) > LONGEST_DESCRIBED:
         return f"sha256:{hashlib.sha256(shown.encode()).hexdigest()}"

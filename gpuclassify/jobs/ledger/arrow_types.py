@@ -27,25 +27,33 @@ def stored(kind: pa.DataType) -> pa.DataType:
 
 
 def restored(kind: pa.DataType) -> pa.DataType:
-    """Return the original type of a column that a Parquet file has as `kind`; undoes `stored`."""
+    """Return the original type of a column whose type in a Parquet file is `kind`.
+
+    Reverses `stored` for structs without fields, which are stored as a struct of one null field.
+    JSON and view types are not restored.
+    """
     return NO_FIELDS if kind == STORED_NO_FIELDS else map_nested(kind, restored)
 
 
 def holds_no_fields(kind: pa.DataType) -> bool:
-    """Return whether values of this type contain structs without fields."""
+    """Return whether a type contains a struct without fields, at any nesting.
+
+    JSON and view types count, too: it is True for each type that `stored` would change.
+    """
     return stored(kind) != kind
 
 
 def changed(table: pa.Table, change: Change) -> pa.Table:
-    """Return the table with the types of its columns changed by `change`."""
+    """Cast each column of a table to the type that `change` returns for its current type."""
     return cast(table, changed_schema(table.schema, change))
 
 
 def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the common type of two types, at any nesting.
+    """Return the Arrow type that values of both types can be cast to, at any nesting.
 
-    Both are of `plain_type`, or JSON. Objects get the fields of both, the fields of `one` first.
-    Raises ArrowTypeError if there is no common type.
+    For example, int32 and int64 give int64, and a null type gives the other type. Both types are
+    free of dictionaries and views, except that either may be JSON. Structs get the fields of both,
+    the fields of `one` first. Raises ArrowTypeError if there is no such type.
     """
     if one == other or pa.types.is_null(other):
         return one
@@ -76,7 +84,11 @@ def union(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast the table to `schema`, which has the same column names; see `union`."""
+    """Cast the columns of a table, in order, to the types of `schema`, which has the same names.
+
+    Unlike pyarrow, this also casts JSON columns to text, and structs with added, reordered or
+    all-null fields. The result has the schema's metadata.
+    """
     columns = [
         _cast(column, field.type) for column, field in zip(table.columns, schema, strict=True)
     ]
@@ -84,7 +96,7 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Cast the column to a type.
+    """Cast a column to the type `kind`; a column that has it already is returned unchanged.
 
     Arrow 26 corrupts nested lists of objects with nulls in a cast to the same type.
     """
@@ -106,6 +118,9 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def changed_schema(schema: pa.Schema, change: Change) -> pa.Schema:
-    """Return the schema with the types of its columns changed by `change`."""
+    """Return the schema, each field changed to the type that `change` returns for its type.
+
+    Names and metadata stay.
+    """
     fields = [field.with_type(change(field.type)) for field in schema]
     return pa.schema(fields, metadata=schema.metadata)

@@ -51,7 +51,11 @@ _NAMES_FOLDERS = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """Format, compression and folders of the files that rows are written to, as of `FileWriter`."""
+    """File format, compression, partition columns and file size of a job's output.
+
+    `file_format` is "parquet" or "jsonl". With `partition_by`, files go to Hive-style folders such
+    as ``bucket=19``.
+    """
 
     file_format: str
     compression: str | None
@@ -60,14 +64,14 @@ class Encoding:
 
     @property
     def suffix(self) -> str:
-        """Suffix of the names of part files."""
+        """Extension of output files, such as ".parquet" or ".jsonl.gz"."""
         if self.file_format == PARQUET or self.compression is None:
             return f".{self.file_format}"
         ending = next(key for key, value in COMPRESSIONS.items() if value == self.compression)
         return f".{self.file_format}{ending}"
 
     def encode(self, table: pa.Table) -> bytes:
-        """Encode an Arrow table as the bytes of a file."""
+        """Encode an Arrow table as the content of one Parquet or JSON lines file."""
         sink = pa.BufferOutputStream()
         if self.file_format == PARQUET:
             layout = _layout(table.schema)
@@ -82,9 +86,10 @@ class Encoding:
     def join(self, contents: Sequence[bytes]) -> bytes:
         """Join the contents of several files to the content of one file with all rows, in order.
 
-        With `partition_by`, contents are from `pack_rows`. Memory for one row group is needed next
-        to the contents. Raises ArrowException if columns have no common type: those of a column
-        whose type is unknown without rows may differ.
+        With `partition_by`, contents and result are Arrow IPC streams from `pack_rows`. Memory for
+        one row group is needed next to the contents. Raises ArrowException if a column's types in
+        the files have no common type, which can happen if the type could not be determined before
+        the job.
         """
         sink = pa.BufferOutputStream()
         if self.partition_by:
@@ -108,7 +113,10 @@ class Encoding:
         return sink.getvalue().to_pybytes()
 
     def _write_json_lines(self, table: pa.Table, file: pa.NativeFile) -> None:
-        """Write one JSON object a row; bytes become base64, infinities and NaN become null."""
+        """Write each row to `file` as a line with a JSON object.
+
+        Bytes become base64, and infinities and NaN become null.
+        """
         to_json = _converter(pa.field("", pa.struct(table.schema)))
         has_json = any(isinstance(kind, pa.JsonType) for kind in table.schema.types)
         dump = _dump_with_json if has_json else _dump
@@ -146,7 +154,7 @@ class Encoding:
         return iter(lambda: stream.read(BLOCK_BYTES), b"")
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise TypeError for the first column that files cannot store, or that readers refuse."""
+        """Raise TypeError for the first column whose type files cannot store, or not read back."""
         try:
             if self.file_format == PARQUET:
                 pq.read_schema(pa.BufferReader(self.encode(schema.empty_table())))
@@ -167,7 +175,11 @@ class Encoding:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options to write a Parquet file with: `ANNOTATION_LAYOUT` for annotations."""
+    """Return keyword arguments of `pq.write_table` for a table with this schema.
+
+    They are `ANNOTATION_LAYOUT` if its first columns are ``_file``, ``_place`` and ``_left_out`` (a
+    set of annotations, which is read by position), and {} for any other table.
+    """
     # A user's columns may have these names, too.
     has_positions = (
         schema.names[:3] == [FILE, PLACE, LEFT_OUT] and schema.field(PLACE).type == pa.int64()
@@ -176,7 +188,13 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of files to join, with the common type of each column; see `union`."""
+    """Return the schema of files to join: the first schema, with types that fit all of them.
+
+    A column's type is one that all files' types can be cast to, as `union` chooses it.
+
+    Raises ArrowTypeError if a column's types have no common type. Metadata is of the first schema
+    that has all these types, or else of the first schema.
+    """
     fields = [
         functools.reduce(_common_field, (schema.field(name) for schema in schemas))
         for name in schemas[0].names
@@ -191,7 +209,11 @@ def _common_field(one: pa.Field, other: pa.Field) -> pa.Field:
 
 
 def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of Parquet files as tables of about `ROW_GROUP_BYTES`."""
+    """Yield the rows of Parquet files, cast to `schema`, as tables of at most `ROW_GROUP_BYTES`.
+
+    Row groups of the files are joined in order and never split, so that one that is larger stays
+    whole.
+    """
     waiting = [schema.empty_table()]
     for file in files:
         for number in range(file.num_row_groups):
@@ -206,7 +228,8 @@ def _row_groups(files: Iterable[pq.ParquetFile], schema: pa.Schema) -> Iterator[
 def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
     """Convert a pandas or cudf frame to an Arrow table whose metadata pandas can parse.
 
-    Raises ValueError if columns or levels of the index have equal names as text.
+    `keep_index` is ``preserve_index`` of pyarrow: None drops only a RangeIndex. Raises ValueError
+    if two columns or index levels have the same name as text, such as ``1`` and ``"1"``.
     """
     import pandas as pd
 
@@ -231,16 +254,17 @@ def arrow_table(frame: Frame, keep_index: bool | None = None) -> pa.Table:
 
 
 def _replace_pandas_metadata(table: pa.Table, declared: dict[str, Any]) -> pa.Table:
-    """Return the table with `declared` as its metadata for pandas."""
+    """Return the table with the dict `declared`, as JSON, for its ``pandas`` schema metadata."""
     metadata = {**table.schema.metadata, b"pandas": json.dumps(declared).encode()}
     return table.replace_schema_metadata(metadata)
 
 
 def conform(table: pa.Table, schema: pa.Schema, partition_by: Sequence[str] = ()) -> pa.Table:
-    """Cast a part's table to the schema that all parts have, or raise TypeError.
+    """Cast a table, a part of a job's rows, to the output's `schema`; raise TypeError if it fails.
 
-    The types of object columns, and of categories that a stage makes, may be unknown without rows;
-    such columns keep their type. Of these, only text can name folders.
+    The names must be equal. A type in `schema` is null (or a dictionary of nulls) if it could not
+    be determined from a frame without rows; such a column keeps its type, but must be text if it is
+    in `partition_by`.
     """
     if table.column_names != schema.names:
         raise TypeError(
@@ -276,7 +300,10 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _python_value(value: pa.Scalar) -> Any:
-    """Convert a scalar to a Python value; times beyond Python's years become Arrow's text."""
+    """Convert an Arrow scalar, nested or not, to a Python value.
+
+    Timestamps and dates outside of Python's years 1 to 9999 become text, as Arrow formats them.
+    """
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -293,7 +320,11 @@ def _same(value: object) -> object:
 
 
 def _converter(field: pa.Field) -> Callable[[Any], Any]:
-    """Return the function that converts an Arrow field's Python values to JSON values."""
+    """Return a function that converts Python values of an Arrow field to values for `json.dumps`.
+
+    Maps with text keys become dicts, other maps lists of dicts with ``key`` and ``value``, and JSON
+    columns `_Json` texts; other values stay, including None.
+    """
     kind = field.type
     if isinstance(kind, pa.JsonType):
         return lambda text: text if text is None else _checked(text, field.name)
@@ -314,7 +345,10 @@ def _converter(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _check_json(kind: pa.DataType) -> None:
-    """Raise ArrowInvalid for a type whose values JSON lines cannot hold."""
+    """Raise ArrowInvalid if JSON lines cannot hold a type: a struct with two fields of one name.
+
+    An unknown time zone raises an error of pyarrow, too. Nested types are checked.
+    """
     if pa.types.is_struct(kind) and len({*kind.names}) < kind.num_fields:
         raise pa.ArrowInvalid("several fields of an object have one name")
     if pa.types.is_timestamp(kind):
@@ -325,16 +359,22 @@ def _check_json(kind: pa.DataType) -> None:
 
 
 def _dump(record: Any) -> str:
-    """Return one line of JSON; raise ValueError for a non-finite number."""
+    """Serialize a value as JSON in one line; raise ValueError for infinity or NaN.
+
+    Bytes become base64, and other values that JSON does not have become ``str(value)``.
+    """
     return json.dumps(record, ensure_ascii=False, allow_nan=False, default=_json_text)
 
 
 class _Json(str):
-    """JSON text that is written to a line verbatim."""
+    """Valid JSON, as a str that is written to a line as it is, without quotes and escapes."""
 
 
 def _checked(text: str, column: str) -> _Json:
-    """Return a text of a JSON column as valid JSON; raise TypeError if it cannot be parsed."""
+    """Return `text`, a value of the JSON column `column`, as valid JSON in one line.
+
+    Infinities and NaN become null. Raises TypeError if the text cannot be parsed.
+    """
     try:
         # int() raises ValueError for NaN.
         json.loads(text, parse_int=_same, parse_float=_same, parse_constant=int)
@@ -349,7 +389,10 @@ def _checked(text: str, column: str) -> _Json:
 
 
 def _dump_with_json(record: dict[str, Any]) -> str:
-    """Return one line of JSON as `_dump` does, for a record with JSON columns."""
+    """Serialize a row as a JSON object in one line; values that are `_Json` are written verbatim.
+
+    Raises ValueError for infinity or NaN in other values.
+    """
     texts = (v if isinstance(v, _Json) else _dump(v) for v in record.values())
     return f"{{{', '.join(f'{_dump(n)}: {t}' for n, t in zip(record, texts, strict=True))}}}"
 
@@ -372,7 +415,7 @@ def _json_text(value: object) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by null, at any nesting."""
+    """Return a JSON value with infinities and NaN replaced by None, at any nesting."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -384,11 +427,17 @@ def _finite(value: Any) -> Any:
 
 
 class UnnamedFolderError(ValueError):
-    """Error for a value that cannot name a folder, or whose folder reads as another value."""
+    """Error for a value of a `partition_by` column that cannot name a folder such as ``bucket=19``.
+
+    Its folder name would be too long, or be read back as null.
+    """
 
 
 def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
-    """Return the schema with plain types, not dictionaries, for columns that name folders."""
+    """Return the schema with the partition columns `names` changed to plain types.
+
+    Dictionaries get the type of their values, and string views become strings.
+    """
     for index, field in enumerate(schema):
         kind = _value_type(field.type)
         kind = pa.string() if pa.types.is_string_view(kind) else kind
@@ -398,9 +447,11 @@ def plain_folder_types(names: Sequence[str], schema: pa.Schema) -> pa.Schema:
 
 
 def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-    """Return the Arrow type of each column that names folders; raise if its type cannot.
+    """Return the Arrow type, as text such as "int64", of each partition column in `names`.
 
-    A type that is unknown without rows is text; see `conform`.
+    A null type, which means that it is still unknown, counts as "string". Raises ValueError for a
+    name that is no column or begins with a dot or underscore, or if no other column is left, and
+    TypeError for a type other than text, integer and boolean.
     """
     types = {}
     for name in names:
@@ -429,7 +480,10 @@ def folder_types(names: Sequence[str], schema: pa.Schema) -> dict[str, str]:
 
 
 def check_values(table: pa.Table, names: Sequence[str]) -> None:
-    """Raise UnnamedFolderError unless folders can be named by the values of these columns."""
+    """Raise UnnamedFolderError if a value of the partition columns `names` cannot name a folder.
+
+    At most `MOST_VALUES` distinct values of each column are checked.
+    """
     for name in names:
         for value in pc.unique(table[name]).slice(0, MOST_VALUES).to_pylist():
             if value == NULL:
@@ -446,9 +500,9 @@ def check_values(table: pa.Table, names: Sequence[str]) -> None:
 
 
 def pack_rows(table: pa.Table, names: Sequence[str]) -> bytes:
-    """Serialize all rows of a part to the bytes that `folder_files` splits into folders.
+    """Serialize a table as an Arrow IPC stream, which `folder_files` later splits into folders.
 
-    Raises ValueError if a column in `names` has too many values.
+    Raises ValueError if a partition column in `names` has more than `MOST_VALUES` distinct values.
     """
     for name in names:
         count = pc.count_distinct(table[name], mode="all").as_py()
@@ -470,9 +524,10 @@ def _pack(table: pa.Table) -> bytes:
 
 
 def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, bytes]:
-    """Return the files of a part by path, one for each of its folders.
+    """Split packed rows by partition folder, and return the content of each file by path.
 
-    `content` is from `pack_rows`; equal content gives equal files.
+    `content` is from `pack_rows`. Paths are ``FOLDER/NAME`` with the file name `name`, such as
+    ``bucket=19/part-00000.parquet``. Equal `content` gives equal files.
     """
     table = pa.ipc.open_stream(content).read_all()
     split = split_by_folder(table, encoding.partition_by)
@@ -482,10 +537,11 @@ def folder_files(name: str, content: bytes, encoding: Encoding) -> dict[str, byt
 
 
 def split_by_folder(table: pa.Table, names: Sequence[str]) -> dict[str, pa.Table]:
-    """Split the rows by their folder, keeping their order, and drop the columns of `names`.
+    """Split the rows by the values of the partition columns `names` into a table per folder.
 
-    Folders are called ``column=value``, percent-encoded, and nested for several columns. The
-    values have passed `check_values`.
+    Keys are folders such as ``lang=de/bucket=19``, percent-encoded, one level per column; {"":
+    table} without `names`. Rows keep their order, and the tables lack the partition columns. Values
+    must have passed `check_values`.
     """
     if not names:
         return {"": table}

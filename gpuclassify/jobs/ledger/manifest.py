@@ -93,15 +93,15 @@ _PACKAGES = ("gpuclassify", "torch", "transformers", "dask", "pandas", "pyarrow"
 
 
 class DamagedMetadataError(ValueError):
-    """Error for an unreadable file that describes the job of an output directory."""
+    """Error for a damaged job.json, the description of a job in its output directory."""
 
 
 @dataclass
 class Checked:
-    """Files of finished parts that a run has verified to be as they were written.
+    """Output files of finished parts that a run has verified to be as they were written.
 
-    Verification by "digest" compares the SHA-256 of a file, or the MD5 that its store reports, and
-    by "size" reads nothing.
+    Verification `by` "digest" compares the SHA-256 of a file's content, or the MD5 that its store
+    reports; `by` "size" compares sizes only, without reading.
     """
 
     by: str
@@ -114,13 +114,16 @@ class Checked:
         return f"{method} of {count:,} file{'' if count == 1 else 's'}, {size}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return ``by``, the number of ``files`` and their total ``bytes``, for JSON."""
         return {"by": self.by, "files": len(self.files), "bytes": sum(self.files.values())}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one run of a job, which are not part of the job's identity."""
+    """Options of one run of a job: command, restart, verification, and whether code may differ.
+
+    They are not part of the job's identity, the settings that must be equal to continue it.
+    """
 
     restart: bool = False  # remove the output of earlier runs of any job, and nothing else
     verify: str = VERIFY[0]  # how to verify finished parts
@@ -133,7 +136,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Metadata of one job, in its output directory."""
+    """Metadata of a job in its output directory: its settings, and records of its finished parts.
+
+    A part is a slice of the input that is processed and committed as one unit; when all are done,
+    neighbouring parts are joined into larger files, if the encoding says so.
+    """
 
     directory: Store
     # Settings by name of input, stage or output: JSON values without secrets. Parts of jobs with
@@ -151,15 +158,15 @@ class Manifest:
 
     @functools.cached_property
     def checked(self) -> Checked:
-        """Files of finished parts that `begin` has verified."""
+        """Output files that `begin` has found undamaged, and the method of verification."""
         return Checked(self.options.verify)
 
     @functools.cached_property
     def key(self) -> str:
-        """Key in the names of all files of this run, and of the runs that continue it.
+        """Eight hex digits in the names of all files of this run, and of the runs that continue it.
 
-        It is a digest of the identity, so that several clients of one job agree. A restarted run
-        has a random key, because attempts of the run before may still be at work.
+        They are a digest of the identity, so that several clients of one job agree. A restarted run
+        has random digits, because attempts of the run before may still be at work.
         """
         if self.options.restart:
             return uuid.uuid4().hex[:KEY_DIGITS]
@@ -170,20 +177,22 @@ class Manifest:
 
     @property
     def joins(self) -> bool:
-        """Whether parts are joined into files at the end."""
+        """Whether neighbouring parts are joined into larger files when all parts are done."""
         return self.encoding.output_bytes > 0 and self.count > 1
 
     def names(self) -> list[str]:
-        """Return the names of all parts, in their order; they have a folder until they are joined.
+        """Return the file names of all parts, in order.
 
-        Files of joined parts have other names; see `records`.
+        They are in the folder `PARTS` if parts will be joined. Files of several joined parts have
+        other names, such as ``part-00000-00023-....parquet``.
         """
         return [*map(self.name, range(self.count))]
 
     def numbers(self, path: str) -> range:
-        """Return the numbers of the parts in a file of this run, or described by a record.
+        """Return the numbers of the parts, from 0, in an output file of this run.
 
-        Empty for files that this run does not write.
+        `path` is the path of the file, or of its record; a joined file has several parts. Returns
+        ``range(0)`` if this run does not write such a file.
         """
         match = PART_NAME.match(posixpath.basename(path))
         if match is None or match[3] != self.key:
@@ -194,22 +203,27 @@ class Manifest:
         return numbers if is_own and stem_of(path) == stem_of(self.name(first, last)) else range(0)
 
     def name(self, first: int, last: int | None = None) -> str:
-        """Return the name of a part, or with `last`, of the file of several joined parts."""
+        """Return the file name of part `first`, or of a joined file of parts `first` to `last`."""
         if last is not None:
             return joined_name(first, last, self.count, self.key, self.encoding.suffix)
         name = part_name(first, self.count, self.key, self.encoding.suffix)
         return f"{PARTS}/{name}" if self.joins else name
 
     def _name_of(self, path: str) -> str:
-        """Return the name of a file's part or joined parts; "" for files of other runs."""
+        """Return the output file name, as from `name`, that a path's base name stands for.
+
+        `path` is an output file, maybe in a partition folder, or a record. Returns "" for other
+        runs' files.
+        """
         numbers = self.numbers(path)
         return self.name(numbers[0], numbers[-1] if is_joined(path) else None) if numbers else ""
 
     def check(self) -> None:
-        """Raise unless this job may write to the directory; writes nothing.
+        """Raise an error if this job may not write to the directory; nothing is written.
 
-        It may not overwrite a file with the directory's name, nor data files that no job wrote.
-        Parts of another job, or of one whose metadata is damaged, need `restart`.
+        NotADirectoryError: the directory is a file. FileExistsError: it has data files that no job
+        wrote. JobChangedError or DamagedMetadataError: it has parts of another job, or of one whose
+        metadata is damaged, and `restart` is not set.
         """
         self.directory.refuse_file()
         earlier = self._earlier()
@@ -235,9 +249,10 @@ class Manifest:
             )
 
     def check_like(self, earlier: dict[str, Any]) -> None:
-        """Raise JobChangedError unless an earlier job has the same identity except for its input.
+        """Raise JobChangedError if an earlier job differs in anything but its input.
 
-        `earlier` is its job.json.
+        `earlier` is the earlier job's job.json, parsed. Both jobs annotate files for one annotation
+        set.
         """
 
         def settings(identity: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -259,14 +274,22 @@ class Manifest:
             )
 
     def _is_same(self, earlier: dict[str, Any], *, ignores_code: bool) -> bool:
-        """Return whether an earlier job has this identity, apart from code if `ignores_code`."""
+        """Return whether an earlier job has the same settings, input and code as this one.
+
+        `earlier` is its job.json, parsed. Digests of users' code are not compared if
+        `ignores_code`.
+        """
         before, after = earlier["identity"], self.identity
         if ignores_code:
             before, after = _without_code(before), _without_code(after)
         return _key_of(before) == _key_of(after)
 
     def _code_advice(self, earlier: dict[str, Any]) -> str:
-        """Return advice if only code or versions of libraries differ, else an empty string."""
+        """Return advice for an error message if only code differs from an earlier job, or "".
+
+        `earlier` is the parsed job.json of an earlier job. Code includes versions of the models'
+        libraries.
+        """
         if not self._is_same(earlier, ignores_code=True):
             return ""
         changed = {
@@ -288,10 +311,13 @@ class Manifest:
         )
 
     def begin(self, digest: Digest | None = None) -> Iterator[Record]:
-        """Prepare the directory, and yield the records of finished parts.
+        """Prepare the directory for this run, and yield the records of finished parts.
 
-        `digest` computes digests of files; default: in threads of this process. Raises as `check`
-        does, and UnsupportedStorageError if files cannot be created exclusively.
+        Damaged parts, leftovers of failed attempts and, with `restart`, the output of earlier runs
+        are removed. The iterator must be exhausted. `digest` computes SHA-256 of files, as
+        `Store.digests` does; by default this process does so in threads. Raises the errors of
+        `check`, and UnsupportedStorageError if the file system cannot create a file only if it does
+        not exist.
         """
         self.check()
         earlier = self._earlier()
@@ -338,7 +364,7 @@ class Manifest:
             self.directory.remove(SUCCESS)
 
     def is_complete(self) -> bool:
-        """Return whether the output is marked as complete, and every part is undamaged."""
+        """Return whether this job has marked the output as complete, and no file is damaged."""
         try:
             mark = json.loads(self.directory.read(SUCCESS))
         except (FileNotFoundError, ValueError, RecursionError):
@@ -355,18 +381,22 @@ class Manifest:
         return False
 
     def written(self) -> int:
-        """Count the published parts, with or without a record."""
+        """Return the number of this run's parts that have a file or a record."""
         folders = {RECORDS, PARTS, posixpath.dirname(published_path("", self.encoding))}
         return self.done(name for folder in folders for name in self.directory.sizes(folder))
 
     def done(self, names: Iterable[str]) -> int:
-        """Return the number of parts in the files with these names; some have several parts."""
+        """Return the number of distinct parts of this run in files with these names.
+
+        A joined file has several parts.
+        """
         return len({number for name in names for number in self.numbers(name)})
 
     def records(self) -> dict[str, Record | None]:
-        """Return the records of files by name, in the order of their parts; None for damaged ones.
+        """Read the record of each output file that has one, by file name, in order of the parts.
 
-        Each file has one part, or several parts that have been joined.
+        A file has one part, or several parts that have been joined; then the parts' own records are
+        left out. None stands for a damaged record.
         """
         names = self._recorded()
         contents = self.directory.read_all([record_path(name) for name in names])
@@ -377,12 +407,15 @@ class Manifest:
         }
 
     def _describes(self, record: Record, name: str) -> bool:
-        """Return whether a record is about the file `name`, and about all parts in that file."""
+        """Return whether a record has this file name, and lists exactly the parts in that file."""
         parts = map(self.name, self.numbers(name) if is_joined(name) else ())
         return record.name == name and [part.name for part in record.joined] == [*parts]
 
     def _recorded(self) -> list[str]:
-        """Return the names of files with a record, without parts that have been joined."""
+        """List the names of output files that have a record, in the order of their parts.
+
+        A part that is in a recorded joined file is not listed itself.
+        """
         paths = [*self.directory.sizes(RECORDS)]
         names = {name for path in paths if (name := self._name_of(path))}
         joined = {number for name in names if is_joined(name) for number in self.numbers(name)}
@@ -390,20 +423,27 @@ class Manifest:
         return sorted(left, key=lambda name: (self.numbers(name)[0], name))
 
     def _strays(self) -> list[str]:
-        """Return the paths of records with this run's key that are about no file of this run."""
+        """List the paths of this run's records that are obsolete.
+
+        Their part is in a joined file that has a record, or this run writes no file of their name.
+        """
         known = {*map(record_path, self._recorded())}
         paths = [f"{RECORDS}/{name}" for name in self.directory.sizes(RECORDS)]
         return [path for path in paths if path not in known and key_in(path) == self.key]
 
     def file_infos(self) -> dict[str, dict[str, Any]]:
-        """Return fsspec's info on all part files, joined or not, by path."""
+        """Return fsspec's info dict (size, ETag and so on) of each output file, by path.
+
+        Files of parts that are not joined yet are included.
+        """
         infos = self.directory.part_infos()
         return infos | self.directory.part_infos(PARTS) if self.joins else infos
 
     def listed(self) -> dict[str, Record | None]:
-        """Return `records`, read from one file, the manifest, if the job is finished.
+        """Return the record of each output file by name, from the manifest file of a finished job.
 
-        Records that the manifest lacks are None.
+        The manifest is one file, read faster than all records. Damaged or missing records are None,
+        also for parts without any file. Of an unfinished job, the result is `records`.
         """
         if not self.directory.has(SUCCESS):
             return self.records()
@@ -420,10 +460,12 @@ class Manifest:
     def examine(
         self, digest: Digest | None = None
     ) -> tuple[dict[str, Record | None], dict[str, str]]:
-        """Return `records`, and the reasons why recorded files are damaged, by name.
+        """Read the records as `records` does, and verify the files that they describe.
 
-        `digest` is as in `begin`. Raises FileExistsError if no job wrote a file with the name of a
-        finished part.
+        Returns the records by file name (None if damaged), and by file name the reason why a file
+        or its record is damaged, for damaged ones only. `digest` computes SHA-256 of files;
+        default: `Store.digests`. Raises FileExistsError if a file has the name of a finished part,
+        in a folder where no job wrote it.
         """
         recorded = self.records()  # before the files, because attempts write records last
         infos = self.file_infos()
@@ -445,7 +487,11 @@ class Manifest:
         return recorded, damage
 
     def finish(self) -> dict[str, int]:
-        """Write the manifest, then mark the output as complete; return the sizes of its files."""
+        """Write the manifest file, remove temporary files, and mark the output as complete.
+
+        Returns the size in bytes of each output file by path. Raises JobChangedError if another run
+        has started in the directory, or if records of parts are missing.
+        """
         check_current(self.directory, self.key)
         names = self._recorded()
         if [number for name in names for number in self.numbers(name)] != [*range(self.count)]:
@@ -472,14 +518,20 @@ class Manifest:
         return files
 
     def write_card(self) -> None:
-        """Write `CARD`, which tells the library datasets the data files, unless a user did so."""
+        """Write `CARD`, a YAML file that names the data files to Hugging Face's `datasets`.
+
+        Nothing is written if a user has a file of this name, or a `README` instead.
+        """
         folders = "*=*/" * len(self.encoding.partition_by)
         card = _CARD.format(data=f"{folders}part-*{self.encoding.suffix}")
         for name in self._replaceable_cards():
             self.directory.replace(name, card.encode())
 
     def _replaceable_cards(self) -> list[str]:
-        """List `CARD` if a job wrote it, or if neither it nor `README` exists."""
+        """Return [`CARD`] if a job may write that file, and [] if a user wrote it or a `README`.
+
+        A job may replace a card that is empty or begins as a job's card.
+        """
         try:
             content = self.directory.read(CARD)
         except FileNotFoundError:
@@ -489,9 +541,11 @@ class Manifest:
         return [CARD] * (not content or content.startswith(_CARD_MARK.encode()))
 
     def _earlier(self) -> dict[str, Any] | None:
-        """Return the description of the job that has begun in the directory, or None.
+        """Return the parsed job.json of the job that has begun in the directory, or None.
 
-        A damaged one is written anew if the names of records show that it described this job.
+        If job.json is damaged, but names of records show that it described this job, a replacement
+        is returned. With `restart`, that has only the keys in those names. Otherwise
+        DamagedMetadataError.
         """
         try:
             return read_job(self.directory)
@@ -529,13 +583,17 @@ class Manifest:
             )
 
     def _remove_parts(self, keys: Collection[str]) -> None:
-        """Remove the part files of the runs with these keys, and folders left empty."""
+        """Remove output files with one of these run keys in their names, and folders left empty."""
         parts = [name for name in sorted(self.directory.part_sizes()) if key_in(name) in keys]
         self.directory.remove(*parts)
         self.directory.prune(*{posixpath.dirname(name) for name in parts} - {""})
 
     def _clear(self, earlier: dict[str, Any]) -> None:
-        """Remove the output of earlier runs, except job.json, which is replaced later."""
+        """Remove the output of earlier runs, except job.json, which the caller replaces later.
+
+        `earlier` is the parsed job.json, with the keys of these runs. Files of rows stay if
+        `keeps_earlier`.
+        """
         keys = {earlier["key"], *earlier["earlier"]}
         remove = self.directory.remove
         remove(SUCCESS)
@@ -569,13 +627,20 @@ class Manifest:
             self.check()  # another client was faster; with the same job, both may go on
 
     def _columns_entry(self) -> dict[str, str]:
-        """Return the entry of job.json with the input's Arrow schema in base64, or {}."""
+        """Return {"columns": Arrow schema of the input, serialized, in base64} for job.json.
+
+        Returns {} if `columns` is None.
+        """
         if self.columns is None:
             return {}
         return {"columns": base64.b64encode(self.columns.serialize()).decode()}
 
     def _begun(self) -> dict[str, list[str]]:
-        """Return the paths of part files by name, published or not."""
+        """Return the paths of existing files of each output file, by output file name.
+
+        With partition folders, one name has a file in each folder, and one with all rows before
+        they are spread over the folders.
+        """
         folder = posixpath.dirname(published_path("", self.encoding))
         paths = [*self.file_infos()]
         paths += [f"{folder}/{name}" for name in self.directory.sizes(folder) if folder]
@@ -586,7 +651,10 @@ class Manifest:
         return begun
 
     def _complete_joined(self) -> None:
-        """Create missing records of joined files, whose parts may be removed only after that."""
+        """Create missing records of joined files, whose tasks died after writing the file.
+
+        Parts of a joined file may be removed only when its record exists.
+        """
         recorded = self._recorded() if self.joins else ()
         for name in self._begun() if self.joins else ():
             is_left = is_joined(name) and name not in recorded
@@ -594,7 +662,12 @@ class Manifest:
                 complete(self.directory, name, self.encoding)
 
     def _sound_records(self, digest: Digest | None) -> Iterator[Record]:
-        """Yield the records of undamaged files; complete parts without one, remove the rest."""
+        """Yield the records of undamaged output files, and clean up all others.
+
+        Parts that have a file but no record get one, if their attempt left its data. Damaged files,
+        their records, and files without records are removed, so that their parts are written again.
+        `digest` computes SHA-256 of files, as in `begin`.
+        """
         recorded, damage = self.examine(digest)
         done: set[int] = set()
         for name, record in recorded.items():
@@ -618,7 +691,11 @@ class Manifest:
             self.directory.remove(*map(quarantine_path, map(self.name, numbers)), *paths)
 
     def _remove_scratch(self, stems: Collection[str] | None = None) -> None:
-        """Remove leftovers of attempts, at all parts or at the parts named by `stems`."""
+        """Remove temporary files of attempts to write parts.
+
+        `stems` are file names of parts without extension, whose temporary files are removed. By
+        default, all are removed, and so are the files of parts that have been joined.
+        """
         for folder in (SCRATCH, WHOLE, *([PARTS] if stems is None else [])):
             names = self.directory.sizes(folder)
             left = [name for name in names if stems is None or stem_of(name) in stems]
@@ -626,7 +703,10 @@ class Manifest:
 
 
 def manifest_of(directory: Store) -> Manifest:
-    """Return the manifest of the job that wrote into a directory. Raises errors of `read_job`."""
+    """Return the manifest of the job that wrote into a directory, made from its job.json.
+
+    Raises FileNotFoundError if no job wrote there, and DamagedMetadataError if job.json is damaged.
+    """
     job = read_job(directory)
     output, options = job["identity"]["output"], RunOptions(command=job.get("command", ""))
     names = tuple(name for name in output.get("partition_by", "").split(", ") if name)
@@ -636,10 +716,12 @@ def manifest_of(directory: Store) -> Manifest:
 
 
 def read_job(directory: Store) -> dict[str, Any]:
-    """Read job.json, which describes the job that has begun in a directory.
+    """Read and parse job.json, which describes the job that has begun in a directory.
 
-    Raises FileNotFoundError if none has, NotADirectoryError if the directory is a file, and
-    DamagedMetadataError.
+    It has the job's ``key``, number of ``parts``, ``identity`` (settings of inputs, pipeline stages
+    and output), ``versions`` of libraries and more. Raises FileNotFoundError if no job has begun
+    there, NotADirectoryError if the directory is a file, and DamagedMetadataError if job.json is
+    damaged.
     """
     try:
         with directory.explained():
@@ -662,7 +744,7 @@ def read_job(directory: Store) -> dict[str, Any]:
 
 
 def _parse_job(content: bytes) -> dict[str, Any] | None:
-    """Parse job.json; return None unless its values have types and ranges that jobs write.
+    """Parse the content of job.json; return None if a value has an unexpected type or range.
 
     The file is untrusted, and its key, format and number of parts determine file names.
     """
@@ -685,7 +767,12 @@ def _parse_job(content: bytes) -> dict[str, Any] | None:
 
 
 def _has_sound_code(part: str, values: Any) -> bool:
-    """Return whether one section of a job's identity is a dict, and its code a dict of texts."""
+    """Return whether `values`, one section of job.json's ``identity``, has the expected types.
+
+    Its code, if any, must be a dict of texts. `part` is the section's name; a section whose name
+    ends with " file" must be a dict, has file names as keys, and no code. Raises AttributeError for
+    other sections that are no dict.
+    """
     if part.endswith(" file"):  # sizes and versions by name; any name may be a file's
         return isinstance(values, dict)
     code = values.get(CODE, {})
@@ -700,7 +787,10 @@ def _without_code(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, An
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results may depend on."""
+    """Return the versions of Python and of the packages that results may depend on, by name.
+
+    An entry also names the hash function that Dask uses.
+    """
     hashes = hashing.hashers[0].__name__.removeprefix("_hash_")
     versions = {"python": platform.python_version()} | installed_versions(*_PACKAGES)
     return versions | {HASHES: hashes}
@@ -712,9 +802,11 @@ def _key_of(identity: dict[str, dict[str, Any]]) -> str:
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield the differences of two identities: settings of stages, of inputs, then files.
+    """Yield phrases on the differences of two jobs' identities, for error messages.
 
-    Inputs come late, because their columns and parts may differ only as a result of other files.
+    An identity is a dict of settings for each stage of the pipeline, the output, each input, and
+    each input's files. Phrases on inputs come late, because their columns may differ only as a
+    result of other files.
     """
     parts = {**before, **after}
     files = [part for part in parts if part.endswith(" file")]
@@ -765,14 +857,21 @@ def _digests(then: object, now: object) -> str:
 
 
 def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return items of a stage's code that differ, by name, as before and now; None for missing."""
+    """Return the digests and versions of a pipeline stage's code that differ: (old, new) by name.
+
+    `old` and `new` are the stage's settings in two job.json. A missing value is None.
+    """
     before, after = old.get(CODE, {}), new.get(CODE, {})
     pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _file_changes(what: str, old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Yield phrases with the numbers of files gone, new and changed, and some of their names."""
+    """Yield a phrase each on files that are gone, new and changed: their number, and some names.
+
+    `old` and `new` map file names to sizes and versions. `what` begins each phrase, such as "input
+    files".
+    """
     kinds = {
         "gone": [name for name in old if name not in new],
         "new": [name for name in new if name not in old],
@@ -796,9 +895,11 @@ def _find_damage(
     checked: Checked,
     digest: Digest | None,
 ) -> dict[str, str]:
-    """Verify the files of finished parts; return the reason of damage by part name.
+    """Verify the files that `records` describe; return the reason for each damaged one.
 
-    `infos` are from `Store.part_infos`. Undamaged files are added to `checked`.
+    The reasons are keyed by the records' names. `infos` are fsspec's infos of existing files by
+    path. Undamaged files are added to `checked`, whose `by` selects the method. `digest` computes
+    SHA-256 of files; None: `Store.digests`.
     """
     damage: dict[str, str] = {}
     unread: dict[str, Record] = {}

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Problem:
-    """File, line or row that was left out, and why."""
+    """File, line or row that a job could not read or classify, with its position and the reason."""
 
     kind: str  # FILE or a range of its row groups, LINE of JSON lines, or ROW
     source: str  # file, and the byte range or row groups of the part
@@ -36,7 +36,7 @@ class Problem:
 
 
 def quarantine_lines(problems: Iterable[Problem]) -> bytes:
-    """Return the content of a quarantine file: one JSON object a problem."""
+    """Serialize problems as JSON lines for a quarantine file, without fields that are None."""
     lines = []
     for problem in problems:
         known = {name: value for name, value in asdict(problem).items() if value is not None}
@@ -45,7 +45,7 @@ def quarantine_lines(problems: Iterable[Problem]) -> bytes:
 
 
 def shortened(content: bytes | str) -> str:
-    """Shorten content to `LONGEST_CONTENT` characters, for a quarantine file."""
+    """Return the first `LONGEST_CONTENT` characters of a text, or of bytes decoded as UTF-8."""
     if isinstance(content, bytes):
         content = content[: 4 * LONGEST_CONTENT].decode("utf-8", "backslashreplace")
     return content[:LONGEST_CONTENT]
@@ -57,9 +57,10 @@ def isolate_bad_rows(
     stop: int,
     errors: tuple[type[Exception], ...],
 ) -> Iterator[tuple[int, Result | Exception]]:
-    """Yield the results of ``run(start, stop)``; halve row ranges that raise, down to single rows.
+    """Call ``run(start, stop)`` on a row range, and on its halves if it raises one of `errors`.
 
-    Each result, or error of a single row, comes with the first row of its range, in order.
+    Halves are halved again, down to single rows. Yields (first row, result) of each range that
+    succeeds, and (row, error) of each single row that fails, in order.
     """
     try:
         yield start, run(start, stop)
@@ -73,5 +74,5 @@ def isolate_bad_rows(
 
 
 def counts_by_kind(problems: Iterable[Problem]) -> dict[str, int]:
-    """Count problems by kind: files, lines and rows that were left out."""
+    """Return the number of problems of each kind that occurs: "file", "line" or "row"."""
     return dict(Counter(problem.kind for problem in problems))

@@ -50,28 +50,36 @@ LEDGER = "summary.json"  # state of a job's steps, in their folder
 
 
 class JobChangedError(ValueError):
-    """Error for an output directory that holds another job: other settings, model, input or run."""
+    """Error for an output directory of another job, with other settings, model, input or run."""
 
 
 def part_name(number: int, count: int, key: str, suffix: str) -> str:
-    """Return the file name of part `number` of `count` parts, in the run with this key."""
+    """Return the output file name of a part, such as ``part-00012-1a2b3c4d.parquet``.
+
+    A part is a slice of a job's input that is processed as one unit. `number` counts from 0 to
+    `count` - 1, `key` are 8 hex digits that identify the run, and `suffix` is the extension.
+    """
     return f"part-{_padded(number, count)}-{key}{suffix}"
 
 
 def joined_name(first: int, last: int, count: int, key: str, suffix: str) -> str:
-    """Return the name of the file into which parts `first` to `last` are joined."""
+    """Return the name of a file with the rows of parts `first` to `last`, which were joined.
+
+    An example is ``part-00000-00023-1a2b3c4d.parquet``. `count` is the number of all parts, `key`
+    are 8 hex digits that identify the run, and `suffix` is the extension.
+    """
     return f"part-{_padded(first, count)}-{_padded(last, count)}-{key}{suffix}"
 
 
 def part_number(name: str) -> int:
-    """Return the number in a name from `part_name`, or the first number in one of `joined_name`."""
+    """Return the number of the part in an output file's name; for joined parts, of the first."""
     match = PART_NAME.match(posixpath.basename(name))
     assert match is not None
     return int(match[1])
 
 
 def is_joined(name: str) -> bool:
-    """Return whether `name` is a name from `joined_name`, of a file of several parts."""
+    """Return whether a file name is of several joined parts, such as ``part-00000-00023-...``."""
     match = PART_NAME.match(posixpath.basename(name))
     return match is not None and match[2] is not None
 
@@ -81,13 +89,17 @@ def _padded(number: int, count: int) -> str:
 
 
 def key_in(name: str) -> str | None:
-    """Return the key of the run in the name of a part, record or quarantine file, or None."""
+    """Return the run's key (8 hex digits) in the name of a part's output or metadata, or None."""
     match = PART_NAME.match(posixpath.basename(name))
     return match[3] if match else None
 
 
 def check_current(directory: Store, key: str | None) -> None:
-    """Raise JobChangedError unless the ``job.json`` in `directory` has this key of a run."""
+    """Raise JobChangedError unless `key` is the key of the job that owns the directory.
+
+    ``job.json`` in `directory` begins with that key. Another one means that another run started
+    over.
+    """
     path = directory.path(JOB)
     try:
         # The whole file may be large, because it names every input file.
@@ -102,7 +114,7 @@ def check_current(directory: Store, key: str | None) -> None:
 
 
 def metadata_gone(directory: Store) -> JobChangedError:
-    """Return the error to raise if the metadata of the run in `directory` is gone."""
+    """Return the JobChangedError to raise if the job's metadata files have been removed."""
     return JobChangedError(
         f"the metadata of this job is gone from {directory}: another run has started over there, "
         "or somebody has removed it. Run the job again, in another directory"
@@ -111,7 +123,10 @@ def metadata_gone(directory: Store) -> JobChangedError:
 
 @dataclass(frozen=True)
 class Record:
-    """Record of a finished part: its input, files, counts and times."""
+    """Record of a finished part, a slice of the input: its source, output files, counts and times.
+
+    A file of several joined parts has a record, too, which contains the parts' records.
+    """
 
     name: str  # name of the part's file, or of its file in each folder
     source: dict[str, Any]  # path, byte range or row groups, rows without text; or the partition
@@ -155,29 +170,30 @@ class Record:
 
     @property
     def parts(self) -> tuple[Record, ...]:
-        """Record of each part in the file, in order: `joined`, or this record."""
+        """Records of the parts in this file, in order; only this record if it is not joined."""
         return self.joined or (self,)
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """SHA-256 of the quarantine file of each of `parts` that has one, by path."""
+        """SHA-256 of the quarantine files of this record's parts, by path."""
         return {p: sha for part in self.parts for p, sha in (part.quarantine or {}).items()}
 
     @property
     def files(self) -> dict[str, int]:
-        """Size in bytes of each file that holds rows of the part, by path."""
+        """Size in bytes of the record's output file, or of its file in each folder, by path."""
         return {self.name: self.file_bytes} if self.folder_files is None else self.folder_files
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each file that holds rows of the part, by path."""
+        """SHA-256 of the record's output file, or of its file in each folder, by path."""
         return {self.name: self.digest} if self.folder_digests is None else self.folder_digests
 
     def with_files(self, files: Mapping[str, bytes], directory: Store) -> Record:
-        """Return the record with the sizes and digests of the part's files.
+        """Return a copy of the record with the sizes and digests of its files.
 
-        `files` has the content of each file by path. MD5 is added if listings of `directory` have
-        it. If the part is not a single file called `name`, its files are in folders.
+        `files` maps paths to contents: one file `name`, or files in partition folders. Sizes and
+        SHA-256 are added for files in folders, and MD5 for all if listings of `directory` report
+        it.
         """
         changes: dict[str, Any] = {}
         if directory.reports_md5:
@@ -192,20 +208,24 @@ class Record:
         return replace(self, **changes)
 
     def as_json(self) -> bytes:
-        """Return the record as one line of JSON that ends with its digest; see `sealed`."""
+        """Return the record as one line of JSON that ends with a SHA-256 of the text before it."""
         return sealed(asdict(self))
 
 
 def sealed(values: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialize `values` as a JSON object; its last entry is the SHA-256 of the text before it."""
+    """Serialize `values` as a JSON object in UTF-8, with a SHA-256 of its text as the last entry.
+
+    `indent` is an option of `json.dumps`.
+    """
     text = json.dumps(values, indent=indent, ensure_ascii=False)
     return _append_digest(text.encode("utf-8", "backslashreplace"))
 
 
 def unsealed(content: bytes) -> dict[str, Any] | None:
-    """Parse a result of `sealed`; return None if it was changed since, or is no JSON object.
+    """Parse JSON from `sealed`, and return its values without the digest.
 
-    The digest is no signature: anybody can compute it, so callers check types before use.
+    Returns None if the content was changed since, or is no JSON object. The digest is no signature:
+    anybody can compute it, so callers check types before use.
     """
     body = content.strip().rpartition(b', "sha256": ')[0] + b"}"
     if content.strip() == _append_digest(body):
@@ -220,9 +240,10 @@ def _append_digest(content: bytes) -> bytes:
 
 
 def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | None:
-    """Read the ledger of a job's steps from `folder`.
+    """Read `LEDGER`, the JSON file on the state of a job's steps, from `folder` in `directory`.
 
-    Returns None if it is missing, damaged, or of a job with another key.
+    Steps are intermediate results, such as the duplicates found. Returns None if the file is
+    missing, damaged, or of a job with another key.
     """
     try:
         content = directory.read(f"{folder}/{LEDGER}")
@@ -233,7 +254,7 @@ def read_ledger(directory: Store, folder: str, key: str) -> dict[str, Any] | Non
 
 
 def parse_record(content: bytes) -> Record | None:
-    """Parse a result of `Record.as_json`; return None if damaged, or empty after a power loss."""
+    """Parse a record from its JSON line; return None if it is damaged or empty."""
     with contextlib.suppress(*MALFORMED):
         values = unsealed(content) or {}
         joined = tuple(Record(**part) for part in values.pop("joined", ()))
@@ -246,35 +267,48 @@ def _sha256(content: bytes) -> str:
 
 
 def stem_of(name: str) -> str:
-    """Return the part's name without the suffixes of its file."""
+    """Return the base name of an output file up to its first dot.
+
+    It is also the beginning of the names of the file's record and quarantine file.
+    """
     return posixpath.basename(name).partition(".")[0]
 
 
 def record_path(name: str) -> str:
-    """Return the path of the record of the part `name`."""
+    """Return the path, in the output directory, of the record of the output file `name`."""
     return f"{RECORDS}/{stem_of(name)}.json"
 
 
 def quarantine_path(name: str) -> str:
-    """Return the path of the quarantine file of the part `name`."""
+    """Return the path, in the output directory, of the quarantine file of the output file `name`.
+
+    It lists lines and rows of the part that could not be read or classified.
+    """
     return f"{QUARANTINE}/{stem_of(name)}.jsonl"
 
 
 def published_path(name: str, encoding: Encoding) -> str:
-    """Return the path of the file whose creation publishes the part `name`."""
+    """Return the path of the file that an attempt at the part `name` creates first, if none exists.
+
+    It is `name`, or with partition folders a file in `WHOLE` with all rows, which are spread later.
+    """
     return f"{WHOLE}/{name}" if _is_spread(name, encoding) else name
 
 
 def _is_spread(name: str, encoding: Encoding) -> bool:
-    """Return whether the rows of the part `name` are spread over folders, such as ``bucket=19``.
+    """Return whether rows of the output file `name` go to partition folders, such as ``bucket=19``.
 
-    Parts that are still to be joined are not spread.
+    Parts in the folder `PARTS` do not: they are joined first.
     """
     return bool(encoding.partition_by) and not name.startswith(f"{PARTS}/")
 
 
 def is_published(directory: Store, name: str, encoding: Encoding) -> bool:
-    """Return whether an attempt has published the part `name`."""
+    """Return whether an attempt has created the file of the part `name`.
+
+    With partition folders, a file of all rows is created first, and removed once the part's record
+    exists; either of them counts.
+    """
     paths = [published_path(name, encoding)]
     if _is_spread(name, encoding):
         paths.append(record_path(name))  # the record is created before the file is removed
@@ -288,10 +322,11 @@ def publish(
     problems: Sequence[Problem],
     encoding: Encoding,
 ) -> Record:
-    """Create the part's file and record; return the record of the first attempt.
+    """Create a part's output file, quarantine file and record; return the record.
 
-    `record` is this attempt's record, and `content` its file; `problems` go to the quarantine
-    file. If an earlier attempt has published the part, its files and record stay. Raises
+    The first of several attempts at a part counts: if it has created the file, later attempts leave
+    it, and return its record. `record` and `content` are this attempt's record and file content,
+    from `pack_rows` with partition folders; `problems` are written to the quarantine file. Raises
     FileExistsError if a file of this name is from no attempt at this part, and JobChangedError if
     another run has started over before the rows are spread over folders. An attempt that fails,
     such as on a full disk, leaves no part.
@@ -331,10 +366,11 @@ def publish(
 
 
 def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
-    """Return the record of a published part; create a missing record from its attempt's intent.
+    """Return the record of a part whose file exists; create the record if it is missing.
 
-    Returns None if no intent has the digest of the part's file, or if the record is damaged.
-    Raises FileNotFoundError if the part is not published.
+    It is then copied from an intent: the record that each attempt writes under a private name
+    first. Returns None if no intent has the digest of the part's file, or if the record is damaged.
+    Raises FileNotFoundError if the part's file does not exist.
     """
     # Another attempt may create the record and remove the file between the first two reads.
     for is_last in (False, True):
@@ -363,10 +399,10 @@ def complete(directory: Store, name: str, encoding: Encoding) -> Record | None:
 def _create_record(
     directory: Store, record: Record, files: Mapping[str, bytes], encoding: Encoding
 ) -> Record | None:
-    """Create the record of a published part, after creating its files in folders, if any.
+    """Create the record of a part whose rows are written, after its files in partition folders.
 
-    `files` has the content of each file by path. Returns the record, or None if another attempt
-    has created it.
+    `files` has the content of each file by path; it is used only if rows go to folders. Returns the
+    record with the files' sizes and digests, or None if another attempt has created it.
     """
     path, is_spread = record_path(record.name), _is_spread(record.name, encoding)
     # If the record exists, a late attempt has published a part again whose rows are spread.

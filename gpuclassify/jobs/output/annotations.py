@@ -18,9 +18,11 @@ BOOKKEEPING = pa.schema([(FILE, pa.string()), (PLACE, pa.int64()), (LEFT_OUT, pa
 
 
 def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Schema:
-    """Return the schema of an annotation set with these new columns, and metadata for pandas.
+    """Return the schema of an annotation set: bookkeeping columns, then the `new` columns.
 
-    Columns in `labels` are marked, because reports count them.
+    An annotation set has one row per input row, and only the columns that a job adds. Bookkeeping
+    columns are ``_file``, ``_place`` (position in the file) and ``_left_out``. Fields named in
+    `labels` get metadata by which reports find them. The schema has metadata for pandas.
     """
     marked = [f.with_metadata(LABEL if f.name in labels else {}) for f in new]
     schema = pa.schema([*BOOKKEEPING, *marked])
@@ -31,10 +33,12 @@ def annotation_schema(new: Iterable[pa.Field], labels: Collection[str]) -> pa.Sc
 def annotation_table(
     new: pa.Table, positions: pa.Table, problems: Sequence[Problem], schema: pa.Schema
 ) -> pa.Table:
-    """Return the annotations of all rows of a part, in order; rows with `problems` are null.
+    """Return a table of `schema` with one row per row of the input, ordered by file and position.
 
-    `new` has the new columns of the other rows, and `positions` the file and position of each row
-    that could be read. Rows of Parquet files that could not be read are marked as lines.
+    `new` has the new columns of the rows without `problems`. `positions` has columns ``_file`` and
+    ``_place`` (position in the file) of every row that could be read. Rows with a problem are null
+    in the new columns. Their ``_left_out`` is "row", or "line" if the row could not be read, also
+    from a Parquet file; it is null in all other rows. Problems without a position add no row.
     """
     problems = [problem for problem in problems if problem.place is not None]
     failed = dict.fromkeys(((problem.file, problem.place) for problem in problems), LINE)
@@ -67,10 +71,11 @@ def annotation_table(
 
 
 def extents(table: pa.Table) -> dict[str, tuple[int, int, int]]:
-    """Return each input file's number of rows in a table, and its first and last position.
+    """Return (number of rows, first position, last position) by input file of an annotation table.
 
-    Files are in the order of their rows, from which readers take the first row of each file. Arrow
-    groups texts in an order of its own, even with one thread.
+    `table` has columns ``_file`` and ``_place`` (row number in a Parquet file, byte offset of the
+    line in a JSON lines file). The dict has the files in the order of their first rows in the
+    table, which readers rely on.
     """
     groups = table.select([FILE, PLACE]).group_by(FILE, use_threads=False)
     functions = ("count", "min", "max")

@@ -65,15 +65,17 @@ _SPLIT = re.compile(r"\w+(\.\w+)*")  # names that loaders of datasets accept
 
 @declared
 class HubWriter(FileWriter):
-    """Files in a dataset repository of the Hugging Face Hub, all in one commit at the end.
+    """Writer of files in a dataset repository of the Hugging Face Hub, in one commit at the end.
 
-    The job writes its parts to `staging` first, like any other job, so that a lost client loses no
-    work. Then workers upload the files, and the client makes one commit. Running the same job again
-    computes and uploads only missing files, and does nothing once the commit is made.
+    The job writes its parts (slices of the input that are processed as one unit) to `staging`
+    first, like any other job, so that a lost client loses no work. Then workers upload the files,
+    and the client makes one commit. Running the same job again computes and uploads only missing
+    files, and does nothing once the commit is made.
 
     The commit adds a section to the dataset card: for each new column the class, model, commit,
-    licence, citation, settings and distribution, and the annotation sets and conditions of the job.
-    The rest of the card stays.
+    licence, citation, settings and distribution; the names and digests of annotation sets (outputs
+    of `AnnotationWriter`) that were read; and the conditions by which rows were kept. The rest
+    of the card stays.
 
     Parameters
     ----------
@@ -98,14 +100,15 @@ class HubWriter(FileWriter):
     commit_message : str, optional
         Title of the commit. Default: "Add N files with gpuclassify".
     file_format : {"parquet", "jsonl"}
+        Format of the files.
     compression : str, optional
-        As for `ParquetWriter` and `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
+        Codec of `ParquetWriter` or `JsonlWriter`. Default: zstd for Parquet, none for JSON lines.
     output_bytes : int
-        Size of the files; see `FileWriter`.
+        Size of the files into which neighbouring parts are joined; 0 makes a file of each part.
     endpoint : str, optional
         Address of the Hub. Default: HF_ENDPOINT, or huggingface.co.
     storage_options : dict, optional
-        For `staging`.
+        fsspec options for `staging`.
     annotates : bool
         Write only new columns, as `AnnotationWriter` does. ``annotations=`` of readers takes the
         directory `staging`, not the repository. Files that come later need another directory.
@@ -136,7 +139,7 @@ class HubWriter(FileWriter):
             remember_token(f"datasets/{self.repo}", token)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings do not fit the Hub or the format."""
+        """Raise TypeError or ValueError if repository, path, split or format are not valid."""
         from huggingface_hub import constants
 
         super().check_together()
@@ -146,7 +149,7 @@ class HubWriter(FileWriter):
         self._set("endpoint", self.endpoint or constants.ENDPOINT)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, without secrets in URLs."""
+        """Return the constructor's arguments by name, without tokens and secrets in URLs."""
         return super().settings() | {"staging": redacted(self.staging)}
 
     @property
@@ -171,13 +174,16 @@ class HubWriter(FileWriter):
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: datasets have no index."""
+        """Whether a dataframe's index is written: always False, because datasets have no index."""
         return False
 
     def check(self, parts: int) -> None:
-        """Check that the repository can take `parts` parts, as far as it can be known now.
+        """Raise an error if the Hub would refuse the upload, as far as it can be known now.
 
-        Raises ValueError for too many files, and the errors of `Target.check`. Writes nothing.
+        Called before work begins; nothing is written. `parts` is the number of the job's parts,
+        which become files if `output_bytes` is 0. Raises ValueError for more files than a folder of
+        the Hub may have, FileExistsError if the split has files of others and `overwrite` is false,
+        and Hub errors if the repository cannot be read.
         """
         if not self.output_bytes:
             _check_count(parts)
@@ -185,17 +191,21 @@ class HubWriter(FileWriter):
             self.target.check(self._read_commit().get("files", {}))
 
     def is_uploaded(self) -> bool:
-        """Return whether an earlier run has committed the staged files, as the staging records."""
+        """Return whether an earlier run has committed exactly the files that are in `staging`.
+
+        A file in `staging` records the last commit; the Hub is not asked.
+        """
         files = staged_files(self.directory, self.target, self.encoding.suffix)
         return self._earlier_commit({file.path: file.digest for file in files}) is not None
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload and commit the staged files; return the URL of the commit.
+        """Upload the files in `staging`, add them in one commit, and return the commit's URL.
 
         Workers of `client` upload, or this process if it is None. If an earlier run has committed
-        the same files, nothing is sent, unless `restart` is true. After a failure, staged and
-        uploaded files stay: run the same job again. Raises ValueError for too many or changed
-        files, FileExistsError as `Target.foreign_files` does, and the errors of `ask`.
+        the same files, nothing is sent, unless `restart` is true. After a failure, files in
+        `staging` and uploaded files stay: run the same job again. Raises ValueError for too many or
+        changed files, FileExistsError if the split has files of others and `overwrite` is false,
+        and Hub errors.
         """
         directory, target = self.directory, self.target
         files = staged_files(directory, target, self.encoding.suffix)
@@ -220,9 +230,10 @@ class HubWriter(FileWriter):
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _read_commit(self) -> dict[str, Any]:
-        """Return the record of an earlier run's commit, or {} if there is none.
+        """Return the record of an earlier run's commit, or {} if it is missing or damaged.
 
-        ``commit`` is the commit's hash, and ``files`` are the SHA-256 of its files by path.
+        Its ``commit`` is the commit's hash, and ``files`` is a dict from each file's path in the
+        repository to its SHA-256.
         """
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._commit_path)) or {}
@@ -231,7 +242,7 @@ class HubWriter(FileWriter):
     def _earlier_commit(self, digests: dict[str, str]) -> str | None:
         """Return the hash of an earlier run's commit of exactly these files, or None.
 
-        `digests` are the SHA-256 of the files by path.
+        `digests` maps each file's path in the repository to its SHA-256.
         """
         recorded = self._read_commit()
         commit = str(recorded.get("commit"))
@@ -263,7 +274,10 @@ def _check_names(repo: str, path: str, split: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """Split in a folder of a dataset repository, with settings of `HubWriter` as attributes."""
+    """Destination of an upload: a split in a folder of a dataset repository of the Hub.
+
+    Attributes are the settings of `HubWriter`; `path` is the folder in the repository.
+    """
 
     repo: str
     path: str  # empty for the repository's root
@@ -277,30 +291,38 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Short digest of endpoint, repository, branch, folder and split, for names of files."""
+        """Hash of endpoint, repository, branch, folder and split: 8 hex digits, for file names."""
         parts = [self.endpoint, self.repo, self.revision, self.path, self.split]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def name(self, number: int, count: int, suffix: str) -> str:
-        """Return the repository path of file `number` of `count` files, as `datasets` expects."""
+        """Return a file's path in the repository, such as ``data/train-00012-of-00128.parquet``.
+
+        `number` counts from 0 to `count` - 1, and `suffix` is the extension.
+        """
         return posixpath.join(self.path, f"{self.split}-{number:05d}-of-{count:05d}{suffix}")
 
     def api(self) -> Any:
-        """Return the client library's `HfApi`, with the token that this process knows."""
+        """Return a `huggingface_hub.HfApi` with the token that this process keeps, if any."""
         from huggingface_hub import HfApi
 
         return HfApi(endpoint=self.endpoint, token=token_for(self.token_name))
 
     def head(self, tries: int = TRIES) -> str:
-        """Return the hash of the last commit of the branch. Raises the errors of `ask`."""
+        """Return the hash of the branch's last commit; busy answers are retried `tries` times.
+
+        Raises DatasetMissingError without such a branch, and other errors of
+        `gpuclassify.hub.calls`.
+        """
         look = functools.partial(self.api().dataset_info, revision=self.revision, expand=["sha"])
         return ask(self.repo, lambda: look(self.repo).sha, tries=tries)
 
     def make(self) -> None:
-        """Create the repository and the branch, unless they exist. Raises the errors of `ask`.
+        """Create the repository and the branch, unless they exist.
 
-        The Hub is not asked to create an existing repository, because a token may be allowed to
-        write to a repository but not to create it.
+        Raises errors of `gpuclassify.hub.calls`, such as for a token without write access. The Hub
+        is not asked to create an existing repository, because a token may be allowed to write to a
+        repository but not to create it.
         """
         api = self.api()
         try:
@@ -320,11 +342,11 @@ class Target:
     def digests(
         self, commit: str, tries: int = TRIES, *, has_files: bool = False
     ) -> dict[str, str]:
-        """Return the digests of the folder's files at a commit, by path; {} without the folder.
+        """Return the digest of each file in the folder at a commit, by path; {} without a folder.
 
-        They are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the folder
-        is known to exist, and the request is retried if the Hub does not show the folder yet.
-        Raises the errors of `ask`.
+        Digests are SHA-256 for large files, and Git's SHA-1 for others. With `has_files`, the
+        folder is known to exist, and the request is retried if the Hub does not show the folder
+        yet. `tries` limits the tries. Raises errors of `gpuclassify.hub.calls`.
         """
         api = self.api()
 
@@ -389,11 +411,11 @@ class Target:
         return foreign
 
     def check(self, ours: Mapping[str, str]) -> None:
-        """Check that the split can be uploaded; nothing is written to the Hub.
+        """Raise an error if the split cannot be uploaded; nothing is written to the Hub.
 
-        `ours` are the digests by path of files that an earlier run of the job has uploaded. Raises
-        FileExistsError as `foreign_files` does, and the errors of `ask`, but none for a repository
-        or branch that does not exist yet.
+        `ours` maps paths to digests, for files that an earlier run of the job has uploaded. Raises
+        FileExistsError if the split has other files and `overwrite` is false, and Hub errors if the
+        repository cannot be read. A repository or branch that does not exist yet is no error.
         """
         from huggingface_hub import get_token
 
@@ -411,7 +433,7 @@ class Target:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """File of the output in the staging directory, to upload."""
+    """Output file in the staging directory, and the repository path to upload it to."""
 
     name: str  # path in the staging directory
     path: str  # path in the repository
@@ -419,10 +441,11 @@ class StagedFile:
 
 
 def staged_files(directory: Store, target: Target, suffix: str) -> list[StagedFile]:
-    """List the files with rows in `directory`, the output of a finished job.
+    """List the files in `directory`, the output of a finished job, that have rows.
 
-    If no file has rows, the first file is listed, for its columns. `suffix` is the suffix of names
-    in the repository. Raises ValueError if the manifest does not list all parts of the job.
+    If no file has rows, only the first file is listed, to upload its columns. `suffix` is the
+    extension of paths in the repository. Raises ValueError if the job's manifest lacks some of its
+    parts.
     """
     records = [parse_record(line) for line in directory.read(MANIFEST).splitlines()]
     parsed = [record for record in records if record is not None]
@@ -445,9 +468,10 @@ def upload_and_commit(
 ) -> str:
     """Upload missing files, add all files in one commit, and return the commit's hash.
 
-    Workers read the staged files, and send only content that the Hub's store does not have.
-    Without a `client`, this process does. Raises ValueError if a staged file has changed, or if
-    small files exceed `MOST_INSIDE_BYTES` together; see `_commit` for other errors.
+    Workers of `client`, or this process if it is None, read the files in `staging` and send content
+    that the Hub's store does not have. Raises ValueError if a staged file has changed, or if small
+    files exceed `MOST_INSIDE_BYTES` together; FileExistsError if the split has files of others and
+    may not be overwritten; and Hub errors.
     """
     existing = target.digests(target.head())
     digests = {file.path: file.digest for file in files}
@@ -468,9 +492,10 @@ def upload_and_commit(
 
 
 def _read_card(staging: Store, target: Target) -> str:
-    """Return the report's dataset card, with the split in its heading.
+    """Return the section for the dataset card that the job's report wrote, in Markdown.
 
-    Returns "" if the report has no card, or one larger than `MOST_CARD_BYTES`.
+    The target's folder and split are added to its heading. Returns "" if the report has no such
+    section, or one larger than `MOST_CARD_BYTES`.
     """
     folder, name = posixpath.split(REPORTS[-1])
     size = staging.sizes(folder).get(name, 0)
@@ -481,7 +506,7 @@ def _read_card(staging: Store, target: Target) -> str:
 
 
 def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | None:
-    """Return the columns of the staged files, or None if these are not Parquet files."""
+    """Return the Arrow schema of the first staged file, or None if there is no Parquet file."""
     if not files or file_format(files[0].name) != PARQUET:
         return None
     with staging.below(files[0].name).reading() as file:
@@ -489,11 +514,11 @@ def _read_columns(staging: Store, files: Sequence[StagedFile]) -> pa.Schema | No
 
 
 def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
-    """Upload one file to the Hub's store if it is large; workers call this.
+    """Upload one staged file to the Hub's large-file store, or read its content if it is small.
 
     Returns huggingface_hub's `CommitOperationAdd`, which has the content of small files only, and
     the Hub's digest of the content: SHA-256 for large files, Git's SHA-1 for others. Raises
-    ValueError if the file is not what the job wrote.
+    ValueError if the file is not what the job wrote. Called on workers.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -538,13 +563,14 @@ def _commit(
     columns: pa.Schema | None,
     section: str,
 ) -> str:
-    """Add all files in one commit, even if others commit meanwhile or an answer is lost.
+    """Add all files of the split in one commit, and return the commit's hash.
 
-    Returns the commit's hash. `additions` are operations from `upload`, and `digests` the Hub's
-    digests of all files of the split by path. The dataset card is updated for files with these
-    `columns`, and gets the `section` on their origin. Raises FileExistsError as
-    `Target.foreign_files` does, HubRefusedError if files that were not sent again are gone, and the
-    errors of `ask`.
+    The commit is tried again if others commit meanwhile, or if the Hub is busy. `additions` are
+    operations from `upload`. `digests` maps the paths of all files of the split to the Hub's
+    digests, also of files that are already there. The dataset card is updated for files with these
+    `columns` (None if unknown), and gets the Markdown `section` on their origin. Raises
+    FileExistsError if the split has files of others and may not be overwritten, HubRefusedError if
+    files that were not sent again are gone, and other Hub errors.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -598,12 +624,12 @@ def card_with_split(
     folder: Collection[str],
     columns: pa.Schema | None,
 ) -> str:
-    """Return the dataset card `card` (README.md), changed for the new `files` of the split.
+    """Return the dataset card `card` (the text of README.md), changed for new `files` of the split.
 
     A card may list files, columns and row counts of splits, which `datasets` then expects. The
     split's files are added to the list, and descriptions that no longer fit are removed. `files`
     are the split's paths, `folder` all paths in the target's folder after the commit, and `columns`
-    is None if unknown.
+    is the files' Arrow schema, or None if unknown.
     """
     from huggingface_hub import DatasetCard
 
@@ -634,9 +660,10 @@ def card_with_split(
 
 
 def _find_config(configs: list[dict[str, Any]], target: Target, files: Collection[str]) -> Any:
-    """Return the card's configuration of the files, which may be the default one.
+    """Return the entry of `configs` (a dataset card's configurations) that `files` belong to.
 
-    If there is none, a new configuration is appended to `configs` and returned.
+    It is the first that names the target's folder or one of the files, or else the default one. If
+    there is none, a new configuration is appended to `configs` and returned.
     """
 
     def holds(config: dict[str, Any]) -> bool:
@@ -661,9 +688,10 @@ def _find_config(configs: list[dict[str, Any]], target: Target, files: Collectio
 def _add_files(
     config: dict[str, Any], target: Target, files: Collection[str], folder: Collection[str]
 ) -> None:
-    """Set the ``data_files`` of a dataset card's configuration, so that they include `files`.
+    """Set the ``data_files`` of `config`, a dataset card's configuration, to include `files`.
 
-    Patterns that match no file in `folder` are removed from the target's split.
+    `files` are the paths of the target's split. Patterns of this split in the target's folder are
+    removed if they match no path in `folder`, all paths in the target's folder after the commit.
     """
     entries = _entries(config)
     ours = [entry for entry in entries if entry["split"] == target.split]
@@ -684,9 +712,9 @@ def _add_files(
 
 
 def _entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's ``data_files`` as a list of dicts with ``split`` and ``path``.
+    """Return the ``data_files`` of `config`, a dataset card's configuration, as a list of dicts.
 
-    ``path`` is a list of glob patterns.
+    Each dict has ``split``, a name, and ``path``, a list of glob patterns.
     """
     files = config.get("data_files") or []
     if isinstance(files, dict):
@@ -708,7 +736,8 @@ def _matches(pattern: str, files: Collection[str]) -> bool:
 def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
     """Return whether `columns` have the names and types of a dataset card's `features`.
 
-    Returns True without features, and False if the columns are unknown (None).
+    `features` are dicts with ``name`` and ``dtype``. Returns True if it is empty; otherwise False
+    if the columns are unknown (None).
     """
     dtypes = {feature["name"]: feature.get("dtype") for feature in features}
     if columns is None or dtypes.keys() != set(columns.names):
@@ -725,7 +754,7 @@ def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> b
 
 @contextlib.contextmanager
 def _hide_progress_bars() -> Iterator[None]:
-    """Turn off progress bars in the block, because each file would have one."""
+    """Turn off huggingface_hub's progress bars in the block, because each file would have one."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

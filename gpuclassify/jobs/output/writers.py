@@ -35,10 +35,11 @@ def _folders(names: Any) -> tuple[str, ...] | None:
 
 @declared
 class FileWriter(Declared):
-    """Base of writers, which write the parts of a `gpuclassify.jobs.pipeline.Pipeline`.
+    """Base class of writers of a job's output files, for a `gpuclassify.jobs.pipeline.Pipeline`.
 
-    Each part is written once, into the folder ``_gpuclassify``, which readers ignore. When all
-    parts are done, neighbouring parts are joined into files of about `output_bytes`, such as
+    A job works in parts: slices of the input that are processed and committed as one unit. Each
+    part is written once, into the folder ``_gpuclassify``, which readers ignore. When all parts are
+    done, neighbouring parts are joined into files of about `output_bytes`, such as
     ``part-00000-00023-....parquet``. Of an unfinished job, readers see no row twice, and only rows
     of files that are final; ``_SUCCESS`` is written last.
 
@@ -79,7 +80,10 @@ class FileWriter(Declared):
     storage_options: dict[str, Any] = setting(default=None, is_secret=True, is_hashed=False)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings do not fit the format; set `compression`."""
+        """Raise TypeError or ValueError if the path is empty or the format lacks the compression.
+
+        A compression of None becomes the format's default.
+        """
         compressions = PARQUET_COMPRESSIONS if self.file_format == PARQUET else JSONL_COMPRESSIONS
         if self.compression is None:
             self._set("compression", compressions[0])
@@ -89,7 +93,7 @@ class FileWriter(Declared):
         self._set("storage_options", dict(self.storage_options or {}))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, without secrets in URLs."""
+        """Return the constructor's arguments by name, without storage options and URL secrets."""
         return super().settings() | {"path": redacted(self.path)}
 
     def __repr__(self) -> str:
@@ -102,35 +106,41 @@ class FileWriter(Declared):
 
     @property
     def annotates(self) -> bool:
-        """Whether only new columns are written, as annotations of the input's rows."""
+        """Whether the output has only the columns that the job adds, one row per input row."""
         return False
 
     @property
     def address(self) -> str:
-        """Path or URL of the directory."""
+        """Path or URL of the output directory."""
         return self.path
 
     @property
     def encoding(self) -> Encoding:
-        """Format, compression and folders of the files."""
+        """Format, compression, partition columns and size of the output files, as an `Encoding`."""
         folders = tuple(self.partition_by or ())
         return Encoding(self.file_format, self.compression, folders, self.output_bytes)
 
     @property
     def directory(self) -> Store:
-        """Directory of the output; workers open it by the storage options shared with them."""
+        """Store that reads and writes files in the output directory.
+
+        Its storage options are kept in this process under a name, by which workers find them.
+        """
         name = name_of_options(f"output {redacted(self.address)}", self.storage_options)
         remember(name, self.storage_options)
         return open_store(self.address, self.storage_options, name)
 
     @property
     def sample_name(self) -> str:
-        """Example of a written file's name, to check that the input does not match it."""
+        """Name that an output file could have, such as "part.parquet".
+
+        Used to check that the job's input paths do not match its output.
+        """
         return f"part{self.encoding.suffix}"
 
     @property
     def keeps_index(self) -> bool:
-        """Whether a frame's index is written as a column, if it is no range that counts rows."""
+        """Whether the index of a dataframe is written as a column, unless it is a RangeIndex."""
         return self.file_format == PARQUET
 
     @property
@@ -139,16 +149,20 @@ class FileWriter(Declared):
         return True
 
     def check(self, parts: int) -> None:
-        """Raise an error before work begins if this number of parts cannot be written."""
+        """Raise an error before work begins if a job of `parts` parts cannot be written.
+
+        This base class accepts any number.
+        """
 
     def is_uploaded(self) -> bool:
-        """Return whether a finished output is uploaded already, or needs no upload."""
+        """Return whether a finished output needs no upload, or is uploaded already; True here."""
         return True
 
     def upload(self, client: Client | None, *, restart: bool = False) -> str:
-        """Upload a finished output, if the writer does so; return its address, or "".
+        """Upload a finished output by workers of `client`, and return its URL.
 
-        With `restart`, the target is checked even if an earlier run has uploaded everything.
+        This base class uploads nothing and returns "". With `restart`, subclasses that upload ask
+        the destination again even if an earlier run has uploaded everything.
         """
         return ""
 
@@ -180,15 +194,15 @@ class ParquetWriter(FileWriter):
 
 @declared
 class AnnotationWriter(ParquetWriter):
-    """Writer of an annotation set: the columns that stages add, which `read_files` joins to inputs.
+    """Writer of an annotation set: the columns that a job adds, which readers join to its input.
 
     It ends a `gpuclassify.jobs.pipeline.Pipeline` that begins with a reader of files. The set has
     one row for each input row, in order, with the new columns, ``_file``, ``_place`` (the row's
     number in a Parquet file, the first byte of its line in a JSON lines file) and ``_left_out``. No
     row is dropped: a filter's decision becomes the column ``keep``, or the column that
-    ``keep_field=`` names. Rows in quarantine are null, and ``_left_out`` has their kind: "line" or
-    "row". Texts are not written. ``_gpuclassify/job.json`` describes the set: files, settings, and
-    models with their commits.
+    ``keep_field=`` names. Rows in quarantine (unreadable, or failed in a classifier) are null, and
+    their ``_left_out`` is "line" or "row"; it is null elsewhere. Texts are not written.
+    ``_gpuclassify/job.json`` describes the set: files, settings, and models with their commits.
 
     Running the same job again annotates only files that are new since then.
 
@@ -221,11 +235,14 @@ class AnnotationWriter(ParquetWriter):
 
     @property
     def keeps_index(self) -> bool:
-        """Always False: rows are identified by file and position."""
+        """Whether a dataframe's index is written: always False; file and position identify rows."""
         return False
 
     def below(self, folder: str) -> AnnotationWriter:
-        """Return the writer of a folder of the annotation set; "" is the set itself."""
+        """Return a writer to the subfolder `folder` of this path, with `redo_changed` off.
+
+        "" is the path itself. Each later job on new files writes to its own subfolder.
+        """
         path = f"{self.path.rstrip('/')}/{folder}" if folder else self.path
         return replace(self, path=path, redo_changed=False)
 
@@ -314,7 +331,10 @@ def _write_part(
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
 ) -> tuple[str, str]:
-    """Write one partition to a Parquet file; return the file's name and digest."""
+    """Write one partition as the Parquet file `name` in `path`; return `name` and its SHA-256.
+
+    `keep_index` is ``preserve_index`` of pyarrow: None drops only a RangeIndex.
+    """
     directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
     directory.filesystem.pipe_file(directory.path(name), content)
@@ -328,7 +348,11 @@ def _publish(
     names: Sequence[str],
     earlier: Sequence[str],
 ) -> list[str]:
-    """Give the written files their names, and remove earlier files; may be called again."""
+    """Rename the written temporary files to `names`, then remove the `earlier` files; return paths.
+
+    `written` has each file's temporary name and SHA-256. Earlier files with a name in `names` are
+    replaced. The call may be repeated after a failure.
+    """
     directory = open_store(path, storage_options)
 
     def move(file: tuple[str, str], name: str) -> str:
@@ -350,10 +374,11 @@ def _publish(
 
 
 def _earlier_files(directory: Store, overwrite: bool) -> list[str]:
-    """List existing files that readers would read as rows, or as lists of files.
+    """List existing files that readers would take for part of the dataset, by relative path.
 
-    Raises FileExistsError unless `overwrite` allows to replace them, and for files in other folders
-    or behind links.
+    These are Parquet files, part files of JSON lines, and the lists ``_metadata`` and
+    ``_common_metadata``. Raises FileExistsError if there are data files and `overwrite` is false,
+    or if some are behind links or in folders not named like ``lang=de``.
     """
     start = len(directory.root) + 1
     earlier: dict[str, bool] = {}  # whether each file may be replaced, by name

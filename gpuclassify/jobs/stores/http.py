@@ -12,7 +12,7 @@ from gpuclassify.jobs.stores.store import LINE_BYTES, CutShortError, Store
 
 
 class HttpStore(Store):
-    """File on a web server, or a page that lists files."""
+    """Read-only access to a file on a web server, or to the files that a web page links."""
 
     is_writable = False
 
@@ -22,7 +22,7 @@ class HttpStore(Store):
         return self._opened[1]
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed after this error, such as a busy server's."""
+        """Return whether a retry may succeed after this error, such as a busy or lost server."""
         from fsspec.implementations import http  # imports aiohttp
 
         status = getattr(err, "status", None)
@@ -30,7 +30,10 @@ class HttpStore(Store):
         return isinstance(err, transient) if status is None else status in BUSY_STATUSES
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the server's error where fsspec reports every error as a missing file."""
+        """Return the web client's error if fsspec reports it as a missing file, else `err`.
+
+        FileNotFoundError for status 404 or 410 is returned unchanged.
+        """
         cause = err.__cause__
         if not isinstance(err, FileNotFoundError) or cause is None:
             return err
@@ -41,11 +44,14 @@ class HttpStore(Store):
         return not file_format(path) and super()._is_folder(path)
 
     def hint(self) -> str:
-        """Return no hint, because listing similar names would fetch a page."""
+        """Return "", because looking for files with similar names would fetch a page."""
         return ""
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file; read it whole if the server does not deliver byte ranges."""
+        """Open the file for reading bytes; read it whole if the server sends no byte ranges.
+
+        `size_bytes` is its size, None if unknown, and `ahead_bytes` is ignored.
+        """
         block_size = None if compression(self.url) else LINE_BYTES
         known = {"size": size_bytes} if size_bytes else {}
         with self.explained():
@@ -54,12 +60,19 @@ class HttpStore(Store):
             )
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Return whether the server delivers byte ranges of the file."""
+        """Return whether the server sends byte ranges of the file, by asking for one byte.
+
+        `size_bytes` is the file's size, None if unknown.
+        """
         with self.explained():
             return self._whole_file(size_bytes) is None
 
     def _whole_file(self, size_bytes: int | None) -> io.BytesIO | None:
-        """Return the whole file if the server sends it when asked for the first byte, else None."""
+        """Ask the server for the first byte; return the file if it sends all of it, else None.
+
+        `size_bytes` is the file's size, None if unknown. Raises CutShortError if neither one byte
+        nor the whole file comes.
+        """
         ask = functools.partial(self.filesystem.cat_file, self.root, start=0, end=1)
 
         def read() -> bytes:

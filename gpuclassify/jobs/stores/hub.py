@@ -34,7 +34,10 @@ TIMEOUT_SECONDS = 60
 
 
 def hub_uri(url: str) -> HfUri | None:
-    """Parse the ``hf://`` URL of a repository, by default at ``main``; None for any other URL."""
+    """Parse the ``hf://`` URL of a repository of the Hub; return None for any other URL.
+
+    The revision is "main" if the URL has none. URLs of storage buckets also give None.
+    """
     if not url.startswith(SCHEME):
         return None
     from huggingface_hub import parse_hf_uri
@@ -44,7 +47,11 @@ def hub_uri(url: str) -> HfUri | None:
 
 
 def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[str, Any]:
-    """Keep the Hub token in this process's memory; return options with the token's name instead."""
+    """Keep the Hub token in fsspec options secret: return a copy with a name in its place.
+
+    The token is kept in this process's memory, for the repositories in `urls`. Without a repository
+    among them, the options are unchanged.
+    """
     token, names = storage_options.get("token"), _token_names(urls)
     if not names or not isinstance(token, str):
         return dict(storage_options)
@@ -54,7 +61,10 @@ def keep_tokens(urls: Iterable[str], storage_options: dict[str, Any]) -> dict[st
 
 
 def share_tokens(urls: Iterable[str]) -> None:
-    """Share the tokens of these URLs' repositories with the workers of the current client."""
+    """Send the tokens that this process keeps for Hub repositories in `urls` to all Dask workers.
+
+    The workers are those of the current client.
+    """
     share_tokens_with_workers(_token_names(urls))
 
 
@@ -68,21 +78,24 @@ def _token_name(uri: HfUri) -> str:
 
 
 class BucketStore(Store):
-    """Files in a storage bucket of the Hub (``hf://buckets/``), which has no versions."""
+    """Read-only access to files in a storage bucket of the Hub (``hf://buckets/``).
+
+    A bucket has no commits.
+    """
 
     is_flat = True
     is_writable = False
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec, with the Hub token itself in place of its name."""
+        """Storage options for fsspec; a name that stands for a Hub token becomes the token."""
         name = self._given_options.get("token")
         token = {"token": token_for(name)} if isinstance(name, TokenName) else {}
         return super().storage_options | token
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError, because all parts must be uploaded in one commit."""
+        """Raise ValueError: jobs cannot write to the Hub directly, file by file."""
         raise ValueError(
             f"{redacted(url)}: on the Hub, each file would be a commit of its own; "
             'HubWriter("OWNER/NAME", staging="out/") makes one of all'
@@ -90,7 +103,7 @@ class BucketStore(Store):
 
 
 class HubStore(BucketStore):
-    """Files in a repository of the Hub, at a branch, or at a commit, where they cannot change."""
+    """Read-only access to files in a repository of the Hub, at a branch, tag or commit."""
 
     explains_itself = True
     has_commits = True
@@ -104,19 +117,23 @@ class HubStore(BucketStore):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the URL names a commit, whose files cannot change."""
+        """Whether the URL's revision is a commit hash, so that the files cannot change."""
         return is_commit(self.uri.revision)
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec, with the Hub token kept for the repository, if any."""
+        """Storage options for fsspec, with the token that this process keeps for the repository.
+
+        Without such a token, or if the options have one, they are as passed.
+        """
         options, token = super().storage_options, token_for(_token_name(self.uri))
         return options if token is None or options.get("token") else options | {"token": token}
 
     def pin(self, commits: dict[Any, str]) -> HubStore:
-        """Return the store at the current commit of its revision.
+        """Return a store for the same path at the current commit of its branch or tag.
 
-        `commits` caches the commit of each revision, so that all files come from one commit.
+        `commits` caches the commit hash by repository and revision, and is updated, so that all
+        files come from one commit. A store at a commit is returned unchanged.
         """
         if self.is_fixed:
             return self
@@ -143,10 +160,10 @@ class HubStore(BucketStore):
         return commit
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist.
+        """List the file, the files below a folder, or a glob pattern's matches; None if none exist.
 
-        The folder is listed first to raise errors of a busy Hub, because `_entries_of` would take
-        them for a missing file.
+        Raises DatasetMissingError if the folder does not exist. The folder is listed first to raise
+        errors of a busy Hub, because `_entries_of` would mistake them for a missing file.
         """
         path = posixpath.dirname(self.uri.path_in_repo)
         while glob.has_magic(path):
@@ -164,16 +181,20 @@ class HubStore(BucketStore):
         )
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file; at a commit, a file of known size needs no request."""
+        """Open the file for reading bytes; a file of known size at a commit needs no request.
+
+        `ahead_bytes` is the read-ahead in that case; None: all of a small file.
+        """
         if size_bytes is not None and self.is_fixed:
             return PinnedFile(self.uri, size_bytes, self.filesystem, ahead_bytes)
         return super().open(size_bytes, ahead_bytes)
 
 
 class PinnedFile(AbstractBufferedFile):
-    """Readable file at a commit; opening it needs no request, because its size is known.
+    """Readable file at a commit of the Hub; opening it needs no request, because its size is known.
 
-    `ahead_bytes` is the read-ahead. Default: all of a small file, `AHEAD_BYTES` of others.
+    `ahead_bytes` is the read-ahead. Default: the whole file up to `WHOLE_FILE_BYTES`, and
+    `AHEAD_BYTES` of others.
     """
 
     def __init__(
@@ -194,7 +215,10 @@ class PinnedFile(AbstractBufferedFile):
         )
 
     def readline(self) -> bytes:
-        """Read a line; fsspec's own method would fetch the whole read-ahead for it."""
+        """Return the next line with its newline, or b"" at the end of the file.
+
+        fsspec's own method would fetch the whole read-ahead for it.
+        """
         return self.readuntil(b"\n", LINE_BYTES)  # the default is the whole read-ahead
 
     def _fetch_range(self, start: int, end: int) -> bytes:

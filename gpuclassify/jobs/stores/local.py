@@ -27,7 +27,7 @@ _FILE_TYPES = {
 
 
 class LocalStore(Store):
-    """Files at a path or a ``file://`` URL."""
+    """Access to files at a path or a ``file://`` URL."""
 
     explains_itself = True
     is_near = True
@@ -38,13 +38,16 @@ class LocalStore(Store):
 
     @property
     def address(self) -> str:
-        """Absolute path, for other processes and machines."""
+        """Absolute path, to open the same store in other processes."""
         return self.root
 
     # Input.
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist."""
+        """List the file, the files below a folder, or a glob pattern's matches.
+
+        Returns None if none exist.
+        """
         self.filesystem.invalidate_cache()
         plain = posixpath.normpath(self.root)
         is_same = self.resolve(plain) == self.resolve(self.root)  # false for ".." behind a link
@@ -55,7 +58,10 @@ class LocalStore(Store):
         return os.path.realpath(path)
 
     def url_of(self, path: str) -> str:
-        """Return the path, or its URL if the store was opened by a URL."""
+        """Return the string that opens the file `path` again.
+
+        It is the path, or a ``file://`` URL if this store was opened by a URL.
+        """
         if "://" in self.url:
             return super().url_of(path)
         if "::" in path:
@@ -63,11 +69,18 @@ class LocalStore(Store):
         return path
 
     def real_name(self, entry: Entry) -> str:
-        """Return the path of a listed file with links resolved, which identifies the file."""
+        """Return the absolute path of a listed file, with symbolic links resolved.
+
+        It is the same in every listing, and so identifies the file.
+        """
         return entry.real
 
     def problem(self, path: str) -> str | None:
-        """Return the reason why a file cannot be read, or None."""
+        """Return the reason why the file `path` cannot be read, or None.
+
+        Reasons are a missing permission, a broken link, or no regular file. A missing file is no
+        reason.
+        """
         try:
             mode = Path(path).stat().st_mode
         except OSError as err:
@@ -81,26 +94,37 @@ class LocalStore(Store):
         return None if os.access(path, os.R_OK) else "permission denied"
 
     def hint(self) -> str:
-        """Return why the file is missing, or a similar name, or an empty string."""
+        """Return the end of an error message about a missing file, or "".
+
+        It is why the path cannot be read, such as ": permission denied", or suggests a similar
+        name.
+        """
         problem = self.problem(self.root)
         return f": {problem}" if problem else super().hint()
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return a file's modification time; links are followed."""
+        """Return the modification time in `info`, fsspec's info on a file, as text.
+
+        For a link, it is the modification time of its target.
+        """
         if info.get("islink"):  # the listing has the time of the link itself
             with contextlib.suppress(OSError):
                 return str(Path(info["name"]).stat().st_mtime)
         return super().version(info)
 
     def stamp(self) -> str:
-        """Return the file's mtime, ctime and inode as text, used to detect changes."""
+        """Return the file's mtime and ctime (in ns) and inode as text, used to detect changes."""
         status = Path(self.root).stat()
         return f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
     # Output.
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder `name`; raise an error if it contains a link."""
+        """Return the absolute path of `name`, a relative path in this folder.
+
+        Raises ValueError if `name` leads out of the folder, goes through a symbolic link, or is
+        neither a regular file nor a folder. It need not exist.
+        """
         path = super().path(name)
         checked = self.root
         for component in name.split("/"):
@@ -117,16 +141,16 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yield the path of a file, which needs no copy."""
+        """Yield the absolute path of the file `name` itself, without a copy."""
         yield self.path(name)
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and its contents, if it exists."""
+        """Remove `folder`, a relative path in this folder, with its contents, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.path(folder), recursive=True)
 
     def prune(self, *folders: str) -> None:
-        """Remove empty folders and their empty parents."""
+        """Remove `folders`, paths in this folder, if empty, and then their empty parents."""
         for folder in folders:
             with contextlib.suppress(OSError):
                 while folder:
@@ -134,7 +158,7 @@ class LocalStore(Store):
                     folder = posixpath.dirname(folder)
 
     def sync(self) -> None:
-        """Flush the folder's file names to disk, so that new files survive a power loss."""
+        """Flush the folder's list of file names to disk, so that new files survive a power loss."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -146,7 +170,10 @@ class LocalStore(Store):
         self._refuse_files(self.root, *map(str, PurePath(self.root).parents))
 
     def would_match(self, folder: Store, name: str) -> bool:
-        """Return whether this path or pattern matches a file `name` in another folder."""
+        """Return whether this path or pattern would match a file `name` in the store `folder`.
+
+        The file need not exist. Paths are compared as they are and with symbolic links resolved.
+        """
         if not isinstance(folder, LocalStore):
             return False
         return any(
@@ -155,15 +182,23 @@ class LocalStore(Store):
         )
 
     def matches(self, name: str) -> bool:
-        """Return whether this path or pattern matches a file by its path without links."""
+        """Return whether this path or pattern matches a file, given its resolved path `name`.
+
+        A path to a folder matches the files below it.
+        """
         return any(self._matches(resolve(self.root), name) for resolve in (str, self.resolve))
 
     def move(self, source: str, target: str) -> None:
-        """Move a file to another path, replacing an existing file."""
+        """Move a file from the path `source` to `target`, replacing an existing file."""
         Path(source).replace(target)
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
-        """Create a whole file by hard-linking a private one; see `Store.create`."""
+        """Create the file `name` with content `data` unless it exists; return whether it did so.
+
+        The content is written to a private file in the folder `scratch`, which is then hard-linked
+        to `name`: of several attempts exactly one succeeds, and nobody sees a partial file. With
+        `is_lasting`, the content is flushed to disk first.
+        """
         path = self.path(name)
         private = Path(
             posixpath.join(self.path(scratch), f"{posixpath.basename(path)}.{uuid.uuid4().hex}")
@@ -193,7 +228,10 @@ class LocalStore(Store):
                 private.unlink()
 
     def check_creates(self, scratch: str) -> None:
-        """Check by a trial that files can be linked; raise UnsupportedStorageError if not."""
+        """Raise UnsupportedStorageError if files in this folder cannot be created by hard links.
+
+        It tries to create a file; `scratch` is the folder of the private file to link.
+        """
         try:
             self._try_creating(scratch)
         except OSError as err:

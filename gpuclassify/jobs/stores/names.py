@@ -18,7 +18,10 @@ URL = re.compile(r"\b\w++://[^\s'\"]+")  # URL within a text
 
 
 def file_format(path: str) -> str | None:
-    """Return a file's format by its name: `PARQUET`, `JSONL`, or None."""
+    """Return "parquet" or "jsonl" by the extension of a path or URL; None for others.
+
+    An extension of a compression codec may follow that of JSON lines, as in ``a.jsonl.gz``.
+    """
     path = without_query(path).lower()
     if path.endswith(PARQUET_SUFFIXES):
         return PARQUET
@@ -27,17 +30,17 @@ def file_format(path: str) -> str | None:
 
 
 def compression(path: str) -> str | None:
-    """Return a file's compression codec by its name, or None."""
+    """Return the codec, such as "gzip", by the last extension of a path or URL; None for others."""
     return COMPRESSIONS.get(posixpath.splitext(without_query(path))[1].lower())
 
 
 def without_query(path: str) -> str:
-    """Return a path unchanged, or a web server's URL without its query."""
+    """Return the URL of a web server without user, password and query; others unchanged."""
     return redacted(path) if path.startswith(HTTP) else path
 
 
 def redacted(url: str) -> str:
-    """Return a URL without user, password and signed query, as messages and records show it."""
+    """Return a URL without user, password and query, for messages and records; a path unchanged."""
     return "::".join(map(_redacted, url.split("::")))  # fsspec's chains of URLs
 
 

@@ -20,7 +20,7 @@ _STORES: dict[str, type[Store]] = {
 
 
 def store_type(url: str) -> type[Store]:
-    """Return the store class of a path or URL, without opening anything."""
+    """Return the subclass of `Store` for the protocol of a path or URL, without opening it."""
     if url.startswith("hf://buckets/"):
         return BucketStore
     protocol, separator, _ = url.partition("://")
@@ -34,9 +34,10 @@ def open_store(
     storage_options: Mapping[str, Any] | None = None,
     options_name: str = "",
 ) -> Store:
-    """Return the store of a path or URL, such as ``s3://bucket/out``.
+    """Return a store for a path or URL, such as ``s3://bucket/out``, of the class for its protocol.
 
-    Default `storage_options`: those that this process remembers as `options_name`.
+    `storage_options` are for fsspec. If they are None, options that this process keeps under
+    `options_name` are used, and none without a name.
     """
     url = os.fspath(path)
     options = {} if storage_options is None and not options_name else storage_options

@@ -67,11 +67,11 @@ _VERSIONS = (
 
 
 class UnreadableInputError(ValueError):
-    """Error for an input file that is missing, broken, or does not fit the others."""
+    """Error for an input file that is missing or broken, or does not fit the other input files."""
 
 
 class BrokenContentError(UnreadableInputError):
-    """Error for bytes of a file that cannot be decoded."""
+    """Error for a file whose bytes cannot be decoded, such as damaged Parquet or gzip."""
 
 
 class UnsupportedStorageError(ValueError):
@@ -83,7 +83,7 @@ class CutShortError(ConnectionError):
 
 
 class Entry(NamedTuple):
-    """Entry of a folder's listing: a file, an empty folder, or a folder that cannot be listed."""
+    """File, empty folder or unlistable folder in a listing: paths, fsspec's info, and the error."""
 
     path: str  # path in its file system, as listed
     real: str  # path with links resolved
@@ -93,10 +93,10 @@ class Entry(NamedTuple):
 
 
 class WatchedFile:
-    """File that completes short reads, retries failed ones, and remembers why reading failed.
+    """Wrapper of an fsspec file that completes short reads and retries transient errors.
 
-    Arrow raises a bare OSError for bytes that it cannot decode, and so do some stores for requests
-    that they refuse. `failure` tells the two apart: it is None unless reading failed.
+    `failure` is the last error of reading, or None. It distinguishes failed reads from bytes that
+    Arrow cannot decode, for which Arrow also raises a bare OSError.
     """
 
     def __init__(self, file: Any, store: Store, size_bytes: int | None = None) -> None:
@@ -180,11 +180,11 @@ class Store:
 
     @classmethod
     def check_output(cls, url: str) -> None:
-        """Raise ValueError if no job can write parts to this kind of URL."""
+        """Raise ValueError if jobs cannot write to this kind of URL; other kinds are accepted."""
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the files can never change, because the URL names a commit of the Hub."""
+        """Whether the URL names a commit of the Hub, so that its files can never change."""
         return False
 
     @property
@@ -194,7 +194,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Absolute path or URL for other machines."""
+        """URL to open the same store in other processes and on other machines."""
         return self.url
 
     @property
@@ -203,7 +203,7 @@ class Store:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Storage options for fsspec, without names of Hub tokens, which only the Hub can use."""
+        """Storage options for fsspec. A name that stands for a Hub token is left out."""
         options = self._given_options.items()
         return {name: value for name, value in options if not isinstance(value, TokenName)}
 
@@ -218,7 +218,7 @@ class Store:
 
     @property
     def root(self) -> str:
-        """Path of the file, folder or pattern in `filesystem`."""
+        """Path in `filesystem` of the file, folder or pattern, without a trailing slash."""
         path = self._opened[1]
         return path.rstrip("/") or path
 
@@ -246,14 +246,17 @@ class Store:
             ) from err
 
     def below(self: AnyStore, folder: str) -> AnyStore:
-        """Return the store of a folder or file in this folder. Raises ValueError as `path` does."""
+        """Return a store for a file or folder in this folder, with the same storage options.
+
+        `folder` is its relative path. Raises ValueError if that leads out of this folder.
+        """
         self.path(folder)
         return replace(self, url=f"{self.address.rstrip('/')}/{folder}")
 
     # Calls, and their errors.
 
     def retried(self, call: Callable[[], Result]) -> Result:
-        """Call and return the result, retrying transient errors."""
+        """Return ``call()``; retry it if it raises a transient error, up to `READ_TRIES` tries."""
 
         def may_pass(err: Exception) -> bool:
             reason = self.cause_of(err)
@@ -265,18 +268,23 @@ class Store:
         return retried(call, may_pass, tries=READ_TRIES)
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed. Most stores' clients retry other errors."""
+        """Return whether a retry may succeed after `err`, here only if an answer was cut short.
+
+        fsspec's clients of most protocols retry other errors themselves.
+        """
         return isinstance(err, CutShortError)
 
     def cause_of(self, err: Exception) -> BaseException:
-        """Return the storage client's error if fsspec has raised another one in its place."""
+        """Return the storage client's error if fsspec raised `err` in its place, else `err`."""
         return err
 
     @contextlib.contextmanager
     def explained(self, where: str = "") -> Iterator[None]:
-        """Add the store's name and advice to errors of the block, and hide secrets of URLs.
+        """Replace errors of the block by errors with the URL and advice, without secrets.
 
-        `where` is the position in the file, such as ``", from byte 5"``.
+        The new error is FileNotFoundError, PermissionError, TimeoutError or OSError. `where` is the
+        position in the file, such as ``", from byte 5"``. Errors of stores that explain themselves
+        pass.
         """
         try:
             yield
@@ -295,19 +303,22 @@ class Store:
     # The file, or the files of the pattern or folder, as an input.
 
     def pin(self: AnyStore, commits: dict[Any, str]) -> AnyStore:
-        """Return the store at the current commit of its Hub repository; other stores unchanged.
+        """Return this store; for a Hub repository, a store at the current commit of its revision.
 
-        `commits` caches the commits.
+        `commits` caches the commit hash by repository and revision, and is updated.
         """
         return self
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the path has glob characters; a file may still have this exact name."""
+        """Whether the path has glob characters, which may also be a part of a file's name."""
         return glob.has_magic(without_query(self.root))
 
     def entries(self) -> list[Entry] | None:
-        """List the file, a folder's files, or a pattern's matches; None if none exist."""
+        """List the file, the files below a folder, or a glob pattern's matches.
+
+        Returns None if none exist. Cached listings are not used.
+        """
         self.filesystem.invalidate_cache()
         with self.explained():
             return self._entries_of(self.root)
@@ -342,12 +353,13 @@ class Store:
         return bool(self.filesystem.isdir(path))
 
     def walk(self, root: str | None = None, levels: Levels = ()) -> Iterator[Entry]:
-        """Yield the files below a folder. All listings of inputs and outputs come from here.
+        """Yield the files below the folder `root` (default: this one), with all subfolders.
 
-        `levels` are patterns of names, one per folder level; below the last level everything
-        matches. Names that begin with a dot or an underscore are metadata, and are skipped. Links
-        are followed last, so that real folders and files come first. No folder is listed twice,
-        which ends cycles of links. A local folder that cannot be listed is an entry with a problem.
+        `levels` are regular expressions for names, one per folder level; below the last level
+        everything matches. Names that begin with a dot or an underscore are metadata, and are
+        skipped. Links are followed last, so that real folders and files come first. No folder is
+        listed twice, which ends cycles of links. An empty folder is an entry of type "directory",
+        and a local folder that cannot be listed is an entry with a `problem`.
         """
         root = self.root if root is None else root
         waiting = deque([(root, levels, "")])
@@ -391,11 +403,14 @@ class Store:
         return list(self.filesystem.ls(folder, detail=True))
 
     def resolve(self, path: str) -> str:
-        """Return the path with symbolic links resolved, if the file system has any."""
+        """Return the path unchanged, because most file systems have no symbolic links."""
         return path
 
     def url_of(self, path: str) -> str:
-        """Return the path or URL that opens a file in this store's file system again."""
+        """Return the URL that opens `path`, a path in this store's file system, again.
+
+        Raises an error if "::" in the path would be read as a chain of URLs.
+        """
         url = self.filesystem.unstrip_protocol(path)
         if "::" in url:
             self._open_filesystem(url)  # raises, unless the marks belong to the URL
@@ -406,11 +421,17 @@ class Store:
         return self.url_of(entry.path)
 
     def problem(self, path: str) -> str | None:
-        """Return the reason why a file cannot be read, if known without reading it, or None."""
+        """Return the reason why the file `path` cannot be read, if it is known without reading.
+
+        Returns None here; stores of local files check permissions.
+        """
         return None
 
     def hint(self) -> str:
-        """Return a hint about a missing file, such as a similar name, or an empty string."""
+        """Return an end for the error message about this missing file: a similar name.
+
+        An example is ". Did you mean 'a.parquet'?". Returns "" if no name in the folder is similar.
+        """
         folder, wanted = posixpath.split(self.root)
         with contextlib.suppress(Exception):  # a hint is not worth an error
             siblings = self.filesystem.ls(folder, False)
@@ -419,28 +440,31 @@ class Store:
         return ""
 
     def info(self) -> dict[str, Any]:
-        """Return fsspec's info on the file, such as its size and ETag, not from fsspec's cache."""
+        """Request and return fsspec's info dict on this file, such as its ``size`` and ``ETag``.
+
+        Cached infos are not used. Transient errors are retried.
+        """
         self.filesystem.invalidate_cache(self.filesystem._parent(self.root))
         with self.explained():
             return self.retried(functools.partial(self.filesystem.info, self.root))
 
     def version(self, info: Mapping[str, Any]) -> str:
-        """Return the ETag or modification time in fsspec's info on a file, or "" if it has none.
+        """Return the ETag or modification time in `info`, fsspec's info on a file, as text.
 
-        Used to detect changed input files.
+        Returns "" if it has none. Used to detect changed input files.
         """
         value = next((info[key] for key in _VERSIONS if info.get(key) not in (None, "")), "")
         return str(value.timestamp() if hasattr(value, "timestamp") else value)
 
     def stamp(self) -> str:
-        """Return a local file's mtime, ctime and inode, used to detect changes; "" for others."""
+        """Return "": only local files have a stamp (mtime, ctime, inode), to detect changes."""
         return ""
 
     @contextlib.contextmanager
     def reading(
         self, size_bytes: int | None = None, ahead_bytes: int | None = None
     ) -> Iterator[BinaryIO]:
-        """Open the file for reading bytes.
+        """Open the file for reading bytes, and yield it, with retries of transient errors.
 
         A known `size_bytes` saves requests to the Hub. `ahead_bytes` is the read-ahead there;
         default: all of a small file. Raises BrokenContentError if code in the block cannot decode
@@ -459,23 +483,29 @@ class Store:
                 raise BrokenContentError(_decoding_problem(err)) from err
 
     def open(self, size_bytes: int | None, ahead_bytes: int | None) -> Any:
-        """Open the file as fsspec does; see `reading`."""
+        """Open the file for reading bytes, with a small read-ahead unless it is compressed.
+
+        Subclasses use its size `size_bytes` (None: unknown) and the read-ahead `ahead_bytes`.
+        """
         # The default read-ahead, 50 MiB in s3fs, is several times the size of a part.
         block_size = None if compression(self.url) else LINE_BYTES
         with self.explained():
             return self.filesystem.open(self.root, "rb", block_size=block_size)
 
     def delivers_ranges(self, size_bytes: int | None) -> bool:
-        """Return whether byte ranges of the file can be read."""
+        """Return whether byte ranges of the file can be read: True, except for some web servers.
+
+        `size_bytes` is the file's size, None if unknown.
+        """
         return True
 
     # Files in the folder, as an output.
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder `name`, which may come from an untrusted record.
+        """Return the path in `filesystem` of `name`, a relative path in this folder.
 
-        Raises ValueError if it leads out of the folder, directly or by a link, or is neither a
-        regular file nor a folder.
+        `name` may come from an untrusted record: raises ValueError if it is absolute or has "..".
+        Local stores also refuse links, and what is neither a regular file nor a folder.
         """
         if name.startswith("/") or ".." in name.split("/"):
             raise self._refused_path(name, "leads out of it")
@@ -488,7 +518,7 @@ class Store:
         )
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file directly in `folder`, by name."""
+        """Return the size in bytes of each file directly in `folder`, a relative path, by name."""
         return {
             posixpath.basename(info["name"]): info["size"]
             for info in self._infos_in(folder)
@@ -496,16 +526,24 @@ class Store:
         }
 
     def folders(self, folder: str = "") -> list[str]:
-        """List the names of the folders in `folder`, if the file system has folders."""
+        """List the names of folders directly in `folder`, a relative path; [] if it is missing."""
         names = [info["name"] for info in self._infos_in(folder) if info["type"] == "directory"]
         return [posixpath.basename(name.rstrip("/")) for name in names]
 
     def part_sizes(self) -> dict[str, int]:
-        """Return `sizes` with files in partition folders, too, such as ``bucket=19/part-00000``."""
+        """Return the size in bytes of each file in this folder and its partition folders, by path.
+
+        Paths are relative, such as ``bucket=19/part-00000.parquet``. Folders without "=" are not
+        entered.
+        """
         return {name: info["size"] for name, info in self.part_infos().items()}
 
     def part_infos(self, folder: str = "") -> dict[str, dict[str, Any]]:
-        """Return fsspec's info on each file in `folder` and its partition folders, by name."""
+        """Return fsspec's info dict on each file in `folder` and its partition folders, by path.
+
+        Paths are relative to this store, such as ``bucket=19/part-00000.parquet``. Folders without
+        "=" are not entered.
+        """
         infos: dict[str, dict[str, Any]] = {}
         for info in self._infos_in(folder):
             name = posixpath.join(folder, posixpath.basename(info["name"].rstrip("/")))
@@ -516,7 +554,7 @@ class Store:
         return infos
 
     def _infos_in(self, folder: str) -> list[dict[str, Any]]:
-        """List fsspec's infos on the files and folders in `folder`; empty if it does not exist."""
+        """List fsspec's info dicts on files and folders directly in `folder`; [] if missing."""
         path = self.path(folder).rstrip("/")
         self.filesystem.invalidate_cache(path)
         try:
@@ -538,12 +576,15 @@ class Store:
         return None if md5 is None else bytes(md5).hex()
 
     def make(self, *folders: str) -> None:
-        """Create the folder, and `folders` in it, if the file system has folders."""
+        """Create this folder, and in it `folders` (relative paths); existing ones are no error."""
         for folder in ("", *folders):
             self.filesystem.makedirs(self.path(folder).rstrip("/"), exist_ok=True)
 
     def has(self, name: str) -> bool:
-        """Return whether a file exists; unlike fsspec's ``exists``, raise if that is unknown."""
+        """Return whether the file or folder `name` exists in this folder.
+
+        Unlike fsspec's ``exists``, it raises an error if that cannot be determined.
+        """
         try:
             self.filesystem.info(self.path(name))
         except FileNotFoundError:
@@ -551,25 +592,31 @@ class Store:
         return True
 
     def read(self, name: str) -> bytes:
-        """Read the content of a file; raise FileNotFoundError if there is none."""
+        """Return the content of the file `name` in this folder, or raise FileNotFoundError."""
         return self.filesystem.cat_file(self.path(name))
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
-        """Yield the contents of many files in order; several are read at a time."""
+        """Yield the contents of the files `names` in this folder, in order, read in parallel."""
         with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
             for start in range(0, len(names), 32 * FILES_AT_A_TIME):
                 yield from pool.map(self.read, names[start : start + 32 * FILES_AT_A_TIME])
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yield the local path of a file, or of a temporary copy if the file is remote."""
+        """Yield the path of a temporary local copy of the file `name`, removed after the block.
+
+        Local stores yield the path of the file itself.
+        """
         with tempfile.TemporaryDirectory() as folder:
             copy = str(Path(folder, "file"))
             self.filesystem.get_file(self.path(name), copy)
             yield copy
 
     def digest(self, name: str) -> str:
-        """Return the SHA-256 of the content of a file, read block by block."""
+        """Return the SHA-256 of the file `name` in this folder: 64 hex digits.
+
+        The file is read block by block, with retries.
+        """
         digest, start = hashlib.sha256(), 0
         path, size = self.path(name), self.filesystem.size(self.path(name))
 
@@ -587,7 +634,11 @@ class Store:
         return digest.hexdigest()
 
     def digests(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return each name with the SHA-256 of its file, or the reason why it is unreadable."""
+        """Return (name, SHA-256, "") of each file, or (name, "", reason) if it cannot be read.
+
+        Several files are read at a time. Only missing files and I/O errors are reasons; other
+        errors, such as of the network, are raised.
+        """
 
         def digest(name: str) -> tuple[str, str, str]:
             try:
@@ -601,7 +652,7 @@ class Store:
             return list(pool.map(digest, names))
 
     def remove(self, *names: str) -> None:
-        """Remove the files that exist, several at a time."""
+        """Remove the files `names` in this folder, several at a time; missing ones are ignored."""
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -611,19 +662,22 @@ class Store:
             list(pool.map(remove, names))
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and its contents, if it exists."""
+        """Remove all files below `folder`, a relative path. Local stores also remove folders."""
         path = self.path(folder)
         below = self.filesystem.find(path)  # rm() would read names as patterns
         self.remove(*(posixpath.join(folder, name[len(path) :].lstrip("/")) for name in below))
 
     def prune(self, *folders: str) -> None:
-        """Remove empty folders and their empty parents, if the file system has folders."""
+        """Do nothing; local stores remove `folders` if empty, and then their empty parents."""
 
     def sync(self) -> None:
-        """Flush the folder's file names to disk, so that new files survive a power loss."""
+        """Do nothing; local stores flush the folder's list of file names to disk."""
 
     def refuse_file(self) -> None:
-        """Raise NotADirectoryError if the folder or one of its parents is a file."""
+        """Raise NotADirectoryError if this path, meant for a folder, is a file.
+
+        Local stores also check the parent folders.
+        """
         self._refuse_files(self.root)
 
     def _refuse_files(self, *paths: str) -> None:
@@ -633,7 +687,10 @@ class Store:
                 raise NotADirectoryError(f"{shown} is a file: name a directory for the output")
 
     def holds(self, file: Store) -> bool:
-        """Return whether a file of any store lies in this folder or below it."""
+        """Return whether the path of the store `file` lies below this folder.
+
+        The two must have the same type of file system. The file need not exist.
+        """
         try:
             is_same_kind = type(file.filesystem) is type(self.filesystem)
         except (ValueError, ImportError):  # an unknown protocol, or one without its package
@@ -641,20 +698,21 @@ class Store:
         return is_same_kind and file.resolve(file.root).startswith(f"{self.resolve(self.root)}/")
 
     def would_match(self, folder: Store, name: str) -> bool:
-        """Return whether this path or pattern matches a file `name` in another folder.
+        """Return whether this path or pattern would match a file `name` in the store `folder`.
 
-        Used to refuse an output that the job's input would match. Raises ImportError if the package
-        that fsspec needs for this URL is not installed.
+        The file need not exist. Used to refuse an output that the job's input would match. Raises
+        ImportError if the package that fsspec needs for this URL is not installed.
         """
         return self.filesystem == folder.filesystem and self._matches(
             self.root, f"{folder.root}/{name}"
         )
 
     def matches(self, name: str) -> bool:
-        """Return whether this path or pattern matches a file by its `real_name`.
+        """Return whether this path or pattern matches a file, given its canonical URL `name`.
 
-        Names may be untrusted, so they are compared as text. Opening the file system that a name
-        gives would send these storage options to a host of its author's choice.
+        A path to a folder matches the files below it. Names may be untrusted, so they are compared
+        as text. Opening the file system that a name gives would send these storage options to a
+        host of its author's choice.
         """
         return self._matches(self.url_of(self.root), name)
 
@@ -665,13 +723,19 @@ class Store:
     # Whole files.
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write a whole file, replacing an existing one."""
+        """Write `data` as the file `name` in this folder, replacing an existing one.
+
+        It is written to a temporary file first, so that a failure leaves the existing one.
+        """
         with self.replacing(self.path(name)) as file:
             file.write(data)
 
     @contextlib.contextmanager
     def replacing(self, target: str) -> Iterator[Any]:
-        """Open a temporary binary file that becomes `target` if the block succeeds."""
+        """Open a temporary file for writing bytes, and rename it to `target` after the block.
+
+        `target` is a path in `filesystem`. The temporary file is removed if the block fails.
+        """
         mark = new_mark()
         private = posixpath.join(posixpath.dirname(target), f".{posixpath.basename(target)}.{mark}")
         _being_written.add(mark)
@@ -687,7 +751,10 @@ class Store:
             _being_written.discard(mark)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file to another path, replacing an existing file. Names are never patterns."""
+        """Move a file from one path in `filesystem` to another, replacing an existing file.
+
+        Glob characters in paths have no special meaning.
+        """
         try:
             self.filesystem.cp_file(source, target)
         except NotImplementedError:
@@ -696,7 +763,7 @@ class Store:
             self.filesystem.rm_file(source)
 
     def sweep(self, *folders: str) -> None:
-        """Remove temporary files of `replacing` that killed processes left in these folders.
+        """Remove temporary files in these folders that killed processes left while writing.
 
         Files of running processes of this machine are kept, and files of other machines for a day.
         """
@@ -711,13 +778,13 @@ class Store:
     # Exclusive creation.
 
     def create(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> bool:
-        """Create a whole file unless it exists; exactly one of several attempts succeeds.
+        """Create the file `name` with content `data` unless it exists.
 
-        On local file systems, the file is written under a private name in the folder `scratch`,
-        and hard-linked: it appears with all of its content or not at all, without locks, on NFS
-        too. Other stores get a conditional request. With `is_lasting`, the content is flushed to
-        disk first, so that it survives a power loss. Returns whether the file now has the content
-        of this attempt.
+        Exactly one of several attempts succeeds. Returns whether the file has the content of this
+        one. Local stores write the content to a private file in the folder `scratch`, and hard-link
+        that: the file appears with all of its content or not at all, without locks, on NFS too.
+        Other stores get a conditional request. With `is_lasting`, a local file is flushed to disk
+        first, so that it survives a power loss.
         """
         for wait_seconds in CONFLICT_WAITS_SECONDS:
             try:
@@ -734,14 +801,21 @@ class Store:
         raise refusal
 
     def ensure(self, name: str, data: bytes, scratch: str, *, is_lasting: bool = False) -> None:
-        """Create a whole file, replacing one with other content; see `create`."""
+        """Create the file `name` with content `data`, replacing a file with other content.
+
+        `scratch` is the folder of private files, and `is_lasting` flushes the content to disk
+        first.
+        """
         is_created = self.create(name, data, scratch, is_lasting=is_lasting)
         if not is_created and self.read(name) != data:
             self.remove(name)
             self.create(name, data, scratch, is_lasting=is_lasting)
 
     def check_creates(self, scratch: str) -> None:
-        """Check by a trial that `create` works here; raise UnsupportedStorageError if not."""
+        """Raise UnsupportedStorageError if `create` does not work in this folder, by a trial.
+
+        `scratch` is the folder of private files.
+        """
         # fsspec's own method is not atomic: it looks for the file, and then writes it.
         from fsspec import AbstractFileSystem
         from fsspec.asyn import AsyncFileSystem
@@ -778,22 +852,22 @@ class Store:
 
 
 class ObjectStore(Store):
-    """Objects in a bucket of S3, Google Cloud Storage or Azure, which have no folders."""
+    """Access to objects in a bucket of S3, Google Cloud Storage or Azure, which have no folders."""
 
     is_flat = True
     tags_files = True
 
     def is_transient(self, err: BaseException) -> bool:
-        """Return whether a retry may succeed after this error."""
+        """Return whether a retry may succeed after `err`: a short answer or a wrong checksum."""
         # botocore raises it if an answer does not match the checksum that S3 has of the object.
         return super().is_transient(err) or type(err).__name__ == "FlexibleChecksumError"
 
     def make(self, *folders: str) -> None:
-        """Do nothing, because s3fs would create a missing bucket."""
+        """Do nothing: object stores have no folders, and s3fs would create a missing bucket."""
 
 
 def error_text(err: BaseException) -> str:
-    """Format a client's error in one line, without the secrets of its URLs."""
+    """Return an error's type and message, with secrets removed from URLs in it."""
     text = URL.sub(lambda match: redacted(match[0]), str(err))
     return f"{type(err).__name__}: {text}".rstrip(".: ")
 
@@ -814,7 +888,7 @@ def _decoding_problem(err: Exception) -> str:
 
 
 def _path_and_parents(path: str, root: str) -> Iterator[str]:
-    """Yield the path, and the paths of the folders between it and the root."""
+    """Yield `path`, then its parent folders from the innermost up to, but without, `root`."""
     while len(path) > len(root):
         yield path
         path = posixpath.dirname(path)
@@ -824,9 +898,10 @@ def _path_and_parents(path: str, root: str) -> Iterator[str]:
 
 
 def _process_namespace() -> str:
-    """Return eight hexadecimal digits for the machine and container that number this process.
+    """Return eight hex digits for the PID namespace of this process: host, boot and container.
 
-    The host's name is not enough: containers may share it, and number their processes alike.
+    Process IDs are unique only within it. The host's name is not enough, because containers may
+    share it.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # not Linux, or hidden
@@ -839,7 +914,10 @@ _NAMESPACE = _process_namespace()
 
 
 def new_mark() -> str:
-    """Return a unique suffix for a temporary file of this process; see `Store.sweep`."""
+    """Return a unique suffix for a temporary file: process namespace, process ID, random digits.
+
+    By it, `Store.sweep` recognizes files that killed processes left.
+    """
     return f"{_NAMESPACE}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
