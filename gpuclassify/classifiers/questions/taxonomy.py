@@ -138,6 +138,9 @@ class TaxonomyClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, `shortened` if it is long; None for null."""
+        """Return each row's text, or excerpts if it has over 30,000 characters; None for null.
+
+        The excerpts are the first and the last 10,000 characters, and 10,000 between them.
+        """
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]

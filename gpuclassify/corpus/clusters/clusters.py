@@ -362,7 +362,10 @@ def _encoded(centroids: np.ndarray) -> str:
 
 
 def _sample_partition(frame: Frame, embedding_field: str, size: int) -> pd.DataFrame:
-    """Return the result of `take_sample` for a partition's embeddings."""
+    """Return the distinct embeddings of a partition with the `size` smallest hashes.
+
+    The columns are "number", the hash, and "embedding", the vector of length 1 as bytes.
+    """
     vectors, _ = unit_vectors(frame, embedding_field)
     # The number by which vectors are sampled is a hash of the vector's bytes.
     rows = pd.DataFrame({"number": md5_digests(vectors)[:, 0], "embedding": pack(vectors)})

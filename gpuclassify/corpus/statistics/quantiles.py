@@ -58,7 +58,10 @@ class ScoreColumns:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame, which may be empty, has these columns with the right types."""
+        """Raise ValueError or TypeError unless a frame has these columns with the right types.
+
+        The frame may have no rows.
+        """
         require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -97,7 +100,10 @@ class ScoreColumns:
         return weights
 
     def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
-        """Return the index of each row's group, int64 (rows,), and each group's `group_key`."""
+        """Return the index of each row's group, int64 (rows,), and each group's value as JSON.
+
+        Without a column of groups, all rows are in one group, "null".
+        """
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
         column = to_pandas(frame[[self.by]])[self.by]
@@ -229,9 +235,10 @@ class _Weights(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Sums of weights of one pass, by column and group; see `part_sums`.
+    """Sums of weights by column and group, over one read of the data or of some partitions.
 
-    A pass makes the known prefixes of scores longer by `width` bits.
+    Each score's weight is summed for the first bits of the score. These prefixes are `width` bits
+    longer than before the pass.
     """
 
     width: int
@@ -286,10 +293,11 @@ def part_sums(
     width: int,
     most_sums: int,
 ) -> _Pass:
-    """Sum one partition's weights for each prefix of the scores' bits; see `weighted_quantiles`.
+    """Sum one partition's weights for each prefix of the scores' bits, by column and group.
 
     Prefixes have `known` + `width` bits. Only scores whose first `known` bits are in `begins`,
-    uint64 by column and group, are summed.
+    uint64 by column and group, are summed. If there are more than `most_sums` sums, prefixes are
+    shorter.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -309,9 +317,10 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """Add the sums of several partitions.
+    """Add the sums of several partitions, for prefixes as long as the shortest of them.
 
-    Raises ValueError for too many groups, or too large weights.
+    If there are more than `most_sums` sums, prefixes are even shorter. Raises ValueError for too
+    many groups, or too large weights.
     """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
