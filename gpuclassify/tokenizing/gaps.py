@@ -455,10 +455,7 @@ class WordCache:
         self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Return the texts' token ids, without special tokens, equal to the library's.
-
-        The library is Hugging Face's tokenizers.
-        """
+        """Return the texts' token ids, without special tokens, as `backend` would compute them."""
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))

@@ -53,7 +53,10 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Return the tokens of each text, and the number of texts found in the cache."""
+        """Return the tokens of each text, in order, and the number of texts found in the cache.
+
+        Other texts are tokenized by `tokenizer`, and cached.
+        """
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         encoded = {text: cut[text] for text in texts if text in cut}
@@ -200,7 +203,7 @@ class TokenStream:
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
-        """Return a batch with one window, which has this index among all windows that are run."""
+        """Return the window with this index among all windows that are run, as a batch of one."""
         for block in self.blocks:
             if window < len(block.tokens):
                 break

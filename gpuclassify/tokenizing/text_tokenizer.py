@@ -374,7 +374,11 @@ class TextTokenizer:
         return is_short & ~is_whole
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
-        """Cut a text's token ids into windows; without an `overlap`, truncate to one window."""
+        """Cut a text's token ids into windows; without an `overlap`, truncate to one window.
+
+        A window is a token span as long as the model reads. `ids` have no special tokens; windows
+        have.
+        """
         overlap, room = self.overlap or 0, self._room
         if self.has_special_once:
             (whole,) = self._windows([ids], len(ids) + self.special_tokens).windows
@@ -533,7 +537,8 @@ def flat_batch(
 ) -> TokenBatch:
     """Concatenate the token ids of texts, and their segment ids if there are any, to a batch.
 
-    `whole_lengths` is the batch's attribute: the texts' numbers of tokens before they were cut.
+    `rows` and `type_ids` have an array per text. `whole_lengths` are the texts' numbers of tokens
+    before they were cut.
     """
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None

@@ -73,7 +73,7 @@ class AegisOptions(LoraOptions):
 
 
 class AegisModel(LoraModel):
-    """Pinned LoRA adapter of Aegis on its decoder, with the prompt from its model card."""
+    """Pinned LoRA adapter of Aegis with its decoder, and the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
         """Read the configurations of adapter and decoder and the safety prompt, without weights."""

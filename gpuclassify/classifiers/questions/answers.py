@@ -217,8 +217,7 @@ Reading = Generator[Tokens, None, Any]  # yields tokens after which results are 
 class Freely(tuple[int, ...]):
     """Token ids of a partial answer, to request the most likely next token of the whole vocabulary.
 
-    A plain tuple of token ids requests only the logits of those tokens that begin or continue
-    options.
+    A plain tuple of token ids requests only the logits of token ids in `Reader.columns`.
     """
 
     __slots__ = ()
@@ -268,7 +267,8 @@ class AnswerReader:
     needs_shares : bool
         Whether the probabilities of all options of the first field are needed.
     places : dict of int to int
-        Column of the logits by token id, completed here. Readers of the same rows share it.
+        Column of the logits by token id, to which this reader adds the tokens that it needs.
+        Readers of the same rows share it.
     """
 
     def __init__(
@@ -334,8 +334,8 @@ class AnswerReader:
         """Read an answer: yield token ids after which logits are needed, and return an `Answer`.
 
         A generator. Before it is resumed, the caller adds the logits to `known`, by the yielded
-        token ids. These are a partial answer's, beginning with `start`, the token ids between
-        prompt and answer.
+        token ids. They are a partial answer: `start`, the token ids between prompt and answer, and
+        those of the answer so far.
         """
         answer, path, previous = Answer(), start, self._before
         value: Any

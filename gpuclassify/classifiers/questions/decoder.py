@@ -96,7 +96,7 @@ class Decoder:
     def use(self, name: str | None) -> None:
         """Make the adapter `name` active, or none if it is None.
 
-        The caller holds the device's lock.
+        The caller holds the device's lock. Raises KeyError if `add_adapter` has not loaded it.
         """
         with self._lock:
             if name not in self._models:
@@ -247,7 +247,7 @@ class _Given(nn.Module):
 
 
 class _Rows(nn.Module):
-    """Output layer for some token ids only, in float32."""
+    """Output layer that computes logits of some token ids only, float32 (n, tokens)."""
 
     def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
         super().__init__()

@@ -91,9 +91,9 @@ class FreeAnswer:
 class FreeReader:
     """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
-    ``is_decided(text, is_complete)`` is called after every new token, and returns whether the
-    partial answer `text` is enough. `is_complete` says whether the decoder has ended the answer. It
-    must be a pure function.
+    ``is_decided(text, is_complete)``, a pure function, is called after every new token, and returns
+    whether the partial answer `text` is enough. `is_complete` says whether the decoder has ended
+    the answer.
     """
 
     decoder: Decoder
@@ -181,7 +181,7 @@ class SeenAnswers:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer's token ids. Rare answers are forgotten if there are too many."""
+        """Count an answer's token ids. Over 64 distinct answers, the rarest are forgotten."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
@@ -440,10 +440,10 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return token ids for the next forward, their columns, and the mask of requested positions.
+    """Return token ids for the next forward, their indices, and a mask of requested positions.
 
-    All are (rows, width), padded on the right. Logits are requested at the last wanted token, and
-    at each token of a draft.
+    All are (rows, width), padded on the right. Indices count from the end of the common prefix.
+    Logits are requested at the last wanted token, and at each token of a draft.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

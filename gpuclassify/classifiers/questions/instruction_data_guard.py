@@ -80,7 +80,7 @@ class GuardOptions(LoraOptions):
 
 
 class GuardModel(LoraModel):
-    """Guard network on a decoder's hidden states, pinned together with decoder and LoRA adapter."""
+    """Guard network on hidden states of a decoder with a LoRA adapter, all pinned to versions."""
 
     @property
     def repositories(self) -> list[str]:
@@ -111,7 +111,7 @@ class GuardModel(LoraModel):
 
 
 class StateRunner(DecoderRunner, EncoderRunner):
-    """Runner of the guard network on the decoder's last hidden state of each text."""
+    """Runner of the guard network, which scores the last hidden state of each text in a decoder."""
 
     def check_weights(self) -> None:
         """Raise CheckpointError if tensors of guard, adapter and decoder do not match."""
@@ -128,9 +128,9 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep guard and decoder in memory within a ``with`` block, which gets the loaded guard.
+        """Yield the loaded guard network for a ``with`` block, which keeps it in memory.
 
-        They are loaded once per process.
+        It is cached in its decoder, which is loaded once per process for each device and dtype.
         """
         with self.lease_decoder(device, dtype) as decoder:
             yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))

@@ -99,7 +99,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the file with weights in each repository or directory of `identities`."""
+        """Name of the file with weights by pinned repository or directory, as in `identities`."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:

@@ -134,9 +134,9 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep the decoder in memory within a ``with`` block, which gets the loaded network.
+        """Yield the loaded network for a ``with`` block, which keeps it in memory.
 
-        It is loaded once per process.
+        It is cached in its decoder, which is loaded once per process for each device and dtype.
         """
         with self.lease_decoder(device, dtype) as decoder:
             key = (self.model.checkpoint, self._context)
@@ -243,7 +243,7 @@ class Perplexity(TextMapper[PerplexityOptions]):
     The first token of a text has no context. It is scored only if the tokenizer
     puts a token before texts, such as ``<s>``. A text without a scored token has
     null scores. To select texts, compare columns, as in
-    ``Select("bits_per_byte < 1.2")``, or assign buckets.
+    ``Select("bits_per_byte < 1.2")``, or divide them into buckets by score.
 
     Examples
     --------

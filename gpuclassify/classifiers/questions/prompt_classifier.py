@@ -340,10 +340,11 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Return the maximum number of tokens of a prompt, with room for an answer after it.
+        """Return the maximum number of tokens of a prompt: `max_seq_length` or the model's limit.
 
-        `sizes` is the decoder's ``config.json``, and `answer_tokens` is the length of the longest
-        answer. Raises ValueError if `max_seq_length` is larger.
+        `sizes` is the decoder's ``config.json``. If its positions are "longrope", the limit leaves
+        room for the longest answer, of `answer_tokens`, and a larger `max_seq_length` raises
+        ValueError.
         """
         asked = self.options.max_seq_length
         most = most_positions(sizes)
@@ -559,7 +560,10 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Remove the last `count` token ids of each prompt, which the answer reader reads instead."""
+    """Return prompts without the last `count` token ids of each.
+
+    The reader puts these tokens before the answer instead, because they depend on its text.
+    """
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -719,13 +723,13 @@ class CriteriaHead(MultiLabelHead):
         """Accept any decoder, because the prompt, not the model, has the criteria."""
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown criteria."""
+        """Raise ValueError for filters by unknown criteria, or a minimum score that names none."""
         LabelHead.check_settings(self)
         self.check_minimums(are_several=True)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels), also if `values` are `Answer` objects."""
+    """Return probabilities, float32 (texts, labels); `values` may also be `Answer` objects."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class DecoderRunner(NetworkRunner):
     """Base class of runners that compute outputs for texts by a decoder with an optional adapter.
 
-    The decoder is in memory once for all LoRA adapters and all mappers of a process.
+    All LoRA adapters and mappers of a process share the decoder in memory.
     """
 
     model: LoraModel
@@ -49,9 +49,9 @@ class DecoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
-        """Keep the decoder in memory within a ``with`` block, which gets it with its adapter.
+        """Yield the decoder for a ``with`` block, in memory and with this mapper's adapter loaded.
 
-        It is loaded once per process, in one dtype.
+        It is loaded once per process for each device and dtype.
         """
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
@@ -78,9 +78,9 @@ class PromptRunner(DecoderRunner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Decoder]:
-        """Keep the decoder in memory within a ``with`` block, which gets it with its adapter.
+        """Return a context manager that yields the decoder, with this mapper's adapter loaded.
 
-        It is loaded once per process, in one dtype.
+        It is loaded once per process for each device and dtype.
         """
         return self.lease_decoder(device, dtype)
 
@@ -153,7 +153,7 @@ class PromptRunner(DecoderRunner):
     def prompt_tokenizer(
         self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
     ) -> PromptTokenizer:
-        """Make a tokenizer of prompts, which cuts the column `text_field` if one is too long.
+        """Make a tokenizer of prompts, which cuts the text in `text_field` of prompts too long.
 
         The tokens behind a cut are counted if `counts_rest` is true, or if the settings name a
         column of the fraction of tokens that were read. `tokenizer` must not be shared.
@@ -178,7 +178,7 @@ class PromptRunner(DecoderRunner):
         return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the texts of a row's prompt columns; here, `text` is the only one."""
+        """Return the texts of a row's prompt columns; here, `text` is the only one, in a tuple."""
         return (text,)
 
 

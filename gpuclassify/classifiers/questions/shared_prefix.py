@@ -172,8 +172,9 @@ def prefix_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of new tokens over the prefix and their row's tokens in `state`.
 
-    The attention function `ATTENTION` of transformers. `query` is (rows, heads, new, size), and
-    `key` and `value` are (rows, key heads, new, size). They are added to `state`. Returns the
+    Registered in transformers as the attention function `ATTENTION`. `query` is (rows, heads, new,
+    size), and `key` and `value` are (rows, key heads, new, size). Keys and values are added to
+    `state`. Scores are multiplied by `scaling`, and capped if `softcap` is passed. Returns the
     output, (rows, new, heads, size), and None instead of attention weights. Raises
     NotImplementedError for other tensors that would change the result.
     """
@@ -261,9 +262,10 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute the result of `attend` in float32, without fused kernels.
+    """Compute attention and its log-sum-exp in float32, without fused kernels.
 
-    Queries are processed in blocks whose scores take at most `score_bytes`.
+    Arguments and results are as in `attend`; a causal mask is passed as `hidden`. Queries are
+    processed in blocks whose scores take at most `score_bytes`.
     """
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]

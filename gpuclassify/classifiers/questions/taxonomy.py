@@ -72,8 +72,9 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning, a part of the middle, and the end of a long text; a short one as it is.
+    """Return a text, or three excerpts of 10,000 characters if it has over 30,000 characters.
 
+    They are the beginning, a part of the middle, and the end, each below a line such as "[middle]".
     The authors select the middle part at random in every run. Here the text's SHA-256 selects it,
     so that a text always has the same labels.
     """

@@ -27,7 +27,7 @@ def chance_corrected(observed: float, by_chance: float) -> float | None:
 def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
     """Return Pearson's weighted correlation of two columns, float64 (rows,).
 
-    None if one is constant.
+    `weights` has a number per row. None if a column is constant.
     """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
@@ -38,8 +38,8 @@ def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | No
 def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
     """Return Spearman's weighted correlation of two columns of codes, int64 (rows,).
 
-    Codes are in the order of the values. None if a column is constant. scipy's correlations have no
-    weights, and take milliseconds per call, which is too long for a bootstrap.
+    Codes count from 0, in the order of the values. None if a column is constant. scipy's
+    correlations have no weights, and take milliseconds per call, which is too long for a bootstrap.
     """
     ranks = []
     for codes in (a, b):

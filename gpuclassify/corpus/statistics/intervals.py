@@ -15,10 +15,11 @@ _DEVIATIONS = 1.959963984540054  # 97.5% quantile of the standard normal distrib
 
 
 def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
-    """Return both ends of Wilson's 95% confidence interval of a share of `trials` rows.
+    """Return the lower and upper end of Wilson's 95% confidence interval of a proportion.
 
-    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212. Takes
-    numbers or arrays. `trials` must be above 0, and may be a fraction, as for weighted rows.
+    `share` is the proportion, 0 to 1, of `trials` rows. Both are numbers or arrays. `trials` must
+    be above 0, and may be a fraction, as for weighted rows. Source: E. B. Wilson, Journal of the
+    American Statistical Association 22 (1927), 209-212.
     """
     extra = _DEVIATIONS**2 / np.maximum(trials, np.finfo(float).tiny)
     middle = (share + extra / 2) / (1 + extra)

@@ -52,7 +52,7 @@ class ScoreColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of all columns to read."""
+        """Distinct names of all columns to read: scores, weights or their text, and groups."""
         weight = self.text_field if self.weight == BYTES else self.weight
         names = [*self.names, weight, self.by]
         return tuple(dict.fromkeys(name for name in names if name is not None))
@@ -160,9 +160,9 @@ def group_key(value: Any) -> str:
 
 
 def group_value(key: str) -> Any:
-    """Return the value of a `group_key`: a text, number, True, False, None, or a tuple of them.
+    """Return the value of a group from its JSON: a text, number, True, False, None, or a tuple.
 
-    Raises ValueError for other keys.
+    Raises ValueError if `group_key` does not return `key` for the value.
     """
     with contextlib.suppress(ValueError, RecursionError, TypeError):
         value = json.loads(key)
@@ -174,7 +174,7 @@ def group_value(key: str) -> Any:
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:
-    """Compute delayed tasks by the current scheduler, and return the results."""
+    """Compute delayed tasks by the current Dask scheduler, and return their results in order."""
     return dask.compute(*tasks)
 
 
@@ -187,13 +187,15 @@ def weighted_quantiles(
 ) -> dict[str, dict[str, list[float]]]:
     """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
-    For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
+    `ranks` is a function from a group's total weight to these cumulative weights. For ``ranks =
+    ceil(share * total)`` the scores are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
     ignored. The dataset is read twice for columns of float32, and four times for others, or more
-    often if a pass would need more than `most_sums` sums.
+    often if a pass would need more than `most_sums` sums of weights. `compute` is a function that
+    computes Dask's delayed tasks.
 
-    Returns the scores by column and `group_key`, without groups of weight 0. Raises the errors of
-    `ScoreColumns` and `add_sums`.
+    Returns the scores by column and group (its value as JSON), without groups of weight 0. Raises
+    the errors of `ScoreColumns` and `add_sums`.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -256,7 +258,7 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the pass narrowed to the largest width, at least 1, with at most `most_sums`."""
+        """Return the pass narrowed to the largest width with at most `most_sums` sums, or to 1."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
