@@ -90,11 +90,11 @@ def prefix_end(text: str, chars: int) -> int:
 
 
 def ends_words_in_gaps(backend: Any, description: dict[str, Any]) -> bool:
-    """Tell whether a ``tokenizers.Tokenizer`` provably tokenizes both sides of a gap independently.
+    """Return whether a tokenizer provably tokenizes both sides of a gap independently.
 
     Gaps here are single spaces between printable ASCII characters. If so, a text's tokens begin
-    with the tokens of any prefix that ends at a gap. `description` is the parsed
-    ``tokenizer.json``.
+    with the tokens of any prefix that ends at a gap. `backend` is a ``tokenizers.Tokenizer``, and
+    `description` its parsed ``tokenizer.json``.
     """
     _, splitters = _split_steps(description)
     return (
@@ -140,7 +140,7 @@ def _is_local(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_ascii(normalizer: Any) -> bool:
-    """Tell whether a normalizer leaves printable ASCII as it is, except for letter case."""
+    """Return whether a normalizer leaves printable ASCII as it is, except for letter case."""
     return normalizer is None or normalizer.normalize_str(_PRINTABLE).lower() == _PRINTABLE.lower()
 
 
@@ -245,8 +245,9 @@ def _code_points(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
-    """Derive the rules for cutting a tokenizer's texts from its parsed ``tokenizer.json``.
+    """Derive the rules for cutting a tokenizer's texts into words that are tokenized separately.
 
+    `backend` is a ``tokenizers.Tokenizer``, and `description` its parsed ``tokenizer.json``.
     Returns None if the tokenizer has steps that are not proven to work word by word.
     """
     if not ends_words_in_gaps(backend, description) or description["model"].get("dropout"):
@@ -267,7 +268,7 @@ def read_gaps(backend: Any, description: dict[str, Any]) -> Gaps | None:
 
 
 class _Rules:
-    """Properties of a tokenizer's steps and added tokens that decide where its gaps are."""
+    """Properties of a tokenizer that decide where its texts can be cut without changing tokens."""
 
     def __init__(self, backend: Any, description: dict[str, Any]) -> None:
         normalizer = backend.normalizer
@@ -290,13 +291,13 @@ class _Rules:
         return {token["content"], self.normalize(token["content"])}
 
     def _absorbs_space(self, token: dict[str, Any]) -> bool:
-        """Tell whether an added token includes the white space next to it, which is then no gap."""
+        """Return whether an added token includes the white space next to it, so it is no gap."""
         has_edge = any(form != form.strip() for form in self._forms_of(token))
         extends = token["lstrip"] or token["rstrip"] or (token["single_word"] and has_edge)
         return bool(token["content"] and extends)
 
     def are_known(self) -> bool:
-        """Tell whether the tokenizer provably gives a word the same tokens alone and in a text."""
+        """Return whether the tokenizer provably tokenizes a word alone as it does in a text."""
         prepends_always = self.is_metaspace and self.ender["prepend_scheme"] == "always"
         prepends_first = any(step.get("prepend_scheme") == "first" for step in self.later)
         return (
@@ -308,9 +309,9 @@ class _Rules:
         )
 
     def spaces(self) -> str:
-        """Return the white space characters that may separate words at a gap; "" if there are none.
+        """Return the white space characters that can separate words where a text is cut.
 
-        The tokenizer normalizes each of them before a word alone as it does within the text.
+        Each is normalized before a word alone as it is within a text. Empty if there are none.
         """
         spaces = next(filter(self._are_gaps, (_SPACES, " ")), "")
         return " " if spaces and self.has_prefix else spaces
@@ -331,7 +332,7 @@ class _Rules:
         return True
 
     def splits_runs(self) -> bool:
-        """Tell whether the pre-tokenizer provably cuts a run of white space before its last one.
+        """Return whether the tokenizer provably splits white space before its last character.
 
         GPT-2's pattern does: of several spaces, the last one belongs to the next word.
         """
@@ -342,7 +343,7 @@ class _Rules:
         return is_plain and rest == tail and not (is_other or self._has_space)
 
     def cuts_punctuation(self) -> bool:
-        """Tell whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
+        """Return whether the tokenizer treats each ASCII punctuation mark as a word of its own."""
         return (
             self.ender["type"] == "BertPreTokenizer"
             and not (self.local or self.later)
@@ -351,7 +352,12 @@ class _Rules:
         )
 
     def character_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the five tables of `Gaps` in the order of its fields, bool (0x10000,) each."""
+        """Return five masks of characters by code point, bool (0x10000,) each, as fields of `Gaps`.
+
+        They are the characters that may precede a gap, those of them that are combining marks, and
+        those that may precede a gap that starts with a line end; and the characters that may follow
+        a gap, and a word's leading space.
+        """
         before, marks, before_lines, after, after_space = np.zeros((5, 0x10000), dtype=bool)
         splits_runs, normalize = self.splits_runs(), self.normalize
         for code in itertools.chain(_ASCII, *itertools.starmap(range, _RANGES)):
@@ -449,7 +455,7 @@ class WordCache:
         self._patience = _LEAST_PATIENCE  # `_whole_bytes` relative to the bytes counted last
 
     def __call__(self, texts: Sequence[str]) -> Words:
-        """Tokenize texts without special tokens, to the token ids that the library would give."""
+        """Return the texts' token ids, without special tokens, as `backend` would compute them."""
         _, ends, content = pa.array([*texts, ""], pa.large_string()).buffers()
         offsets = np.frombuffer(ends, np.int64, len(texts) + 1)
         data = np.frombuffer(content or b"", np.uint8, int(offsets[-1]))
@@ -463,7 +469,7 @@ class WordCache:
         return Words(rows, indices, np.searchsorted(bounds, offsets))
 
     def _would_pay(self, data: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether cutting texts into words would be faster than tokenizing whole texts.
+        """Return whether cutting texts into words would be faster than tokenizing whole texts.
 
         `data` are the texts in UTF-8, and `bounds` the offsets of their words. Cutting is faster if
         few of the first words (about `_COUNTED_BYTES`) are new to the cache.
@@ -477,7 +483,11 @@ class WordCache:
         return pays
 
     def _bounds(self, gaps: Gaps, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the offsets of words in concatenated texts; a text with few gaps is one word."""
+        """Return the words' offsets in concatenated texts; a text with few gaps is a single word.
+
+        `data` are the texts in UTF-8, and `offsets`, (texts + 1,), the texts' offsets in it. A text
+        is also a single word if it contains an added token that absorbs white space.
+        """
         bounds = gaps.cut(data, offsets)
         first = np.searchsorted(bounds, offsets)
         lengths = np.diff(bounds)
@@ -495,10 +505,10 @@ class WordCache:
         return bounds[np.append(is_kept, True)]
 
     def _look_up(self, data: np.ndarray, bounds: np.ndarray) -> tuple[list[bytes], np.ndarray]:
-        """Return the int32 token ids, as bytes, of each distinct word, and an index per word.
+        """Return each distinct word's token ids as int32 bytes, and the index there of every word.
 
-        The index says which distinct word it is. `bounds` are the words' offsets in the UTF-8 bytes
-        `data`. New words are tokenized and cached.
+        `bounds` are the words' offsets in the UTF-8 bytes `data`. New words are tokenized and
+        cached.
         """
         coded = _encode_words(data, bounds)
         distinct, lengths = coded.dictionary.to_pylist(), _byte_lengths(coded.dictionary)
@@ -552,7 +562,7 @@ class WordCache:
         return [array("i", encoding.ids).tobytes() for encoding in encodings]
 
     def _cutting_pays(self, is_new: np.ndarray, lengths: np.ndarray, bounds: np.ndarray) -> bool:
-        """Tell whether new words are few enough that cutting texts into words is faster.
+        """Return whether new words are few enough that cutting texts into words is faster.
 
         `is_new`, a mask, and `lengths`, in bytes, have an element per distinct word. `bounds` are
         the offsets in bytes of all words. Long words are ignored, because they cost the same alone
@@ -574,10 +584,10 @@ class WordCache:
 
 
 def _make_joiner(backend: Any, description: dict[str, Any]) -> Any | None:
-    """Make a tokenizer for many words at once, joined by the added token `_BETWEEN`.
+    """Make a ``tokenizers.Tokenizer`` for texts of many words, joined by the token `_BETWEEN`.
 
-    It has the model and steps of `backend`. Returns None if joined words would not have the same
-    tokens as single words.
+    It has the model and steps of `backend`, and `description` is the parsed ``tokenizer.json`` of
+    `backend`. Returns None if joined words would not have the same tokens as single words.
     """
     from tokenizers import AddedToken, Tokenizer
 

@@ -53,7 +53,10 @@ class TokenStore:
     def encode(
         self, tokenizer: TextTokenizer, texts: Sequence[str]
     ) -> tuple[list[TextTokens], int]:
-        """Return the tokens of each text, and the number of texts found in the cache."""
+        """Return the tokens of each text, in order, and the number of texts found in the cache.
+
+        Other texts are tokenized by `tokenizer`, and cached.
+        """
         uncut = self._known[tokenizer.fingerprint]
         cut = self._known[tokenizer.fingerprint, tokenizer.cut]
         encoded = {text: cut[text] for text in texts if text in cut}
@@ -72,9 +75,9 @@ current_store: ContextVar[TokenStore | None] = ContextVar("current_store", defau
 
 
 def shared_tokens() -> contextlib.AbstractContextManager[None]:
-    """Let the mappers (models) that this thread runs in the block tokenize a text only once.
+    """Return a context manager, in whose block this thread tokenizes a text only once.
 
-    They share one `TokenStore`.
+    The mappers (models) that run in the ``with`` block share one cache, a `TokenStore`.
     """
     return set_variable(current_store, TokenStore())
 
@@ -178,7 +181,10 @@ class TokenStream:
 
     @property
     def seen_share(self) -> np.ndarray:
-        """Share of each text's tokens that the model runs, float32 (texts,); see `TokenBatch`."""
+        """Fraction of each text's tokens that the model runs, float32 (texts,).
+
+        It is below 1 if the text was cut, but exact only if the tokens behind the cut were counted.
+        """
         return np.concatenate([block.seen_share for block in self.blocks])
 
     @property
@@ -197,7 +203,7 @@ class TokenStream:
         return np.concatenate([block.tokens.lengths for block in self.blocks])
 
     def take(self, window: int) -> TokenBatch:
-        """Return the window with this index, among all windows that are run, as a batch."""
+        """Return the window with this index among all windows that are run, as a batch of one."""
         for block in self.blocks:
             if window < len(block.tokens):
                 break
@@ -205,7 +211,10 @@ class TokenStream:
         return block.tokens.take([window])
 
     def _tokenize(self, bounds: tuple[int, int]) -> TokenBatch:
-        """Tokenize the texts in `bounds`, and return their new windows; runs on another thread."""
+        """Tokenize texts with indices from ``bounds[0]`` up to ``bounds[1]``, on another thread.
+
+        Returns their new windows, which are not equal to earlier ones.
+        """
         stats = self._stats
         with _tokenizing.share() as share:
             windows = self._source.windows(*bounds, stats)
@@ -218,7 +227,10 @@ class TokenStream:
         return windows.tokens if len(new) == len(windows.tokens) else windows.tokens.take(new)
 
     def _fold(self, tokens: TokenBatch) -> list[int]:
-        """Record each window's position, and return the indices, in the block, of new windows."""
+        """Record the index of each window among the distinct windows.
+
+        Returns the indices, in the block, of windows that are not equal to earlier ones.
+        """
         new = []
         for row, key in enumerate(tokens.digests()):
             if key not in self._first:
@@ -229,7 +241,10 @@ class TokenStream:
 
 
 class Share:
-    """A thread's share of a `SharedTime`, in seconds, set when its ``with`` block ends."""
+    """Time that one thread has spent, in seconds, as part of a `SharedTime`.
+
+    It is set when the ``with`` block of `SharedTime.share` ends.
+    """
 
     seconds = 0.0
 
@@ -248,7 +263,11 @@ class SharedTime:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """Measure this thread's share of the block's time; its seconds are set at the end."""
+        """Measure this thread's part of the wall time of a ``with`` block, which gets a `Share`.
+
+        Its `seconds` are set when the block ends. Time is divided equally among the threads that
+        are in such a block.
+        """
         share = Share()
         began = self._change(1)
         try:

@@ -161,13 +161,20 @@ class TextTokenizer:
         return (digest, self._has_type_ids, *self._filler, *cuts)
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize texts, and keep each text's first window, special tokens included."""
+        """Tokenize texts to a batch, truncated to the first window of each, with special tokens.
+
+        A window is a token span as long as the model reads.
+        """
         if self.backend is None or not self.cuts_once:
             return first_windows(self.encode(texts)).tokens
         return self._cut_sides(self._tokenize_sides(self._split_sides(texts)))
 
     def _cut_sides(self, sides: list[Words]) -> TokenBatch:
-        """Truncate the tokens of texts, or of both sides of pairs, and add special tokens."""
+        """Truncate the tokens of texts, or of both sides of pairs, and add special tokens.
+
+        `sides` has the tokens of all texts or, for pairs, of all first texts and of all second
+        texts.
+        """
         lengths = np.stack([side.lengths for side in sides])
         kept = self._truncated_lengths(lengths)
         stops = lengths if self.cuts_left else kept
@@ -259,7 +266,11 @@ class TextTokenizer:
         return np.where(is_cut, [lengths[0], room - lengths[0]], lengths)
 
     def _cut_pair(self, *sides: list[int]) -> TextTokens:
-        """Truncate the token ids of both texts of a pair, for tokenizers written in Python."""
+        """Truncate the token ids of a pair's two texts, and join them to one window.
+
+        Used for tokenizers written in Python. `sides` are the token ids of the first and second
+        text.
+        """
         lengths = np.array([[len(ids)] for ids in sides])
         kept = self._truncated_lengths(lengths)
         starts = (lengths - kept) * self.cuts_left
@@ -269,8 +280,9 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts, and return all windows of each text.
 
-        Without special tokens, an empty text becomes a single begin-of-text, end-of-text or padding
-        token, because a model needs at least one.
+        A window is a token span as long as the model reads. Without special tokens, an empty text
+        becomes a single begin-of-text, end-of-text or padding token, because a model needs at least
+        one.
         """
         if self.end_chars is not None:
             return [self._read_ends(text, self.end_chars) for text in texts]
@@ -285,7 +297,8 @@ class TextTokenizer:
     def _encode_pairs(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts once, and pair each with every hypothesis, in a window per pair.
 
-        `TextTokens.whole_length` is the sum over the pairs.
+        Returns the windows by text, in the order of the hypotheses. `TextTokens.whole_length` is
+        the sum over the pairs.
         """
         hypotheses = self.hypotheses
         if self.backend is None:
@@ -346,9 +359,10 @@ class TextTokenizer:
         return words
 
     def _is_too_short(self, words: list[Words], is_whole: np.ndarray) -> np.ndarray:
-        """Return a mask of texts whose prefix is too short to tell their tokens after truncation.
+        """Return a mask of texts whose prefix is too short to know their tokens after truncation.
 
-        The mask is bool (sides, texts); `words` are the tokens of the prefixes.
+        The mask and `is_whole`, whether the prefix is the whole text, are bool (sides, texts).
+        `words` are the tokens of the prefixes, for each side of pairs, or for the only side.
         """
         lengths = np.stack([side.lengths for side in words])
         is_short = lengths <= self._room
@@ -360,7 +374,11 @@ class TextTokenizer:
         return is_short & ~is_whole
 
     def cut_ids(self, ids: list[int]) -> TextTokens:
-        """Cut a text's token ids into windows; without an `overlap`, truncate to one window."""
+        """Cut a text's token ids into windows; without an `overlap`, truncate to one window.
+
+        A window is a token span as long as the model reads. `ids` have no special tokens; windows
+        have.
+        """
         overlap, room = self.overlap or 0, self._room
         if self.has_special_once:
             (whole,) = self._windows([ids], len(ids) + self.special_tokens).windows
@@ -389,7 +407,10 @@ class TextTokenizer:
         return TextTokens(windows, types, max(whole_length, 1))
 
     def _make_input(self, ids: Any) -> tuple[Any, list[int]]:
-        """Return token ids with special tokens around them, and the segment ids of all tokens."""
+        """Return token ids with special tokens around them, and the segment ids of all tokens.
+
+        `ids` are a text's or, for pairs of texts, a list of both texts' ids.
+        """
         if self.backend is None:
             texts = [ids] if self.pairing is None else ids
             types = self._tokenizer.create_token_type_ids_from_sequences(*texts)
@@ -442,7 +463,10 @@ class StaticTokenizer(TextTokenizer):
         self._filler = []
 
     def __call__(self, texts: Sequence[str]) -> TokenBatch:
-        """Tokenize texts, and keep each text's first window."""
+        """Tokenize texts to a batch, truncated to the first window of each.
+
+        A window is a token span as long as the model reads.
+        """
         if not self.cuts_once:
             return super().__call__(texts)
         tokens = super().__call__([text[: self._chars] for text in texts])
@@ -513,7 +537,8 @@ def flat_batch(
 ) -> TokenBatch:
     """Concatenate the token ids of texts, and their segment ids if there are any, to a batch.
 
-    `whole_lengths` is the batch's attribute: the texts' numbers of tokens before they were cut.
+    `rows` and `type_ids` have an array per text. `whole_lengths` are the texts' numbers of tokens
+    before they were cut.
     """
     lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
     types = _flat(type_ids) if type_ids else None
@@ -576,7 +601,10 @@ def _split_batch(batch: TokenBatch) -> list[TextTokens]:
 
 
 def _join_windows(parts: Sequence[TextTokens]) -> TextTokens:
-    """Return the windows of several inputs that were made of one text, as that text's windows."""
+    """Join the windows of several tokenized inputs, all made of one text, to that text's windows.
+
+    Their `whole_length` are added.
+    """
     types = [row for part in parts if part.type_ids is not None for row in part.type_ids]
     windows = [window for part in parts for window in part.windows]
     return TextTokens(windows, types or None, sum(part.whole_length for part in parts))

@@ -45,7 +45,7 @@ class AegisOptions(LoraOptions):
         The safety prompt: a text (with a line break), or the path of a file. Default: the one in
         the model's README.md.
     template_digest : str
-        sha256 of a prompt of your own, for an empty document.
+        SHA-256 of a prompt of your own with an empty document, 64 hex digits.
     categories_field : str
         Output column (list of strings) of all the categories in the answer.
     keep_raw : bool
@@ -73,10 +73,10 @@ class AegisOptions(LoraOptions):
 
 
 class AegisModel(LoraModel):
-    """Pinned LoRA adapter of Aegis on its decoder, with the prompt from its model card."""
+    """Pinned LoRA adapter of Aegis with its decoder, and the prompt from its model card."""
 
     def read(self) -> LoraCheckpoint:
-        """Read the configurations of adapter and decoder, and the prompt, without weights."""
+        """Read the configurations of adapter and decoder and the safety prompt, without weights."""
         checkpoint, options = super().read(), self.options
         card = checkpoint.adapter
         assert card is not None, "Aegis is an adapter"
@@ -87,10 +87,17 @@ class AegisModel(LoraModel):
 
 
 class AegisRunner(AnswerRunner):
-    """Runner that decodes an answer token by token until no column can change any more."""
+    """Runner of the Aegis decoder over texts.
+
+    An answer is decoded token by token, only until further tokens cannot change an output column.
+    """
 
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Return whether decoding can end, because more tokens would not change any column."""
+        """Return whether decoding can end, because more tokens would not change any output column.
+
+        `answer` is the text decoded so far. `is_complete` says whether the decoder has ended the
+        answer.
+        """
         if self.options.keep_raw:
             return is_complete
         needs_all = self.options.categories_field is not None
@@ -99,10 +106,9 @@ class AegisRunner(AnswerRunner):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Label and named categories that the model's answer gives a text.
+    """Label of a text, and the categories (codes "O1" to "O13") that the model's answer lists.
 
-    The label is "safe", the only category, or "unknown" for other answers, such as one with several
-    categories.
+    The label is "safe", the category if there is exactly one, or "unknown" for all other answers.
     """
 
     label: str
@@ -119,6 +125,7 @@ def final_verdict(answer: str) -> Verdict:
 def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False) -> Verdict | None:
     """Return label and categories of an answer, or None if more tokens can change them.
 
+    `text` is the answer decoded so far, and `is_complete` says whether the decoder has ended it.
     The first line must be ``safe`` or ``unsafe``; after ``unsafe`` the second one lists categories
     from ``O1`` to ``O13``, separated by commas. Further lines are ignored. Several categories make
     the label ``unknown``, as in both generations of NeMo Curator (``_parse_response``), so that a
@@ -148,7 +155,7 @@ def read_answer(text: str, is_complete: bool, needs_all_categories: bool = False
 
 
 class AegisHead(LabelHead):
-    """Head that writes label, categories and raw text of a safety model's answers."""
+    """Head that converts the model's answers to columns of label, categories and raw answer."""
 
     @property
     def labels(self) -> list[str]:
@@ -156,7 +163,7 @@ class AegisHead(LabelHead):
         return list(ANSWER_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, categories and raw answer, if the settings name them."""
+        """Return the Arrow fields of label, categories and raw answer that the settings name."""
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.categories_field, LABELS),
@@ -164,7 +171,10 @@ class AegisHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, from answer texts, object (texts,)."""
+        """Return the columns that the settings name, as values by column name.
+
+        `values` are the model's answers, str objects (texts,).
+        """
         categories = [list(final_verdict(answer).categories) for answer in values]
         return named_columns(
             (self.label_field, _labels(values).tolist()),
@@ -173,7 +183,11 @@ class AegisHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts with one of the labels to keep; see `Head.passes`."""
+        """Return ``{"label": mask}``, true for texts whose label is in `filter_by`, bool (texts,).
+
+        The dict is empty if `filter_by` is not set. `values` are the model's answers, str objects
+        (texts,).
+        """
         return self.passes_label(_labels(values))
 
     @property

@@ -38,7 +38,7 @@ class Choice(Declared):
         Labels that the model writes; or the text that it writes for each label, or several texts,
         whose probabilities are added.
     ends : list of str
-        Labels after which the answer ends, without the rest of its form.
+        Labels after which the answer ends, so that its later fields have no values.
     """
 
     options: Options = setting(kw_only=False, convert=_normal_options)
@@ -51,7 +51,7 @@ class Choice(Declared):
 
     @functools.cached_property
     def spellings(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Labels in order, each with the texts that the model may write for it."""
+        """Pairs of a label and the texts that the model may write for it, in option order."""
         return _spellings(self.options)
 
     @functools.cached_property
@@ -62,14 +62,14 @@ class Choice(Declared):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Choice):
-    """Answer field with any number of options, each at most once, in the order of the text.
+    """Answer field with any number of options, each at most once, in the order of the answer.
 
     Attributes
     ----------
     separator : str
         Text between two options.
     none : str
-        Text for no options; without it there is at least one.
+        Text that the model writes for no options. If None, there is at least one option.
     """
 
     separator: str = setting(default=", ", kw_only=False, least=0)
@@ -97,9 +97,11 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return options as pairs of label and texts that the model may write for it.
+    """Convert options to pairs of a label and the texts that the model may write for it.
 
-    Raises TypeError or ValueError if they are not distinct texts.
+    `options` are a list of labels, a dict of label to one or several texts, or pairs made by this
+    function. Raises TypeError or ValueError unless there are two or more labels, and all labels and
+    texts are distinct strings that are not blank.
     """
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
@@ -131,8 +133,9 @@ def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def named_field(options: Any) -> Field:
     """Make an answer field from a setting: a list or dict of options, or a field object.
 
-    In files of settings, a class is its name with attributes, such as
-    ``{"several": {"options": ["a", "b"], "none": "none"}}``.
+    A list or dict becomes a `Choice`, and a field object is returned as it is. In files of
+    settings, a field object is a dict of its class name to its attributes, such as ``{"several":
+    {"options": ["a", "b"], "none": "none"}}``.
     """
     if isinstance(options, Mapping) and len(options) == 1:
         ((name, attributes),) = options.items()
@@ -154,9 +157,10 @@ class AnswerForm:
     def of(cls, template: str, fields: Mapping[str, Any]) -> AnswerForm:
         """Parse the template of an answer, such as ``"Safety: {safety}"``.
 
-        `fields` has the options of each name in braces, such as ``{"safety": ["safe", "unsafe"]}``,
-        or a field object; see `named_field`. Raises ValueError if names differ, or if the first
-        tokens do not tell the options apart.
+        `fields` maps each name in braces to its options, such as ``{"safety": ["safe",
+        "unsafe"]}``, or to a field object, such as `Several`. Raises ValueError if template and
+        `fields` have different names, or if an option begins with another one and no text after it
+        tells them apart.
         """
         names, literals = [], [""]
         for text, name in template_pieces(template, "answer"):
@@ -175,7 +179,7 @@ class AnswerForm:
         return form
 
     def _check_can_be_told_apart(self) -> None:
-        """Raise ValueError if an option begins with another one, and no text follows to decide."""
+        """Raise ValueError if an option is the beginning of another one and no text follows it."""
         for number, field in enumerate(self.fields):
             ends = field.ends if isinstance(field, Choice) else ()
             if type(field) is not Choice or (self.literals[number + 1] and not ends):
@@ -194,7 +198,7 @@ class AnswerForm:
 
 @dataclasses.dataclass
 class Answer:
-    """Answer that was read: the value of each field, its probability, and the token ids."""
+    """Answer to one prompt: each field's value and probability, and the answer's token ids."""
 
     shares: np.ndarray | None = None  # probabilities of the first field's options, float64
     # A label, labels, or a text per field; None if the answer ended before it.
@@ -211,13 +215,16 @@ Reading = Generator[Tokens, None, Any]  # yields tokens after which results are 
 
 
 class Freely(tuple[int, ...]):
-    """Token ids after which the most likely token of the whole vocabulary is requested, too."""
+    """Token ids of a partial answer, to request the most likely next token of the whole vocabulary.
+
+    A plain tuple of token ids requests only the logits of token ids in `Reader.columns`.
+    """
 
     __slots__ = ()
 
 
 class _Node:
-    """Node in the tree of token ids of all options, where they branch or an option is decided."""
+    """Node in a prefix tree (trie) of the token ids of all options of an answer field."""
 
     def __init__(self) -> None:
         self.following: dict[int, _Node] = {}
@@ -226,9 +233,11 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the token ids of an option. The first `end` of them are its text, without its end.
+        """Add the token ids of the option with index `option`; return False if they are ambiguous.
 
-        Returns False if they are equal to another option's, or begin with it.
+        They are ambiguous if they are equal to another option's, begin with them, or are the
+        beginning of them. The first `end` token ids are the option's text; a token after them marks
+        where it ends.
         """
         node, is_new = self, False
         for token in tokens:
@@ -245,6 +254,8 @@ class AnswerReader:
 
     Parameters
     ----------
+    form : AnswerForm
+        Fields of an answer, and the literal texts around them.
     encode : callable
         Function from a text to its token ids, without additional special tokens.
     decode : callable
@@ -256,7 +267,8 @@ class AnswerReader:
     needs_shares : bool
         Whether the probabilities of all options of the first field are needed.
     places : dict of int to int
-        Columns of logits by token id, shared with other readers of the same rows.
+        Column of the logits by token id, to which this reader adds the tokens that it needs.
+        Readers of the same rows share it.
     """
 
     def __init__(
@@ -319,7 +331,12 @@ class AnswerReader:
         return total
 
     def read(self, known: Known, start: Tokens = ()) -> Reading:
-        """Read the answer after the tokens `start`; see `Reader.read`. Returns an `Answer`."""
+        """Read an answer: yield token ids after which logits are needed, and return an `Answer`.
+
+        A generator. Before it is resumed, the caller adds the logits to `known`, by the yielded
+        token ids. They are a partial answer: `start`, the token ids between prompt and answer, and
+        those of the answer so far.
+        """
         answer, path, previous = Answer(), start, self._before
         value: Any
         for number, field in enumerate(self.form.fields):
@@ -428,7 +445,10 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return all texts that a field can have, after the literal text before it."""
+        """Return all texts that field `number` can have, each after the literal before the field.
+
+        For free text, this is only the literal, or nothing if the literal is empty.
+        """
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -457,10 +477,12 @@ class AnswerReader:
     def _tree(
         self, number: int, before: str, rest: tuple[str, ...] | None = None, is_first: bool = True
     ) -> _Node:
-        """Return the tree of token ids of a field's possible texts, after the text `before`.
+        """Return the prefix tree of token ids of all texts of field `number` that follow `before`.
 
-        `rest` are the remaining options of `Several`. Trees are cached by the tokens of the first
-        option, because a text that changes them changes all options.
+        For a field of several options, `rest` are the labels that the answer does not have yet, and
+        `is_first` says whether it has none. The tree of a free text is empty. Trees are cached by
+        the tokens of the first option, because a text `before` that changes them changes all
+        options.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -507,7 +529,7 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the token ids that can follow an option, at the end of `text`."""
+        """Return the token ids that can follow `text`, the literal and option of field `number`."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
@@ -515,7 +537,10 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the token ids that can follow one of several options; `others` remain."""
+        """Return the token ids that can follow `text`, which ends with one of several options.
+
+        `number` is the index of the field, and `others` are the labels that may still follow.
+        """
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -523,7 +548,7 @@ class AnswerReader:
         return follows | set(self._after_field(number, text))
 
     def _after_field(self, number: int, text: str) -> Collection[int]:
-        """Return the token ids that can follow a field whose text ends with `text`."""
+        """Return the token ids that can follow field `number` if its text ends with `text`."""
         literal = self.form.literals[number + 1]
         if number + 1 == len(self.form.fields):
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
@@ -531,7 +556,7 @@ class AnswerReader:
         return {self._sequence(text, following)[0] for following in texts if following}
 
     def _number(self, node: _Node) -> None:
-        """Assign a logit column to every token id that is compared with others below this node."""
+        """Assign a column of logits to each token id that has alternatives at or below `node`."""
         if len(node.following) > 1:
             columns = [self._places.setdefault(t, len(self._places)) for t in node.following]
             node.columns = np.array(columns)
@@ -542,11 +567,13 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Return the probability of each option after `path`, float64 (options,), and its token ids.
+    """Compute the probability of each option in the prefix tree `tree`, after the token ids `path`.
 
-    A node has the softmax over its possible next tokens, and an option the product of its nodes.
-    The most probable nodes are expanded first. Unless `needs_all`, the search ends when no other
-    option can be the most probable one.
+    A generator. It yields token ids after which logits are needed in `known`, and returns the
+    probabilities, float64 (options,), and each option's token ids. `count` is the number of
+    options. A node has the softmax over its possible next tokens, and an option the product of its
+    nodes. The most probable nodes are expanded first. Unless `needs_all`, the search ends when no
+    other option can be the most probable one; probabilities are then incomplete.
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count

@@ -36,10 +36,10 @@ _LOGITS_AT_ONCE = 1_024  # tokens with logits in memory, of the whole vocabulary
 
 
 class Decoder:
-    """Causal language model on its device, in one dtype. Thread-safe.
+    """Causal language model on its device, in one dtype, with LoRA adapters. Thread-safe.
 
-    Weights are in memory once. Low-rank adapters take turns, each with separate modules around the
-    same tensors; they are not merged into the weights, which they share.
+    Weights are in memory once. One adapter is active at a time. Each adapter has its own modules
+    around the shared weight tensors, and is not merged into them.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -96,7 +96,7 @@ class Decoder:
     def use(self, name: str | None) -> None:
         """Make the adapter `name` active, or none if it is None.
 
-        The caller holds the device's lock.
+        The caller holds the device's lock. Raises KeyError if `add_adapter` has not loaded it.
         """
         with self._lock:
             if name not in self._models:
@@ -150,7 +150,10 @@ class Decoder:
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits by the output layer `head`, scaled and capped by the model's code."""
+        """Compute logits, float32 (n, outputs), of hidden states (n, hidden) by the layer `head`.
+
+        The model's own code scales and caps the logits, as it does for its own output layer.
+        """
         shell = copy.copy(self._model)
         body, last = shell.base_model_prefix, self._head_name
         shell._modules = {**shell._modules, body: _Given(hidden), last: head}
@@ -160,7 +163,8 @@ class Decoder:
 class LikelihoodNetwork(nn.Module):
     """Decoder that sums the negative log-likelihood of each row's tokens, given those before them.
 
-    A row may begin with `context` tokens that another row scores.
+    It sums over all tokens of a row, and over the tokens after the first `context`, which may be
+    repeated from another row as context.
     """
 
     def __init__(self, decoder: Decoder, context: int) -> None:
@@ -169,9 +173,11 @@ class LikelihoodNetwork(nn.Module):
         self._context = context
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Compute sums in nats and counts of tokens, (rows, 4), padded on the right.
+        """Return sums of negative log-likelihood in nats, and counts of tokens, float32 (rows, 4).
 
-        The first two are those of all tokens but the first, the others of those after the context.
+        Columns 0 and 1 are sum and count over all tokens of a row except the first. Columns 2 and 3
+        are sum and count over the tokens after the context, also without the first. Ids and mask
+        are (rows, width), padded on the right.
         """
         self._decoder.use(None)
         columns = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -192,7 +198,7 @@ class LikelihoodNetwork(nn.Module):
 
 
 class GuardNetwork(nn.Module):
-    """Decoder with an adapter, and a small network on the last hidden state of each text."""
+    """Decoder with a LoRA adapter, and a small network on the last hidden state of each text."""
 
     def __init__(self, decoder: Decoder, adapter: str, layers: GuardLayers) -> None:
         super().__init__()
@@ -208,7 +214,8 @@ class GuardNetwork(nn.Module):
     ) -> torch.Tensor:
         """Compute logits (rows, 1) from ids and mask (rows, width), padded on either side.
 
-        Runs the decoder without its last layer, and keeps only the last state of each row.
+        `position_ids` are passed if, and only if, padding is on the left. Runs the decoder without
+        its output layer, and keeps only the last state of each row.
         """
         self._decoder.use(self._adapter)
         is_left = position_ids is not None
@@ -240,7 +247,7 @@ class _Given(nn.Module):
 
 
 class _Rows(nn.Module):
-    """Output layer for some token ids only, in float32."""
+    """Output layer that computes logits of some token ids only, float32 (n, tokens)."""
 
     def __init__(self, head: nn.Linear, tokens: tuple[int, ...]) -> None:
         super().__init__()
@@ -253,7 +260,10 @@ class _Rows(nn.Module):
 
 
 def check_runs(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless `Decoder` can run a model with this ``config.json``."""
+    """Raise CheckpointError unless `Decoder` can run a model with this ``config.json``.
+
+    `sizes` is the parsed file, and `name` is the model's name for the message.
+    """
     model = decoder_without_memory(sizes).eval()
     decoder = Decoder(model, SimpleNamespace(eos_token_id=0))
     ids, state = torch.zeros(1, 2, dtype=torch.int64, device="meta"), RowState()

@@ -59,16 +59,18 @@ class Reader(Protocol):
         """Approximate number of tokens of the longest answer, used to size batches."""
 
     def read(self, known: Known) -> Reading:
-        """Yield token ids of partial answers after which logits are needed; return the result.
+        """Read an answer: yield token ids after which logits are needed, and return the answer.
 
-        Logits are then in `known`. `Freely` also requests the most likely token of the whole
-        vocabulary. A result has `tokens`, from which later answers are drafted.
+        A generator. Before it is resumed, the caller adds the logits to `known`, by the yielded
+        token ids of the partial answer. `Freely` objects also request the most likely token of the
+        whole vocabulary. The answer has the attribute `tokens`, its token ids, used to draft later
+        answers.
         """
 
 
 @dataclass(frozen=True)
 class AnswerTask:
-    """Decoder, its LoRA adapter, common prompt prefix, and reader of the answers to prompts."""
+    """Inputs of `answer` that prompts share: decoder, LoRA adapter, prompt prefix and reader."""
 
     decoder: Decoder
     adapter: str | None  # name of one of the decoder's adapters
@@ -79,7 +81,7 @@ class AnswerTask:
 
 @dataclass(frozen=True)
 class FreeAnswer:
-    """Answer that was decoded greedily. Its text has no special tokens."""
+    """Greedily decoded answer: its text, without special tokens, and its token ids."""
 
     text: str
     tokens: Tokens
@@ -89,8 +91,9 @@ class FreeAnswer:
 class FreeReader:
     """Reader that decodes greedily: each token is the most likely one; ties go to the lowest id.
 
-    ``is_decided(text, is_complete)`` is called after every new token, and returns whether the
-    partial answer is enough. It must be a pure function.
+    ``is_decided(text, is_complete)``, a pure function, is called after every new token, and returns
+    whether the partial answer `text` is enough. `is_complete` says whether the decoder has ended
+    the answer.
     """
 
     decoder: Decoder
@@ -102,14 +105,18 @@ class FreeReader:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens to allocate after a prompt.
+        """Number of tokens to allocate for an answer after a prompt, at most `MOST_DRAFTED`.
 
         Small, because answers grow token by token.
         """
         return min(MOST_DRAFTED, self.max_new_tokens)
 
     def read(self, known: Known) -> Reading:
-        """Decode an answer greedily; see `Reader.read`."""
+        """Decode an answer greedily: yield its token ids until it ends, and return a `FreeAnswer`.
+
+        A generator. Each time it yields the token ids decoded so far, and is resumed when `known`
+        has the most likely next token.
+        """
         tokens: Tokens = ()
         while not tokens or not self._is_ended(tokens):
             if tokens not in known:
@@ -136,11 +143,12 @@ def answer(
     settings: ModelOptions,
     stats: RunStats,
 ) -> list[Any]:
-    """Return the result of the task's reader for every prompt, in input order.
+    """Run prompts through the task's decoder, and return the reader's answer to each, in order.
 
-    A result is None if logits were not finite. Prompts include the prefix. The batch limits
+    An answer is None if logits were not finite. Prompts include the prefix. The batch limits
     measured for the model are cached under `key`. Only `sort_by_length` and `batch_size` of the
-    settings apply, because decoders have one loader and one engine.
+    settings apply, because decoders have one loader and one engine. Counts of the run are added to
+    `stats`.
     """
     answers: list[Any] = [None] * len(prompts)
     if not answers:
@@ -173,15 +181,17 @@ class SeenAnswers:
         self._counts: Counter[Tokens] = Counter()
 
     def add(self, answer: Tokens) -> None:
-        """Count an answer's token ids. Rare answers are forgotten if there are too many."""
+        """Count an answer's token ids. Over 64 distinct answers, the rarest are forgotten."""
         self._counts[answer] += 1
         if len(self._counts) > _MOST_SEEN:
             self._counts = Counter(dict(self._counts.most_common(_MOST_SEEN // 2)))
 
     def continuations(self) -> dict[Tokens, Tokens]:
-        """Return the most common continuation of each beginning of an answer, to use as a draft.
+        """Return the tokens that most often follow each beginning of a counted answer, as drafts.
 
-        It lacks the answer's last token, which follows from verifying the previous one.
+        Keys are the first token ids of an answer, and values at most `MOST_DRAFTED` token ids that
+        follow. An answer's last token is not drafted, because the decoder predicts it when it
+        verifies the token before.
         """
         rarest_first = reversed(self._counts.most_common())
         return {
@@ -192,15 +202,16 @@ class SeenAnswers:
 
 
 class _Memory:
-    """Cache of the key/value tensors of the most recent prompt prefixes, for one LoRA adapter."""
+    """Cache of key/value tensors and earlier answers by prompt prefix, for one LoRA adapter."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return keys and values of the task's prefix, which runs if needed, and earlier answers.
+        """Return the key/value tensors of the task's prefix, and its earlier answers.
 
-        There are no keys and values for an empty prefix.
+        The decoder runs the prefix if it is not cached. An empty prefix has None instead of
+        tensors.
         """
         key = task.prefix.tobytes()
         if key not in self._kept:
@@ -222,7 +233,7 @@ def _run_prefix(task: AnswerTask) -> Prefix | None:
 
 
 class _Row:
-    """Prompt without the common prefix, and the state of reading its answer."""
+    """Token ids of one prompt after the common prefix, and the state of reading its answer."""
 
     def __init__(self, prompt: np.ndarray, reader: Reader) -> None:
         self.prompt = prompt
@@ -246,9 +257,10 @@ class _Row:
 
     @property
     def next_column(self) -> int:
-        """Column of the first token id to run next, as earlier ones have cached keys and values.
+        """Index, in prompt and answer, of the first token to run in the next forward pass.
 
-        The last requested token always runs.
+        Earlier tokens have cached keys and values. The last token of those whose logits are
+        requested always runs.
         """
         if self.has_run is None:
             return 0
@@ -260,14 +272,14 @@ class _Row:
         return len(self.prompt) + (kept if self.wanted else -1)
 
     def next_ids(self, start: int) -> np.ndarray:
-        """Return the token ids to run next, from column `start`, including drafted ones."""
+        """Return prompt, requested tokens and draft from index `start` on, as int64 token ids."""
         answer = np.array((*self.wanted, *self.draft), dtype=np.int64)
         return np.concatenate((self.prompt, answer))[start:]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Prompts that share a prefix of equal length, answered together, under the device's lock."""
+    """Prompts whose shared prefix has one length, answered together, under the device's lock."""
 
     task: AnswerTask
     prefix: Prefix | None
@@ -277,7 +289,11 @@ class _Group:
     def answers(
         self, prompts: list[np.ndarray], key: Hashable, settings: ModelOptions
     ) -> list[Any]:
-        """Answer prompts, passed as token ids after the prefix, in batches that fit the memory."""
+        """Return the answer to each prompt, in order, from batches that fit the memory.
+
+        Prompts are passed as the token ids after the prefix. An answer is None if logits were not
+        finite. Batch limits are cached under `key`.
+        """
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
         device, widest = self.task.decoder.device, int(lengths.max())
@@ -312,14 +328,18 @@ class _Group:
         return [answers[index] for index in np.argsort(order)]
 
     def probe(self, rows: int, width: int) -> None:
-        """Run a batch of this size with arbitrary token ids, to measure the memory it takes."""
+        """Run a batch of `rows` prompts of `width` arbitrary token ids, to measure its memory."""
         prompts = [_Row(np.zeros(width, np.int64), self.task.reader) for _ in range(rows)]
         replace(self, stats=RunStats())._forward(prompts, RowState(self.prefix))
 
     def _answer_batch(
         self, prompts: list[np.ndarray], current_limits: Callable[[], BatchLimits]
     ) -> list[Any]:
-        """Answer a batch: run its prompts within limits, then decode all of them together."""
+        """Return the answers to a batch of prompts, in order; None for logits that are not finite.
+
+        Prompts are token ids after the prefix. They run in smaller batches within the limits that
+        `current_limits` returns. Then all their answers are decoded together.
+        """
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
         new_rows = [row for row in rows if row.advance()]
@@ -343,7 +363,11 @@ class _Group:
     def _continue(
         self, rows: list[_Row], state: RowState, continuations: dict[Tokens, Tokens]
     ) -> list[_Row]:
-        """Run the decoder once, and return the rows whose answers are not complete."""
+        """Run the decoder once for all rows, and return the rows whose answers are not complete.
+
+        `state` keeps only these rows' keys and values. `continuations` are drafts by partial
+        answer. A row with non-finite logits is dropped.
+        """
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
         is_finite = self._forward(rows, state)
@@ -353,9 +377,9 @@ class _Group:
         return [rows[number] for number in kept]
 
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
-        """Run the next and the drafted tokens of each row.
+        """Run the next and drafted tokens of each row, and store the resulting logits in the rows.
 
-        Return whether its logits were finite.
+        Returns, for each row, whether its logits can be used. Keys and values are added to `state`.
         """
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
@@ -400,9 +424,10 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
-    """Store a row's logits after its requested and drafted tokens.
+    """Store the logits after a row's last requested token and after each drafted token.
 
-    Return whether they are usable.
+    Each of `results` has the most likely next token id (-1 if not requested), its probability,
+    whether logits are finite, and the logits. Returns False if the first logits are not finite.
     """
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
@@ -415,10 +440,10 @@ def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
 
 
 def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return token ids for the next forward, their columns, and the mask of requested positions.
+    """Return token ids for the next forward, their indices, and a mask of requested positions.
 
-    All are (rows, width), padded on the right. Logits are requested at the last wanted token, and
-    at each token of a draft.
+    All are (rows, width), padded on the right. Indices count from the end of the common prefix.
+    Logits are requested at the last wanted token, and at each token of a draft.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

@@ -80,11 +80,11 @@ class GuardOptions(LoraOptions):
 
 
 class GuardModel(LoraModel):
-    """Pinned guard network on a decoder's hidden states, with the adapter of another repository."""
+    """Guard network on hidden states of a decoder with a LoRA adapter, all pinned to versions."""
 
     @property
     def repositories(self) -> list[str]:
-        """Hub names or directories of guard network, adapter and decoder."""
+        """Distinct Hub names or directories of guard network, LoRA adapter and decoder."""
         return list(
             dict.fromkeys([self.options.model, self.options.adapter, self.options.base_model])
         )
@@ -111,7 +111,7 @@ class GuardModel(LoraModel):
 
 
 class StateRunner(DecoderRunner, EncoderRunner):
-    """Runner of the guard network on the decoder's last hidden state of each text."""
+    """Runner of the guard network, which scores the last hidden state of each text in a decoder."""
 
     def check_weights(self) -> None:
         """Raise CheckpointError if tensors of guard, adapter and decoder do not match."""
@@ -128,7 +128,10 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep the guard and its decoder in memory within a ``with`` block; see `Runner.lease`."""
+        """Yield the loaded guard network for a ``with`` block, which keeps it in memory.
+
+        It is cached in its decoder, which is loaded once per process for each device and dtype.
+        """
         with self.lease_decoder(device, dtype) as decoder:
             yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
 
@@ -169,7 +172,7 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
 
 class GuardHead(LabelHead):
-    """Head that writes the poisoning score of each text, and whether it is poisoned."""
+    """Head that converts outputs to columns of poisoning score and label (poisoned or not)."""
 
     @property
     def labels(self) -> list[bool]:
@@ -177,7 +180,7 @@ class GuardHead(LabelHead):
         return [False, True]
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label and score, if the settings name them."""
+        """Return the Arrow fields of label and score, if the settings name them."""
         return named_fields(
             (self.label_field, pa.bool_()), (self.options.score_field, pa.float32())
         )
@@ -187,18 +190,28 @@ class GuardHead(LabelHead):
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of label and score, from poisoning scores, float32 (texts, 1)."""
+        """Return the columns of label and score that the settings name, as values by column name.
+
+        `values` are poisoning scores, float32 (texts, 1).
+        """
         return named_columns(
             (self.label_field, values[:, 0] >= np.float32(POISONED_FROM)),
             (self.options.score_field, values[:, 0]),
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts with one of the labels to keep; see `Head.passes`."""
+        """Return ``{"label": mask}``, true for texts whose label is in `filter_by`, bool (texts,).
+
+        The dict is empty if `filter_by` is not set. `values` are poisoning scores, float32 (texts,
+        1); the label is whether a score is at least 0.5.
+        """
         return self.passes_label(values[:, 0] >= np.float32(POISONED_FROM))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from 0.5, where the label changes, to sort examples."""
+        """Return the distance of each score from 0.5, where the label changes, float32 (texts,).
+
+        Used to sort examples in reports.
+        """
         return np.abs(values[:, 0] - np.float32(POISONED_FROM))
 
 
@@ -207,7 +220,7 @@ class InstructionDataGuardClassifier(TextMapper[GuardOptions]):
 
     Expects texts in the form ``Instruction: ... Input: ... Response: ...``, as in
     the model card. Reads the last hidden state of LlamaGuard-7b with the adapter
-    of Aegis, in one pass. On a worker, both classifiers share the decoder.
+    of Aegis, in one pass. On a worker, it shares the decoder with `AegisClassifier`.
 
     Parameters
     ----------

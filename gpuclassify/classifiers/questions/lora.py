@@ -84,7 +84,7 @@ class LoraModel(PinnedModel):
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories or directories: the decoder, that of `model`, and the adapter.
+        """Pinned repositories or directories of the decoder, the setting `model` and the adapter.
 
         Equal ones are listed once.
         """
@@ -99,7 +99,7 @@ class LoraModel(PinnedModel):
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the file with weights in each repository or directory of `identities`."""
+        """Name of the file with weights by pinned repository or directory, as in `identities`."""
         checkpoint = self.checkpoint
         files = {checkpoint.base: WEIGHTS}
         if checkpoint.adapter is not None:
@@ -141,7 +141,12 @@ class LoraModel(PinnedModel):
 
 
 def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
-    """Raise CheckpointError unless a ``config.json`` describes a decoder of texts only."""
+    """Raise CheckpointError unless a ``config.json`` describes a decoder that can be asked.
+
+    Such a decoder is a causal language model that reads only text. Its layers have full or sliding
+    attention, and its rotary positions are not dynamic. `sizes` is the parsed file, and `name` is
+    the model's name for the message.
+    """
     architectures = sizes.get("architectures") or ["CausalLM"]
     cure = "pass a model that AutoModelForCausalLM loads, such as Qwen/Qwen2.5-0.5B-Instruct"
     if others := [key for key in ("vision_config", "audio_config") if key in sizes]:
@@ -170,7 +175,7 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
     """Return the maximum number of tokens with unscaled "longrope" positions.
 
-    None if the model has other positions.
+    None if the model has other positions. `sizes` is the parsed ``config.json``.
     """
     kind, rope = _rope(sizes)
     name = "original_max_position_embeddings"
@@ -216,7 +221,7 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
 def decoder_without_memory(sizes: Mapping[str, Any], owner: str = "the decoder") -> Any:
     """Build a decoder from its ``config.json`` on torch's meta device, without memory for weights.
 
-    Raises CheckpointError if transformers cannot.
+    Raises CheckpointError, which names the `owner`, if transformers cannot build it.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -80,11 +80,14 @@ class PerplexityOptions(ModelOptions):
             )
 
     def overlap_of(self, window_tokens: int) -> int:
-        """Return the number of tokens that neighbouring windows of this length share."""
+        """Return the number of tokens (1 or more) that neighbouring windows of a length share.
+
+        The length is `window_tokens`.
+        """
         return max(1, super().overlap_of(window_tokens) or 0)
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
-        """Return the arguments of `TextTokenizer` that cut texts to windows of `window_tokens`.
+        """Return keyword arguments of `TextTokenizer` to cut texts to windows of `window_tokens`.
 
         Special tokens are added once per text, not once per window.
         """
@@ -131,7 +134,10 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep the decoder in memory within a ``with`` block; see `Runner.lease`."""
+        """Yield the loaded network for a ``with`` block, which keeps it in memory.
+
+        It is cached in its decoder, which is loaded once per process for each device and dtype.
+        """
         with self.lease_decoder(device, dtype) as decoder:
             key = (self.model.checkpoint, self._context)
             yield decoder.attached(key, lambda: self._load(decoder))
@@ -170,7 +176,12 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
         )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the runner's outputs for each distinct text; see `Runner.run`."""
+        """Compute likelihood, bits per byte, and number of scored tokens of each distinct text.
+
+        The outputs' values are float32 (texts, 3): negative log-likelihood per token in nats, bits
+        per byte, and the number of tokens. The first two are NaN if no token is scored. Counts are
+        added to `stats`. `name_text` returns the name of the text with an index, for messages.
+        """
         windows = super().run(texts, stats, name_text)
         assert windows.counts is not None
         starts = np.cumsum(windows.counts) - windows.counts
@@ -187,17 +198,23 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
 
 class LikelihoodHead(Head):
-    """Head that writes likelihood, bits per byte, and the number of tokens scored."""
+    """Head that converts outputs to columns of likelihood, bits per byte and number of tokens."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of the columns that the settings name."""
+        """Return the Arrow fields of the columns that the settings name.
+
+        They are likelihood, bits per byte, and number of tokens.
+        """
         options = self.options
         numbers = named_fields((options.nll_field, FLOAT32), (options.bits_per_byte_field, FLOAT32))
         counts = named_fields((options.tokens_field, pa.int64()))
         return [*numbers, *(field.with_metadata(COUNT) for field in counts)]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, from the runner's outputs (texts, 3)."""
+        """Return the columns that the settings name, as values by column name; null for NaN.
+
+        `values` are likelihood, bits per byte and number of tokens, float32 (texts, 3).
+        """
         options = self.options
         nll, bits = (pa.array(values[:, n], FLOAT32, mask=np.isnan(values[:, n])) for n in (0, 1))
         return named_columns(
@@ -207,7 +224,10 @@ class LikelihoodHead(Head):
         )
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return each text's `nll_field`, to sort examples; 0 if no token of the text is scored."""
+        """Return each text's mean negative log-likelihood per token, float32 (texts,).
+
+        It is 0 if no token of the text is scored. Used to sort examples in reports.
+        """
         return np.nan_to_num(values[:, 0])
 
 
@@ -223,7 +243,7 @@ class Perplexity(TextMapper[PerplexityOptions]):
     The first token of a text has no context. It is scored only if the tokenizer
     puts a token before texts, such as ``<s>``. A text without a scored token has
     null scores. To select texts, compare columns, as in
-    ``Select("bits_per_byte < 1.2")``, or assign buckets.
+    ``Select("bits_per_byte < 1.2")``, or divide them into buckets by score.
 
     Examples
     --------

@@ -252,7 +252,10 @@ class PromptOptions(ClassifierOptions):
 
     @functools.cached_property
     def form(self) -> AnswerForm:
-        """Form of the answer, parsed: fields, such as a choice of labels, and texts around them."""
+        """Form of the answer: its fields, such as a choice of labels, and the texts around them.
+
+        Raises ValueError unless the settings describe one form.
+        """
         if (self.answers is None) == (self.answer is None) or (
             (self.answer is None) != (self.fields is None)
         ):
@@ -288,7 +291,7 @@ class PromptOptions(ClassifierOptions):
 
 
 class PromptModel(LoraModel):
-    """Pinned decoder, with its LoRA adapter if any, and the prompts to ask it with."""
+    """Decoder and its LoRA adapter, if any, pinned to versions, with the prompts to ask it."""
 
     @property
     def repositories(self) -> list[str]:
@@ -307,7 +310,11 @@ class PromptModel(LoraModel):
         return hub.resolve(options.adapter, options.adapter_revision, cache_dir=options.cache_dir)
 
     def read(self) -> LoraCheckpoint:
-        """Read the decoder's configuration, and build prompts with its chat template."""
+        """Read the decoder's configuration, and build the prompts with its chat template.
+
+        Weights are not read. Raises ValueError if prompts and windows do not fit the maximum number
+        of tokens.
+        """
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         checkpoint, options = super().read(), self.options
@@ -333,7 +340,12 @@ class PromptModel(LoraModel):
         return replace(checkpoint, prompts=prompts, max_tokens=length)
 
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
-        """Return the maximum number of tokens of a prompt, with room for an answer after it."""
+        """Return the maximum number of tokens of a prompt: `max_seq_length` or the model's limit.
+
+        `sizes` is the decoder's ``config.json``. If its positions are "longrope", the limit leaves
+        room for the longest answer, of `answer_tokens`, and a larger `max_seq_length` raises
+        ValueError.
+        """
         asked = self.options.max_seq_length
         most = most_positions(sizes)
         if most is None:
@@ -368,10 +380,11 @@ def new_readers(
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Collection[int],
 ) -> list[AnswerReader]:
-    """Make an `AnswerReader` for each prompt, from the decoder's tokenizer.
+    """Make an `AnswerReader` for each prompt, which computes its answers from a decoder's logits.
 
-    Raises ValueError if two options have the same tokens. `end_ids` are token ids that end an
-    answer.
+    `prompts` has one prompt, or one per criterion if the options have criteria. `tokenizer` is the
+    decoder's, and `end_ids` are the token ids that end an answer. The readers share one table of
+    logit columns. Raises ValueError if two options cannot be told apart by their tokens.
     """
     backend, places = tokenizer.backend_tokenizer, {}  # type: ignore[var-annotated]
 
@@ -395,31 +408,36 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader that reads the answers about several criteria after one document, which runs once."""
+    """Reader of an answer for each of several criteria, after one document, which runs once."""
 
     readers: list[AnswerReader]
     starts: list[Tokens]  # tokens of each criterion, with the rest of the prompt
 
     @property
     def columns(self) -> Tokens:
-        """Token ids whose logits are needed; see `Reader.columns`."""
+        """Token ids whose logits are needed at each requested position, equal for all criteria."""
         return self.readers[0].columns
 
     @property
     def has_free_fields(self) -> bool:
-        """Always False, because answers about criteria are choices.
-
-        See `Reader.has_free_fields`.
-        """
+        """Whether an answer has free text: always False, because criteria have only choices."""
         return False
 
     @property
     def most_tokens(self) -> int:
-        """Approximate number of tokens of the longest answer; see `Reader.most_tokens`."""
+        """Approximate number of tokens of the longest criterion with its longest answer.
+
+        Used to size batches.
+        """
         return max(map(len, self.starts)) + self.readers[0].most_tokens
 
     def read(self, known: Known) -> Reading:
-        """Read the probability of the first option for each criterion; see `Reader.read`."""
+        """Read an answer for each criterion: yield token ids after which logits are needed.
+
+        A generator, which returns one `Answer`: its `shares` are the probabilities of the first
+        option, float64 (criteria,). Before it is resumed, the caller adds the logits to `known`, by
+        the yielded token ids.
+        """
         shares = []
         for reader, start in zip(self.readers, self.starts, strict=True):
             answer = yield from reader.read(known, start)
@@ -431,8 +449,9 @@ class CriteriaReader:
 class _Ask:
     """Tokenizer of a prompt, and reader of its answers.
 
-    `trim` is the number of tokens at the end of the prompt that the reader reads instead, because
-    an answer may change them.
+    `trim` is the number of tokens to remove from the end of a tokenized prompt. The reader's
+    answers begin with them instead, because they can depend on the answer's text, or on the
+    criterion.
     """
 
     tokenizer: PromptTokenizer
@@ -441,18 +460,23 @@ class _Ask:
 
 
 class ChoiceRunner(PromptRunner):
-    """Runner that asks a decoder about each row, and reads answers from the options' logits."""
+    """Runner that asks a decoder about each row, and computes answers from the options' logits."""
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the texts of a row's prompt columns, from their JSON, or from a single text."""
+        """Return the texts of the prompt's columns, in the order of the prompt, for a row's `text`.
+
+        `text` is a JSON list of the columns' texts or, if there is one column, the text itself.
+        """
         names = self.options.text_fields
         values = dict(zip(names, json.loads(text) if len(names) > 1 else [text], strict=True))
         return tuple(values[name] for name in self.model.checkpoint.prompts[0].columns)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Ask about each distinct text; outputs are `Answer` objects, or probabilities of windows.
+        """Ask the decoder about each distinct text, and return its answers as the outputs' values.
 
-        See `Runner.run`.
+        They are `Answer` objects (texts,) or, if documents are read in windows, probabilities of
+        labels or criteria, float32 (windows, labels). Counts are added to `stats`. `name_text`
+        returns the name of the text with an index, for messages.
         """
         options, rows = self.options, [self.columns_of(text) for text in texts]
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
@@ -536,7 +560,10 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Remove the last `count` token ids of each prompt, which the answer reader reads instead."""
+    """Return prompts without the last `count` token ids of each.
+
+    The reader puts these tokens before the answer instead, because they depend on its text.
+    """
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -546,7 +573,11 @@ def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
 
 
 class AnswerHead(CategoryHead):
-    """Head that writes label and probabilities of an answer's first field, and the other fields."""
+    """Head that converts answers to a column per field, with probabilities of the first field.
+
+    The columns of the first field are a label, the probabilities of its options, and the largest
+    one.
+    """
 
     @property
     def _first(self) -> Any:
@@ -558,7 +589,7 @@ class AnswerHead(CategoryHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the answer's first field, in the order of its options; empty for free text."""
+        """Labels of the answer's first field, in option order; empty unless it has one label."""
         return list(self._first.labels) if self._has_label else []
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
@@ -567,7 +598,7 @@ class AnswerHead(CategoryHead):
         self.label_field = self._name if self._has_label else None  # free text is not a label
 
     def fields(self) -> list[pa.Field]:
-        """Return fields of label, scores, confidence, other answer fields, and raw answer."""
+        """Return Arrow fields of label, scores, confidence, other answer fields, and raw answer."""
         fields = super().fields() if self._has_label else []
         form = self.options.form
         names = [self._name, *form.names[1:]]
@@ -584,7 +615,10 @@ class AnswerHead(CategoryHead):
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns, from `Answer` objects (texts,), or probabilities (texts, labels)."""
+        """Return the new columns, as values by column name.
+
+        `values` are `Answer` objects (texts,), or probabilities of labels, float32 (texts, labels).
+        """
         made = dict(super().columns(_shares(values))) if self._has_label else {}
         if values.dtype != object:
             return made
@@ -604,14 +638,19 @@ class AnswerHead(CategoryHead):
         return made | named_columns((raw, [one.raw for one in values]))
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters.
+        """Return a mask of passing texts, bool (texts,), for each filter that is set.
 
-        Empty if the first field has no labels.
+        Keys are "label", "confidence" and "score", for filters of the answer's first field. The
+        dict is empty if that field is not a choice of one label. `values` are `Answer` objects
+        (texts,), or probabilities of labels, float32 (texts, labels).
         """
         return super().passes(_shares(values)) if self._has_label else {}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label, or of its free text, to sort examples."""
+        """Return the probability of the first field's value in each text's answer, float (texts,).
+
+        The value is a label, a list of labels or a free text. Used to sort examples in reports.
+        """
         if self._has_label:
             return super().certainties(_shares(values))
         return np.array([one.confidences[0] for one in values])
@@ -620,7 +659,11 @@ class AnswerHead(CategoryHead):
         """Accept any decoder, because the prompt, not the model, has the labels."""
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by labels that the answer's first field does not have."""
+        """Raise ValueError for filters or score columns that the answer's first field cannot have.
+
+        If the field is a choice of one label, filters may name only its labels. Otherwise, there
+        must be no filters and no columns of scores or confidence.
+        """
         if self._has_label:
             super().check_settings()
             return
@@ -633,7 +676,7 @@ class AnswerHead(CategoryHead):
 
 
 class CriteriaHead(MultiLabelHead):
-    """Head that writes a column with the probability of "yes" for each criterion."""
+    """Head that converts answers to columns: the probability of the first option per criterion."""
 
     @property
     def labels(self) -> list[str]:
@@ -641,7 +684,11 @@ class CriteriaHead(MultiLabelHead):
         return [name for name, _ in self.options.criteria]
 
     def fields(self) -> list[pa.Field]:
-        """Return a field for each criterion, and the fields of `MultiLabelHead`."""
+        """Return an Arrow field for each criterion, and one for each column that the settings name.
+
+        The settings can name columns of the most probable criterion, all probabilities, the largest
+        one, and the criteria that reach their thresholds.
+        """
         return [*(pa.field(name, FLOAT32) for name in self.labels), *super().fields()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
@@ -649,30 +696,40 @@ class CriteriaHead(MultiLabelHead):
         return outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return columns, from `Answer` objects (texts,), or probabilities (texts, criteria)."""
+        """Return the columns of `fields`, as values by column name.
+
+        `values` are `Answer` objects (texts,), or probabilities, float32 (texts, criteria).
+        """
         shares = _shares(values)
         columns = {name: np.ascontiguousarray(shares[:, n]) for n, name in enumerate(self.labels)}
         return {**columns, **super().columns(shares)}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters of `MultiLabelHead`."""
+        """Return a mask of passing texts, bool (texts,), for each filter that is set.
+
+        Keys are "label", "confidence" and "score"; labels are names of criteria. `values` are
+        `Answer` objects (texts,), or probabilities, float32 (texts, criteria).
+        """
         return super().passes(_shares(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the largest probability of each text, to sort examples."""
+        """Return the largest probability among each text's criteria, float32 (texts,).
+
+        Used to sort examples in reports.
+        """
         return super().certainties(_shares(values))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
         """Accept any decoder, because the prompt, not the model, has the criteria."""
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown criteria."""
+        """Raise ValueError for filters by unknown criteria, or a minimum score that names none."""
         LabelHead.check_settings(self)
         self.check_minimums(are_several=True)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels), also if `values` are `Answer` objects."""
+    """Return probabilities, float32 (texts, labels); `values` may also be `Answer` objects."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)
@@ -713,12 +770,15 @@ class PromptClassifier(TextMapper[PromptOptions]):
         def __init__(self, **settings: Any) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return one head: for criteria if they are set, else for the fields of an answer."""
+        """Return one head, the object that converts answers to columns, in a tuple.
+
+        It is a `CriteriaHead` if the options have criteria, else an `AnswerHead`.
+        """
         kind = CriteriaHead if self.options.criteria else AnswerHead
         return (kind(type(self).__qualname__, self.options, self.model),)
 
     def describe(self) -> dict[str, Any]:
-        """Return settings as JSON values, with the whole prompt, and the model's commit."""
+        """Return settings as JSON values by name, with the whole prompt and the model's commit."""
         return super().describe() | {"prompt": self.options.prompt}
 
     def first_prompt(self, frame: Frame, most_chars: int) -> str | None:
@@ -738,9 +798,10 @@ class PromptClassifier(TextMapper[PromptOptions]):
         return checkpoint.prompts[0].filled(self.model.new_tokenizer(), shown)
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, or the JSON of its prompt columns if there are several.
+        """Return each row's text, or a JSON list of its prompt columns' texts if there are several.
 
-        None for null.
+        None if the text in the column `text_field` is null; other null columns are "". Texts are
+        cut to `max_chars` characters unless it is None.
         """
         texts, names = backend_of(frame).texts, self.text_fields
         columns = [texts(frame, name, max_chars) for name in names]

@@ -46,7 +46,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")  # byte tokens, which some tokenizers call
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt with places for the texts of columns, split there into literal texts."""
+    """Prompt template with placeholders for columns, split at them into literal texts."""
 
     literals: tuple[str, ...]  # texts around columns, one more than columns
     columns: tuple[str, ...]
@@ -61,7 +61,7 @@ class Prompt:
         return hashlib.sha256("".join(self.literals).encode()).hexdigest()
 
     def filled(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> str:
-        """Return the whole prompt, with these texts in the places of the columns."""
+        """Return the whole prompt, with `texts` in place of the columns, in the columns' order."""
         if not self.chat:
             pairs = itertools.zip_longest(self.literals, texts, fillvalue="")
             return "".join(itertools.chain.from_iterable(pairs))
@@ -71,9 +71,11 @@ class Prompt:
 
 
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Apply the tokenizer's chat template to messages.
+    """Return the text of a chat: its messages in the tokenizer's chat template, and an opening.
 
-    Dates that the template asks for are stored in `chat`, so that later rows get the same ones.
+    `chat` is a list of messages, variables of the template, the opening (a text that begins the
+    answer), and dates by their format. Dates that the template asks for are added there, so that
+    later rows get the same ones. Raises ValueError if the template fails.
     """
     messages, settings, opening, dates = chat
     settings = dict(settings)
@@ -93,7 +95,7 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _changed(value: object, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every string in JSON data."""
+    """Return a copy of JSON data with `change` applied to every string except dict keys."""
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -102,7 +104,10 @@ def _changed(value: object, change: Callable[[str], str]) -> Any:
 
 
 def prompt_columns(*templates: str | None) -> tuple[str, ...]:
-    """Return the distinct column names in braces in these templates; None is no template."""
+    """Return the distinct column names in braces in these templates, in order, as a tuple.
+
+    Templates may be None. The placeholder of a criterion's text is not a column.
+    """
     pieces = [template_pieces(one, "prompt") for one in templates if one]
     names = [name for _, name in itertools.chain.from_iterable(pieces) if name is not None]
     return tuple(dict.fromkeys(name for name in names if name != CRITERION))
@@ -111,9 +116,11 @@ def prompt_columns(*templates: str | None) -> tuple[str, ...]:
 def render_prompt(
     options: Any, tokenizer: PreTrainedTokenizerBase, owner: str, criterion: str | None
 ) -> Prompt:
-    """Build the settings' prompt with the tokenizer's chat template, for a criterion if any.
+    """Build the prompt of `options`, by the tokenizer's chat template if ``options.chat`` is true.
 
-    Raises ValueError if there is no template, it cannot be filled, or it omits a column.
+    `criterion` is the text in place of ``{criterion}``, and `owner` is the model's name for
+    messages. Raises ValueError if the tokenizer has no chat template, it cannot be filled, or it
+    omits or repeats a column.
     """
 
     def filled(template: str) -> str:
@@ -170,9 +177,9 @@ def render_prompt(
 
 
 def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
-    """Return a tokenizer that reads names of special tokens as ordinary text, and the new names.
+    """Copy a tokenizer with its special tokens renamed, so that their names in texts are just text.
 
-    It is a ``tokenizers.Tokenizer`` in which these tokens are renamed.
+    Returns a ``tokenizers.Tokenizer``, and the new name of each special token by its old name.
     """
     from tokenizers import Tokenizer
 
@@ -204,9 +211,9 @@ class PromptTokenizer:
 
     A prompt is tokenized at once, because tokens can span columns and literals. Special tokens in
     columns are text. The tokenizer must be of the tokenizers library, for offsets; it is configured
-    here and must not be shared. Column `main` is the document. Only a prefix of it is read that
-    provably has the same first tokens, unless `counts_rest`. Raises ValueError if the prompt leaves
-    no room for a document.
+    here and must not be shared. The column with the index `main` is the document. Only a prefix of
+    it is read that provably has the same first tokens, unless `counts_rest`. Raises ValueError if
+    the prompt leaves no room for a document.
     """
 
     def __init__(
@@ -262,7 +269,7 @@ class PromptTokenizer:
             self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Encode the prompt with these texts in its columns, without cutting."""
+        """Encode the prompt with these texts in its columns, uncut, to `ids` and `offsets`."""
         return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
@@ -280,7 +287,7 @@ class PromptTokenizer:
         return flat_batch(made, whole_lengths=np.array(lengths, dtype=np.int64))
 
     def _read(self, rows: list[list[str]]) -> list[np.ndarray]:
-        """Tokenize prompts, and replace documents in `rows` by the beginnings that were read.
+        """Return prompts' token ids, and cut documents in `rows` to the beginnings that were read.
 
         A document is read whole, or until the prompt exceeds `max_tokens`.
         """
@@ -323,7 +330,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _text_only(self) -> tuple[Any, dict[str, str], re.Pattern[str]]:
-        """Result of `without_special_tokens`, and a pattern that finds these tokens' names."""
+        """Tokenizer and new names from `without_special_tokens`, and a pattern of the old names."""
         backend, names = without_special_tokens(self._backend)
         longest_first = sorted(names, key=len, reverse=True)
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
@@ -360,14 +367,20 @@ class PromptTokenizer:
 
     @functools.cached_property
     def prefix(self) -> np.ndarray:
-        """Token ids that begin prompts of ordinary documents, int32 (tokens,), to run once."""
+        """Token ids that prompts of several probe documents all begin with, int32 (tokens,).
+
+        Most prompts begin with them, so they run once for all rows.
+        """
         others = [""] * (self._columns - 1)
         probes = [self.encode([probe, *others]).ids for probe in _PROBES]
         first, *more = [np.asarray(ids, dtype=np.int32) for ids in probes]
         return first[: min(shared_length(first, one) for one in more)]
 
     def seen_share(self, prompts: TokenBatch) -> np.ndarray:
-        """Return the share of each document's tokens in its prompt, float32 (documents,)."""
+        """Return the fraction of each document's tokens that were kept, float32 (documents,).
+
+        It is below 1 if the document was cut. `prompts` are results of this tokenizer.
+        """
         assert prompts.whole_lengths is not None
         document = np.maximum(prompts.whole_lengths - self.fixed_tokens, 1)
         lost = prompts.whole_lengths - prompts.lengths
@@ -380,7 +393,7 @@ class PromptTokenizer:
 
     @panics_as_errors()
     def windows(self, document: str, overlap: int) -> list[str]:
-        """Split a document into texts that fit into a prompt, and overlap by `overlap` tokens."""
+        """Split a document into texts that fit into a prompt each, and share `overlap` tokens."""
         encoding = self._backend.encode(document, add_special_tokens=False)
         if self._special_of(encoding.ids):
             encoding = self._text_only[0].encode(document, add_special_tokens=False)
@@ -395,9 +408,10 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Return the token ids of a row's prompt, with the document cut so that it fits.
+        """Return the token ids, int32, of a row's prompt, with the document cut so that it fits.
 
-        If the prompt is too long even without the document, the longest other column is cut.
+        `texts` are the row's column texts, which are cut in place. If the prompt is too long even
+        without the document, the longest other column is cut.
         """
         while True:
             prompt, encoding = self._encode(texts)
@@ -424,9 +438,10 @@ class PromptTokenizer:
 
 
 def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
-    """Return token ids and character offsets of a text after another, encoded separately.
+    """Encode `text` separately from the text `before` it; return token ids with offsets.
 
-    It is encoded after a line break, because some tokenizers add a space at the beginning of texts.
+    Offsets are (start, end) in characters of ``before + text``. The text is encoded after a line
+    break, because some tokenizers add a space at the beginning of texts.
     """
     line = backend.encode("\n", add_special_tokens=False).ids if before else []
     encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)

@@ -95,7 +95,7 @@ GRANITE_RISKS = (
 class Qwen3GuardClassifier(PromptClassifier):
     """Classifier of prompts in 119 languages: ``Safe``, ``Unsafe`` or ``Controversial``.
 
-    Columns: ``qwen3guard_safety``, and ``qwen3guard_categories``, a list of harms, empty
+    Writes the columns ``qwen3guard_safety``, and ``qwen3guard_categories``, a list of harms, empty
     if there are none. The authors' evaluation counts ``Controversial`` as unsafe. Any text can be
     judged as if it were a prompt; for responses there is `Qwen3GuardResponseClassifier`.
 
@@ -133,7 +133,7 @@ class Qwen3GuardClassifier(PromptClassifier):
 class Qwen3GuardResponseClassifier(PromptClassifier):
     """Classifier of responses, similar to `Qwen3GuardClassifier`; it also finds refusals.
 
-    Reads the columns ``prompt`` and ``response``. Columns: ``qwen3guard_response_safety``,
+    Reads the columns ``prompt`` and ``response``, and writes ``qwen3guard_response_safety``,
     ``qwen3guard_response_categories``, a list of harms, and ``qwen3guard_refusal``, ``Yes`` or
     ``No``.
     """
@@ -161,9 +161,9 @@ class Qwen3GuardResponseClassifier(PromptClassifier):
 class LlamaGuardClassifier(PromptClassifier):
     """Classifier of prompts in eight languages: ``safe``, or ``unsafe`` with some of 14 hazards.
 
-    Columns: ``llamaguard_safety``, and ``llamaguard_categories``, a list of hazards by name. Reads
-    English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The card's score is the
-    probability of ``unsafe``, the second one in `score_field`.
+    Writes the columns ``llamaguard_safety``, and ``llamaguard_categories``, a list of hazards by
+    name. Reads English, French, German, Hindi, Italian, Portuguese, Spanish and Thai. The card's
+    score is the probability of ``unsafe``, the second one in `score_field`.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class LlamaGuardClassifier(PromptClassifier):
 class ShieldGemmaClassifier(PromptClassifier):
     """Classifier of English prompts: the probability of violating each of four safety policies.
 
-    Columns: ``shieldgemma_dangerous_content``, ``shieldgemma_harassment``,
+    Writes the columns ``shieldgemma_dangerous_content``, ``shieldgemma_harassment``,
     ``shieldgemma_hate_speech`` and ``shieldgemma_sexually_explicit``. The card names no threshold.
 
     Parameters
@@ -234,9 +234,9 @@ class ShieldGemmaClassifier(PromptClassifier):
 class GraniteGuardianClassifier(PromptClassifier):
     """Classifier of English texts: the probability of each of seven risks.
 
-    Columns: ``granite_harm``, which is meant to cover all the others, ``granite_social_bias``,
-    ``granite_profanity``, ``granite_sexual_content``, ``granite_unethical_behavior``,
-    ``granite_violence`` and ``granite_jailbreak``.
+    Writes the columns ``granite_harm``, which is meant to cover all the others,
+    ``granite_social_bias``, ``granite_profanity``, ``granite_sexual_content``,
+    ``granite_unethical_behavior``, ``granite_violence`` and ``granite_jailbreak``.
 
     Parameters
     ----------
@@ -274,8 +274,8 @@ class GraniteGuardianClassifier(PromptClassifier):
 class NemotronSafetyGuardClassifier(PromptClassifier):
     """Classifier of prompts in nine languages: ``safe``, or ``unsafe`` with some of 23 categories.
 
-    Columns: ``nemotron_safety``, and ``nemotron_categories``, a list of categories. Its model
-    is the successor of `AegisClassifier`'s.
+    Writes the columns ``nemotron_safety``, and ``nemotron_categories``, a list of categories. The
+    model is the successor of the one in `AegisClassifier`.
     """
 
     purpose = "safety of prompts in 9 languages, 23 categories"
@@ -298,7 +298,7 @@ class NemotronSafetyGuardClassifier(PromptClassifier):
 class WildGuardClassifier(PromptClassifier):
     """Classifier of English prompts with their responses: harm of both, and refusal.
 
-    Reads the columns ``prompt`` and ``response``; an empty response means none. Columns:
+    Reads the columns ``prompt`` and ``response``; an empty response means none. Writes
     ``wildguard_prompt_harm``, ``wildguard_response_refusal`` and ``wildguard_response_harm``; the
     latter two are ``n/a`` without a response.
     """

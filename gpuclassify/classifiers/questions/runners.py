@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class DecoderRunner(NetworkRunner):
-    """Base class of runners of a decoder with an optional LoRA adapter.
+    """Base class of runners that compute outputs for texts by a decoder with an optional adapter.
 
-    The decoder is in memory once for all adapters and mappers.
+    All LoRA adapters and mappers of a process share the decoder in memory.
     """
 
     model: LoraModel
@@ -49,7 +49,10 @@ class DecoderRunner(NetworkRunner):
 
     @contextlib.contextmanager
     def lease_decoder(self, device: torch.device, dtype: torch.dtype) -> Iterator[Decoder]:
-        """Keep the decoder in memory within a ``with`` block, with this mapper's adapter loaded."""
+        """Yield the decoder for a ``with`` block, in memory and with this mapper's adapter loaded.
+
+        It is loaded once per process for each device and dtype.
+        """
         from gpuclassify.classifiers.questions.decoder import load_decoder
 
         cache_dir, checkpoint = self.options.cache_dir, self.model.checkpoint
@@ -75,7 +78,10 @@ class PromptRunner(DecoderRunner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Decoder]:
-        """Keep the decoder in memory within a ``with`` block; see `Runner.lease`."""
+        """Return a context manager that yields the decoder, with this mapper's adapter loaded.
+
+        It is loaded once per process for each device and dtype.
+        """
         return self.lease_decoder(device, dtype)
 
     def answers(
@@ -86,10 +92,12 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[Any]:
-        """Ask the decoder prompts, most of them beginning with `prefix`, and return the answers.
+        """Run prompts through the decoder, and return the answers, one per prompt in order.
 
-        Each answer is the result of the reader. A row with non-finite logits runs again, alone and
-        in float32.
+        Most prompts begin with the token ids in `prefix`. `new_reader` makes the object that
+        computes an answer from a decoder's logits. A row with non-finite logits runs again, alone
+        and in float32. Raises NonFiniteOutputError, with the name that `name_row` returns for the
+        row's index, if they are still not finite. Counts are added to `stats`.
         """
         import torch
 
@@ -128,7 +136,12 @@ class PromptRunner(DecoderRunner):
         stats: RunStats,
         name_row: Callable[[int], str],
     ) -> list[str]:
-        """Return the text that the decoder writes after each prompt, greedily; see `FreeReader`."""
+        """Return the text that the decoder writes after each prompt, decoded greedily.
+
+        Most prompts begin with the token ids in `prefix`. An answer ends after `max_new_tokens`, or
+        when ``is_decided(text, is_complete)`` is true for the text so far. `name_row` returns the
+        name of the row with an index, for messages. Counts are added to `stats`.
+        """
         from gpuclassify.classifiers.questions.generation import FreeReader
 
         def new_reader(decoder: Decoder) -> Reader:
@@ -140,7 +153,11 @@ class PromptRunner(DecoderRunner):
     def prompt_tokenizer(
         self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
     ) -> PromptTokenizer:
-        """Make a tokenizer for this mapper's prompt, which cuts a too long text column."""
+        """Make a tokenizer of prompts, which cuts the text in `text_field` of prompts too long.
+
+        The tokens behind a cut are counted if `counts_rest` is true, or if the settings name a
+        column of the fraction of tokens that were read. `tokenizer` must not be shared.
+        """
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 
         main = prompt.columns.index(self.options.text_field)
@@ -149,7 +166,10 @@ class PromptRunner(DecoderRunner):
         return PromptTokenizer(tokenizer, prompt, length, main, counts_rest=counts_rest)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of each text's first prompt; see `Runner.token_lengths`."""
+        """Count the tokens of each text's prompt, before and after cutting.
+
+        If a text has several prompts, one per criterion, its first prompt is counted.
+        """
         prompt = self.model.checkpoint.prompts[0]
         tokenizer = self.prompt_tokenizer(prompt, self.model.new_tokenizer(), counts_rest=True)
         tokens = tokenizer([self.columns_of(text) for text in texts])
@@ -158,22 +178,23 @@ class PromptRunner(DecoderRunner):
         return TokenLengths(whole, tokens.lengths, ones, tokenizer.max_tokens)
 
     def columns_of(self, text: str) -> tuple[str, ...]:
-        """Return the texts of a row's prompt columns; here a single one."""
+        """Return the texts of a row's prompt columns; here, `text` is the only one, in a tuple."""
         return (text,)
 
 
 class AnswerRunner(PromptRunner):
     """Base class of runners that ask a decoder about each text, and decode answers greedily.
 
-    A subclass implements `is_decided`.
+    A subclass implements `is_decided`, which ends an answer.
     """
 
     max_new_tokens = 100
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Decode an answer for each distinct text; outputs are texts, object (texts,).
+        """Decode an answer for each distinct text; the outputs' values are str objects, (texts,).
 
-        See `Runner.run`.
+        Counts are added to `stats`. `name_text` returns the name of the text with an index, for
+        messages.
         """
         (prompt,) = self.model.checkpoint.prompts
         with self.lease_decoder(*self.device_and_dtype()) as decoder:
@@ -192,4 +213,8 @@ class AnswerRunner(PromptRunner):
 
     @abstractmethod
     def is_decided(self, answer: str, is_complete: bool) -> bool:
-        """Return whether decoding can end, because more tokens would not change any column."""
+        """Return whether decoding can end, because more tokens would not change any output column.
+
+        `answer` is the text decoded so far. `is_complete` says whether the decoder has ended the
+        answer.
+        """

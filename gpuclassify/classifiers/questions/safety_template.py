@@ -73,11 +73,12 @@ def read_template(
     identity: hub.Identity,
     cache_dir: hub.Location | None,
 ) -> SafetyTemplate:
-    """Read the safety prompt of a model, and check its digest.
+    """Read the safety prompt of the model `identity`, and check its digest.
 
-    A `template` with a line break is the prompt itself. Otherwise it is the path of a file with
-    the prompt, or None for the model's ``README.md``. A prompt from a file must have a digest in
-    `KNOWN_DIGESTS`, or the one passed as `template_digest`. Raises TemplateError.
+    A `template` with a line break is the prompt itself. Otherwise it is the path of a file with the
+    prompt, or None for the model's ``README.md``. A prompt from a file must have a digest in
+    `KNOWN_DIGESTS`, or the one passed as `template_digest`. Raises TemplateError if the prompt is
+    missing, incomplete, or has another digest.
     """
     expected = None if template_digest is None else full_digest(template_digest)
     is_explicit = template is not None and "\n" in template
@@ -183,7 +184,10 @@ def _prompts_in(text: str) -> list[str]:
 
 
 def _problems(prompt: str) -> list[str]:
-    """List all problems that make a text no complete safety prompt, for messages."""
+    """Return sentences on all that `prompt` lacks to be a complete safety prompt, for messages.
+
+    Empty if it is complete.
+    """
     counts = {marker: prompt.count(marker) for marker in _MARKERS}
     problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
     parts = re.split("|".join(_MARKERS), prompt)

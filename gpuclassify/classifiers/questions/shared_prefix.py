@@ -62,7 +62,11 @@ class RowState:
 
     @classmethod
     def joined(cls, states: list[RowState]) -> RowState:
-        """Join the rows of several batches after one prefix; `states` are emptied for memory."""
+        """Join the states of batches after one prefix to one state with all their rows, in order.
+
+        The tensors in `states` are removed one by one to save memory. A single state is returned
+        itself.
+        """
         if len(states) == 1:
             return states[0]
         made = cls(states[0].prefix)
@@ -80,7 +84,7 @@ class RowState:
     def place(self, columns: torch.Tensor, width: int) -> None:
         """Set the columns, int64 (rows, new), into which the next forward writes its tokens.
 
-        Columns from `width` stay free.
+        `width` is the number of columns in use after it.
         """
         more = width - self.layers[0][0].shape[2]
         if more > 0:
@@ -94,9 +98,10 @@ class RowState:
         self._places = torch.arange(len(columns), device=columns.device)[:, None], columns
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Store keys and values of new tokens; return both for all tokens after the prefix.
+        """Store keys and values of new tokens in a layer; return all tokens' after the prefix.
 
-        New ones are (rows, key heads, new, size).
+        New ones are (rows, key heads, new, size), and returned ones (rows, key heads, columns,
+        size).
         """
         if self.is_later is None:
             self.layers.append((key, value))
@@ -139,7 +144,10 @@ class SingleForward(RowState):
     """State of rows that run in one forward: keys and values of a layer are not kept after it."""
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """Return the keys and values that a layer has for all tokens."""
+        """Return `key` and `value` as they are, because one forward has all tokens of its rows.
+
+        Only the last layer's tensors are kept.
+        """
         self.layers, self._width = [(key, value)], key.shape[2]
         return key, value
 
@@ -162,9 +170,13 @@ def prefix_attention(
     softcap: float | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention over prefix and own tokens.
+    """Compute attention of new tokens over the prefix and their row's tokens in `state`.
 
-    Transformers calls it for forwards with `state`.
+    Registered in transformers as the attention function `ATTENTION`. `query` is (rows, heads, new,
+    size), and `key` and `value` are (rows, key heads, new, size). Keys and values are added to
+    `state`. Scores are multiplied by `scaling`, and capped if `softcap` is passed. Returns the
+    output, (rows, new, heads, size), and None instead of attention weights. Raises
+    NotImplementedError for other tensors that would change the result.
     """
     tensors = {name for name, value in others.items() if isinstance(value, torch.Tensor)}
     if unknown := tensors - _WITHOUT_EFFECT:  # such as GPT-OSS's sinks
@@ -252,9 +264,10 @@ def attend_plainly(
     softcap: float | None = None,
     score_bytes: int = SCORE_BYTES,
 ) -> Pair:
-    """Compute the result of `attend` in float32, without fused kernels.
+    """Compute attention and its log-sum-exp in float32, without fused kernels.
 
-    Queries are processed in blocks whose scores take at most `score_bytes`.
+    Arguments and results are as in `attend`; a causal mask is passed as `hidden`. Queries are
+    processed in blocks whose scores take at most `score_bytes`.
     """
     rows, heads, new, size = query.shape
     key_heads, width = key.shape[1:3]
@@ -286,7 +299,11 @@ def _attend_shared(
     hidden: torch.Tensor | None,
     softcap: float | None,
 ) -> Pair:
-    """Compute attention of all rows to the prefix, by one matrix product for all rows' queries."""
+    """Compute attention of all rows to the prefix, by one matrix product for all rows' queries.
+
+    Returns the output, (rows, heads, new, size), and its log-sum-exp, (rows, heads, new). `hidden`
+    marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
+    """
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]
     per_row = query.reshape(rows, key_heads, -1, size)  # heads of a key become queries

@@ -72,8 +72,9 @@ def _answer_fields() -> dict[str, Any]:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning, a part of the middle, and the end of a long text; a short one as it is.
+    """Return a text, or three excerpts of 10,000 characters if it has over 30,000 characters.
 
+    They are the beginning, a part of the middle, and the end, each below a line such as "[middle]".
     The authors select the middle part at random in every run. Here the text's SHA-256 selects it,
     so that a text always has the same labels.
     """
@@ -138,6 +139,9 @@ class TaxonomyClassifier(PromptClassifier):
     }
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
-        """Return each row's text, `shortened` if it is long; None for null."""
+        """Return each row's text, or excerpts if it has over 30,000 characters; None for null.
+
+        The excerpts are the first and the last 10,000 characters, and 10,000 between them.
+        """
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]

@@ -102,7 +102,8 @@ class Clusters(Saved):
             Seed of k-means.
         on_error : {"raise", "quarantine"}
             Raise for the first file, line or row of a reader that cannot be read, or leave it out
-            and count it in Python's log. Rows that annotations list as left out never raise.
+            and count it in Python's log. Rows that the reader's annotation files list as
+            unreadable never raise.
 
         Returns
         -------
@@ -270,7 +271,8 @@ class AssignClusters(Declared, RowWiseMap):
     def check_together(self) -> None:
         """Replace `clusters` by the loaded file if it is a path.
 
-        Raises ValueError if the output columns have equal names, and the errors of `Clusters.load`.
+        Raises FileNotFoundError without the file, and ValueError if it holds no valid clusters, or
+        if the output columns have equal names.
         """
         if not isinstance(self.clusters, Clusters):
             self._set("_file", redacted(str(self.clusters)))
@@ -300,7 +302,7 @@ class AssignClusters(Declared, RowWiseMap):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, with a digest instead of the clusters."""
+        """Return settings that change results, by name, with a digest instead of the clusters."""
         return {**super().identity(), "clusters": self.clusters.digest()}
 
     def check(self, frame: Frame) -> None:
@@ -313,7 +315,7 @@ class AssignClusters(Declared, RowWiseMap):
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError if an earlier mapper writes embeddings of another width."""
+        """Raise ValueError if a mapper in `earlier` stages writes embeddings of another width."""
         for mapper in (mapper for stage in earlier for mapper in stage.text_mappers()):
             self._check_width(list_sizes(mapper.heads).get(self.embedding_field))
 
@@ -324,8 +326,8 @@ class AssignClusters(Declared, RowWiseMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return a pandas or cudf frame with the new columns added; `meta_dtypes` is not used.
 
-        Raises TypeError or ValueError for embeddings that `unit_vectors` refuses, and ValueError
-        for embeddings of another width than the clusters'.
+        Raises TypeError if the column does not hold lists of numbers. Raises ValueError for empty
+        lists, numbers that are not finite, and embeddings of another width than the clusters'.
         """
         vectors, is_given = unit_vectors(frame, self.embedding_field)
         if len(vectors):
@@ -362,7 +364,10 @@ def _encoded(centroids: np.ndarray) -> str:
 
 
 def _sample_partition(frame: Frame, embedding_field: str, size: int) -> pd.DataFrame:
-    """Return the result of `take_sample` for a partition's embeddings."""
+    """Return the `size` distinct embeddings of a partition that have the smallest hashes.
+
+    The columns are "number", the hash, and "embedding", the vector of length 1 as bytes.
+    """
     vectors, _ = unit_vectors(frame, embedding_field)
     # The number by which vectors are sampled is a hash of the vector's bytes.
     rows = pd.DataFrame({"number": md5_digests(vectors)[:, 0], "embedding": pack(vectors)})

@@ -193,10 +193,11 @@ def assign(vectors: np.ndarray, centroids: np.ndarray) -> Assigned:
 
 
 def _decide(points: Any, centres: Any, best: Any, nearest: Any, rows: Any) -> None:
-    """Sort the candidates of some rows by their distance in float64, in place.
+    """Sort the candidates (nearest centroids) of some vectors by distance in float64, in place.
 
-    Arguments are tensors: `points` (points, width), `centres` (centroids, width), scores in `best`
-    and indices of centroids in `nearest`, both (points, candidates), and the indices `rows`.
+    Arguments are tensors: vectors in `points` (vectors, width), `centres` (centroids, width),
+    scores in `best` and indices of centroids in `nearest`, both (vectors, candidates), and in
+    `rows` the indices of the vectors to change.
     """
     candidates = nearest[rows].sort(dim=1).values  # the lowest index comes first in a tie
     differences = points[rows, None].double() - centres[candidates].double()

@@ -16,9 +16,10 @@ def grades_of(numbers: np.ndarray) -> tuple[int, int] | None:
 
 
 def chance_corrected(observed: float, by_chance: float) -> float | None:
-    """Return ``1 - observed / by_chance``, such as kappa from disagreements.
+    """Return ``1 - observed / by_chance`` for two disagreements, such as kappa.
 
-    None if no disagreement is expected by chance.
+    `observed` is the measured disagreement, and `by_chance` the one expected by chance. None if the
+    latter is 0.
     """
     return float(1 - observed / by_chance) if by_chance > 1e-12 else None
 
@@ -26,7 +27,7 @@ def chance_corrected(observed: float, by_chance: float) -> float | None:
 def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
     """Return Pearson's weighted correlation of two columns, float64 (rows,).
 
-    None if one is constant.
+    `weights` has a number per row. None if a column is constant.
     """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
@@ -35,9 +36,10 @@ def correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | No
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return Spearman's weighted correlation of two columns of codes, int64, sorted as values.
+    """Return Spearman's weighted correlation of two columns of codes, int64 (rows,).
 
-    scipy's correlations take no weights, and milliseconds per call, too long for a bootstrap.
+    Codes count from 0, in the order of the values. None if a column is constant. scipy's
+    correlations have no weights, and take milliseconds per call, which is too long for a bootstrap.
     """
     ranks = []
     for codes in (a, b):
@@ -49,9 +51,10 @@ def rank_correlation(a: np.ndarray, b: np.ndarray, weights: np.ndarray) -> float
 def confusion(
     rows: np.ndarray, columns: np.ndarray, count: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Count rows, or sum their weights, for each pair of codes in two columns.
+    """Count rows, or sum their weights, for each pair of codes in two columns, int64 (rows,).
 
-    Codes are below `count`; the result has the shape (count, count).
+    Codes are below `count`. The result has the shape (count, count): a row per code in `rows`, and
+    a column per code in `columns`.
     """
     cells = np.bincount(rows * count + columns, weights, count * count)
     return cells.reshape(count, count)

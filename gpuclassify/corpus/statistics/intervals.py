@@ -15,10 +15,11 @@ _DEVIATIONS = 1.959963984540054  # 97.5% quantile of the standard normal distrib
 
 
 def wilson_interval(share: Any, trials: Any) -> tuple[Any, Any]:
-    """Return both ends of Wilson's 95% confidence interval of a share of `trials` rows.
+    """Return the lower and upper end of Wilson's 95% confidence interval of a proportion.
 
-    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212. Takes
-    numbers or arrays. `trials` must be above 0, and may be a fraction, as for weighted rows.
+    `share` is the proportion, 0 to 1, of `trials` rows. Both are numbers or arrays. `trials` must
+    be above 0, and may be a fraction, as for weighted rows. Source: E. B. Wilson, Journal of the
+    American Statistical Association 22 (1927), 209-212.
     """
     extra = _DEVIATIONS**2 / np.maximum(trials, np.finfo(float).tiny)
     middle = (share + extra / 2) / (1 + extra)
@@ -46,13 +47,14 @@ def effective_rows(share: Any, weight: Any, squares: Any, part_squares: Any) -> 
 def bootstrap(
     figures: Figures, summary: Mapping[str, float | None], groups: np.ndarray
 ) -> dict[str, list[float] | None]:
-    """Compute the 95% interval of each figure in `summary`; `figures` computes them for some rows.
+    """Compute the 95% confidence interval of each figure in `summary`, as [low, high] by name.
 
-    ``accuracy`` gets Wilson's interval. For others, the bootstrap resamples `groups`, int64
-    (rows,), with a fixed seed, and takes the 2.5th and 97.5th percentiles. For groups of several
-    rows, Wilson's interval uses the number of independent rows with the same variance: E. L. Korn
-    and B. I. Graubard, Survey Methodology 24 (1998), 193-201. An interval is None if all draws are
-    equal, or there is only one group.
+    `figures` returns the figures by name for rows at some positions. ``accuracy`` gets Wilson's
+    interval. For others, the bootstrap resamples `groups`, int64 (rows,), with a fixed seed, and
+    takes the 2.5th and 97.5th percentiles. For groups of several rows, Wilson's interval uses the
+    number of independent rows with the same variance: E. L. Korn and B. I. Graubard, Survey
+    Methodology 24 (1998), 193-201. An interval is None if all draws are equal, or there is only one
+    group.
     """
     group_of_row, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     count, random = len(sizes), np.random.default_rng(0)

@@ -52,13 +52,16 @@ class ScoreColumns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of all columns to read."""
+        """Distinct names of all columns to read: scores, weights or their text, and groups."""
         weight = self.text_field if self.weight == BYTES else self.weight
         names = [*self.names, weight, self.by]
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame, which may be empty, has these columns with the right types."""
+        """Raise ValueError or TypeError unless a frame has these columns with the right types.
+
+        The frame may have no rows.
+        """
         require_columns(frame, self.needed)
         for name in self.names:
             if frame[name].dtype.kind not in "fiu":
@@ -97,7 +100,10 @@ class ScoreColumns:
         return weights
 
     def groups(self, frame: Frame) -> tuple[np.ndarray, list[str]]:
-        """Return the index of each row's group, int64 (rows,), and each group's `group_key`."""
+        """Return the index of each row's group, int64 (rows,), and each group's value as JSON.
+
+        Without a column of groups, all rows are in one group, "null".
+        """
         if self.by is None:
             return np.zeros(len(frame), np.int64), [ALL]
         column = to_pandas(frame[[self.by]])[self.by]
@@ -154,9 +160,9 @@ def group_key(value: Any) -> str:
 
 
 def group_value(key: str) -> Any:
-    """Return the value of a `group_key`: a text, number, True, False, None, or a tuple of them.
+    """Return the value of a group from its JSON: a text, number, True, False, None, or a tuple.
 
-    Raises ValueError for other keys.
+    Raises ValueError if `group_key` does not return `key` for the value.
     """
     with contextlib.suppress(ValueError, RecursionError, TypeError):
         value = json.loads(key)
@@ -168,7 +174,7 @@ def group_value(key: str) -> Any:
 
 
 def compute_here(tasks: list[Any]) -> Iterable[Any]:
-    """Compute delayed tasks by the current scheduler, and return the results."""
+    """Compute delayed tasks by the current Dask scheduler, and return their results in order."""
     return dask.compute(*tasks)
 
 
@@ -181,13 +187,15 @@ def weighted_quantiles(
 ) -> dict[str, dict[str, list[float]]]:
     """Find the smallest scores whose cumulative weights reach `ranks`, for each column and group.
 
-    For ``ranks = ceil(share * total)`` these are the quantiles ``numpy.quantile(scores, shares,
+    `ranks` is a function from a group's total weight to these cumulative weights. For ``ranks =
+    ceil(share * total)`` the scores are the quantiles ``numpy.quantile(scores, shares,
     weights=weights, method="inverted_cdf")``, without numpy's rounding errors. Null and NaN are
     ignored. The dataset is read twice for columns of float32, and four times for others, or more
-    often if a pass would need more than `most_sums` sums.
+    often if a pass would need more than `most_sums` sums of weights. `compute` is a function that
+    computes Dask's delayed tasks.
 
-    Returns the scores by column and `group_key`, without groups of weight 0. Raises the errors of
-    `ScoreColumns` and `add_sums`.
+    Returns the scores by column and group (its value as JSON), without groups of weight 0. Raises
+    the errors of `ScoreColumns` and `add_sums`.
     """
     frame = as_dask(dataset)
     columns.check(frame._meta)
@@ -229,9 +237,10 @@ class _Weights(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Sums of weights of one pass, by column and group; see `part_sums`.
+    """Sums of weights by column and group, over one read of the data or of some partitions.
 
-    A pass makes the known prefixes of scores longer by `width` bits.
+    Each score's weight is summed for the first bits of the score. These prefixes are `width` bits
+    longer than before the pass.
     """
 
     width: int
@@ -249,7 +258,7 @@ class _Pass(NamedTuple):
         return _Pass(width, by_key)
 
     def bounded(self, most_sums: int) -> _Pass:
-        """Return the pass narrowed to the largest width, at least 1, with at most `most_sums`."""
+        """Return the pass narrowed to the largest width with at most `most_sums` sums, or to 1."""
         sums = self
         while sums.width > 1 and sums.size() > most_sums:
             sums = sums.narrowed(sums.width - 1)
@@ -286,10 +295,11 @@ def part_sums(
     width: int,
     most_sums: int,
 ) -> _Pass:
-    """Sum one partition's weights for each prefix of the scores' bits; see `weighted_quantiles`.
+    """Sum one partition's weights for each prefix of the scores' bits, by column and group.
 
     Prefixes have `known` + `width` bits. Only scores whose first `known` bits are in `begins`,
-    uint64 by column and group, are summed.
+    uint64 by column and group, are summed. If there are more than `most_sums` sums, prefixes are
+    shorter.
     """
     weights = columns.weights(frame)
     codes, groups = columns.groups(frame)
@@ -309,9 +319,10 @@ def part_sums(
 
 
 def add_sums(parts: Sequence[_Pass], most_sums: int) -> _Pass:
-    """Add the sums of several partitions.
+    """Add the sums of several partitions, for prefixes as long as the shortest of them.
 
-    Raises ValueError for too many groups, or too large weights.
+    If there are more than `most_sums` sums, prefixes are even shorter. Raises ValueError for too
+    many groups, or too large weights.
     """
     width = min(part.width for part in parts)
     pieces: dict[Key, list[_Weights]] = {}
