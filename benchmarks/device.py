@@ -27,6 +27,7 @@ from benchmarks import BASELINE, SUBJECT, throughput
 from benchmarks.harness import begin, finish, new_parser, noise, noted, parse, write_result
 from benchmarks.inputs import LENGTHS, SHAPES, TINY_SIZES, texts_of_lengths, write_model
 from benchmarks.recipes import MAX_TOKENS, classifier_of, partition_scores, pipeline_partition
+from benchmarks.start import measure_start
 from benchmarks.ways import (
     HALF,
     PEER_DTYPE,
@@ -42,7 +43,7 @@ from gpuclassify.workers.nvml import survey_gpus
 from gpuclassify.workers.run_context import add_up, collected_stats, waiting_for_host
 
 QUESTION = "device"
-PARTS = ("speed", "tokens", "idle", "memory")
+PARTS = ("speed", "tokens", "idle", "start", "memory")
 LENGTH = "web"
 ORIGINAL = "crossfit-original"
 CUDF = f"{SUBJECT} on cudf frames"
@@ -103,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> Path:
             },
             "tokens": lambda: _tokens(options, directory),
             "idle": lambda: _idle(options, directory),
+            "start": lambda: {"start": measure_start(directory, options.device)},
         }
         for part in (part for part in parts if part in options.parts):
             with noted(failures, part):
@@ -120,7 +122,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12, help="of the model (12)")
     parser.add_argument("--model", choices=tuple(SHAPES), default="bert")
     parser.add_argument("--seed", type=int, default=0, help="of the texts (0)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:4]))
     parser.add_argument(
         "--original",
         action="store_true",
@@ -378,6 +380,9 @@ def _rest_lines(result: dict[str, Any]) -> list[str]:
             f"  idle after warm-up: {whole} of the call, {between} between first and last "
             f"operation, {sampled} by NVML; {_fed(idle['stats'])}"
         )
+    for process, seconds in result.get("start", {}).items():
+        steps = ", ".join(f"{name} {spent:.2f}" for name, spent in seconds.items())
+        lines.append(f"  seconds of the {process} process: {steps.replace('_', ' ')}")
     if memory := result.get("memory"):
         stats = memory["stats"]
         lines.append(

@@ -421,12 +421,20 @@ def throughput() -> str:
 
 
 def on_a_gpu() -> str:
-    """Return a table of speeds on GPUs, with the seconds of every round."""
+    """Return a table of speeds on GPUs, with precision, error and the seconds of every round."""
+
+    def quoted(found: dict[str, Any]) -> float:
+        """Return the median of three or more rounds; of fewer the fastest, as they have none."""
+        rounds = found["seconds"]
+        return statistics.median(rounds) if len(rounds) > 2 else min(rounds)
+
     return table(
         [
-            "model, documents, GPU",
+            "model, documents; GPU, torch, day",
             "way",
-            "seconds",
+            "precision",
+            "error",
+            "seconds of each round",
             "tokens/s",
             "share of the matmul peak",
             "speedup by gpuclassify",
@@ -434,12 +442,15 @@ def on_a_gpu() -> str:
         ],
         (
             [
-                f"{_model(result)}, {corpus['documents']} {kind}, {result['gpu']['name']}",
+                f"{_model(result)}, {corpus['documents']} {kind}; {result['gpu']['name']}, "
+                f"{result['versions']['torch']}, {result['finished'][:10]}",
                 way,
+                found["dtype"],
+                f"{found['difference']:.0e}",
                 ", ".join(f"{seconds:.2f}" for seconds in found["seconds"]),
-                f"{corpus['real_tokens'] / min(found['seconds']):,.0f}",
-                f"{found['share_of_peak'] * found['median_seconds'] / min(found['seconds']):.0%}",
-                f"{min(found['seconds']) / min(corpus['variants'][SUBJECT]['seconds']):.1f}",
+                f"{corpus['real_tokens'] / quoted(found):,.0f}",
+                f"{found['share_of_peak'] * found['median_seconds'] / quoted(found):.0%}",
+                f"{quoted(found) / quoted(corpus['variants'][SUBJECT]):.1f}",
                 _link(path),
             ]
             for path, result, kind, corpus in _corpora("device")
@@ -628,6 +639,41 @@ def int8() -> str:
                 _link(path),
             ]
             for path, result in _results("int8")
+            for name, found in result["models"].items()
+        ),
+    )
+
+
+def precision() -> str:
+    """Return a table of differences from float32, with a row for each model."""
+
+    def both(found: dict[str, Any], name: str, form: str) -> str:
+        values = [found[dtype][name] for dtype in ("bfloat16", "float16")]
+        return "" if None in values else ", ".join(format(value, form) for value in values)
+
+    return table(
+        [
+            "model",
+            "weights",
+            "mean difference",
+            "largest difference",
+            "labels that move",
+            "scores that cross a threshold",
+            "texts computed again",
+            "result",
+        ],
+        (
+            [
+                name,
+                found["weights"],
+                both(found, "mean_difference", ".1e"),
+                both(found, "largest_difference", ".1e"),
+                both(found, "moved_labels", ".1%"),
+                both(found, "crossed", ".1%"),
+                both(found, "recomputed", ".1%"),
+                _link(path),
+            ]
+            for path, result in _results("precision")
             for name, found in result["models"].items()
         ),
     )
@@ -966,6 +1012,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "footprints": footprints,
     "engines": engines,
     "int8": int8,
+    "precision": precision,
     "deduplication": deduplication,
     "precision-of-removal": precision_of_removal,
     "questions": questions,

@@ -36,7 +36,7 @@ HINT_SECONDS, HINT_TIMES = 5.0, 1.3
 # Rounds of this measurement, seconds per round, and the largest ratio of two rounds' results.
 ROUNDS, ROUND_SECONDS, MOST_SPREAD = 5, 0.1, 1.25
 
-# Values of ``model_type`` of encoders that run in float16 on GPUs. Their outputs are about eight
+# Values of ``model_type`` of encoders that run in float16 on GPUs. Their outputs are six to nine
 # times closer to float32 than in bfloat16 (benchmarks/precision.py). Models that are known to
 # exceed float16's largest number, 65,504, such as T5 and Gemma, and decoders stay in bfloat16.
 FLOAT16_ENCODERS = frozenset(

@@ -20,7 +20,7 @@ MODULES = [
     if not path.stem.startswith("__")
 ]
 # Programs that benchmarks start with paths for arguments.
-CHILDREN = {"benchmarks.deduplicators", "benchmarks.footprint"}
+CHILDREN = {"benchmarks.deduplicators", "benchmarks.footprint", "benchmarks.start"}
 COMMITTED = sorted(RESULTS.glob("*.json"))
 PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Known flaws of results from a borrowed GPU without time for another run.
