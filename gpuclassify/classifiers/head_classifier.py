@@ -148,9 +148,10 @@ class HeadClassifierOptions(EmbeddingOptions):
         return all(options.plans_without_model for _, options in self.by_head)
 
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values of a setting by head name.
+        """Return the values of the setting `key` by name of head, without None.
 
-        Raises TypeError if it does not name heads.
+        Raises TypeError if the setting is no dict, and ValueError if it names a head that is not
+        among `heads`.
         """
         value = getattr(self, key)
         try:

@@ -25,9 +25,9 @@ NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
 class Published:
     """Entry of the catalogue: the class and settings for a published checkpoint, or for a family.
 
-    Names in a family differ by one word, such as a language. `variant` describes it, and is its
-    placeholder in `model`; ``{}`` is its placeholder in `settings`. `variants` maps the words to
-    the words in model names.
+    A family is a group of checkpoints whose names differ by one word, such as a language. `variant`
+    says what the word is; in `model` it stands where the word goes, and in `settings` ``{}`` does.
+    `variants` maps the words that users type to the words in names of models.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Settings of the class and of the entry.
+        """Default settings of the class, overridden by those of the entry.
 
-        `variant` stands in names of a family's columns.
+        In a family, names of columns contain `variant`, such as "language", in place of the word.
         """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
@@ -99,7 +99,10 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings for columns named as FineWeb's: a score from 0 to 5, and a rounded one."""
+    """Return settings for two columns: a score from 0 to 5, and the score rounded to an integer.
+
+    Their names begin with `stem`, as FineWeb's do; `settings` are added.
+    """
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
@@ -112,7 +115,10 @@ def _regression(score_field: str, *labels: str, **settings: object) -> dict[str,
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of labels, and a struct column of all probabilities."""
+    """Return settings for a column of labels, and a struct column of all probabilities.
+
+    Their names begin with `stem`; `settings` are added.
+    """
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
 
@@ -122,7 +128,10 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of spans, with the labels that spans can have, if known."""
+    """Return settings for a column of spans, with the labels that spans can have, if known.
+
+    Its name begins with `stem`; `settings` are added.
+    """
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
 

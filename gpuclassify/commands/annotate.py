@@ -33,9 +33,9 @@ def _annotate_options() -> list[click.Option]:
 def annotate(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Classify INPUT files, and write the new columns of every row into the directory OUTPUT.
 
-    Paths and options are those of `classify`. No text is written and no row dropped: a filter's
-    decision becomes a column. `select --annotations OUTPUT` adds the columns to the rows of INPUT
-    again. The same command continues an interrupted job, and annotates new files.
+    INPUT may be a file, a directory, a glob or an fsspec URL. No text is written and no row
+    dropped: a filter's decision becomes a column. `select --annotations OUTPUT` adds the columns to
+    the rows of INPUT again. The same command continues an interrupted job, and annotates new files.
 
     \b
     gpuclassify annotate 'crawl/*.parquet' notes/quality/ --classifier quality
@@ -63,9 +63,10 @@ def _select_options() -> list[click.Option]:
 def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Write the rows of INPUT that meet a condition, or all, into OUTPUT, with their annotations.
 
-    Paths are those of `classify`. Without a condition, files are converted, with --format jsonl
-    into JSON lines. If condition and thresholds only need annotations, the text of row groups
-    without a selected row is not read. The same command continues an interrupted job.
+    INPUT may be a file, a directory, a glob or an fsspec URL. Without a condition, files are
+    converted, with --format jsonl into JSON lines. If condition and thresholds only need
+    annotations, the text of row groups without a selected row is not read. The same command
+    continues an interrupted job.
 
     \b
     gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\

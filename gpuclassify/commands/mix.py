@@ -138,9 +138,10 @@ def _refuse_plan(passed: Mapping[str, Any]) -> None:
 def _counted(
     settings: JobSettings, mixture: MixSettings, find: Callable[[Any, Any], Result]
 ) -> Result:
-    """Return the result of `find` for the input's Dask frame and a function that computes it.
+    """Call ``find(frame, compute)`` with the input's Dask frame, and return the result.
 
-    The computation runs on the cluster of the settings, or here if the input is small.
+    `compute` is the function by which `find` computes Dask objects: on the cluster of the settings,
+    or here if the input is small.
     """
     from gpuclassify.jobs.execution import compute_tasks
     from gpuclassify.jobs.input.left_out import left_out_logged

@@ -137,9 +137,9 @@ def _dedup_options() -> list[click.Option]:
 def dedup(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) without duplicates into OUTPUT.
 
-    Paths are those of `classify`. The same command continues an interrupted job, also on another
-    cluster. Documents that have duplicates are listed in OUTPUT/_dedup/duplicates. With --annotate,
-    columns that mark them are written beside INPUT, and no text.
+    INPUT may be a file, a directory, a glob or an fsspec URL. The same command continues an
+    interrupted job, also on another cluster. Documents that have duplicates are listed in
+    OUTPUT/_dedup/duplicates. With --annotate, columns that mark them are written, and no text.
 
     \b
     gpuclassify dedup 'crawl/*.jsonl' clean/ --method fuzzy --id-field url --keep-by length
@@ -189,9 +189,10 @@ def _decontaminate_options() -> list[click.Option]:
 def decontaminate(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) without test items into OUTPUT.
 
-    Paths are those of `classify`. The same command continues an interrupted job, also on another
-    cluster. The report lists the items found, the number of documents, and the worst passages. The
-    index of the items stays in OUTPUT/_decontamination/index, for the next corpus.
+    INPUT may be a file, a directory, a glob or an fsspec URL. The same command continues an
+    interrupted job, also on another cluster. The report lists the items found, the number of
+    documents, and the worst passages. The index of the items stays in
+    OUTPUT/_decontamination/index, for the next corpus.
 
     \b
     gpuclassify decontaminate 'crawl/*.parquet' clean/ --against 'evals/*.jsonl' \\
@@ -232,11 +233,11 @@ def _bucket_options() -> list[click.Option]:
 def buckets(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
 
-    Paths are those of `classify`. The scores are read first, to find the edges between buckets of
-    equal weight, which are saved in OUTPUT/_buckets/edges.json. Then documents are written, with
-    a bucket column for each score and one for the row. The same command continues an interrupted
-    job. With --annotate, the buckets are written beside INPUT, and no text; scores may be those of
-    --annotations. To classify first, name classifiers: in a --config FILE.
+    INPUT may be a file, a directory, a glob or an fsspec URL. The scores are read first, to find
+    the edges between buckets of equal weight, which are saved in OUTPUT/_buckets/edges.json. Then
+    documents are written, with a bucket column for each score and one for the row. The same command
+    continues an interrupted job. With --annotate, only the buckets are written, and no text; scores
+    may be those of --annotations. To classify first, name classifiers in a --config FILE.
 
     \b
     gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket

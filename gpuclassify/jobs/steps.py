@@ -89,7 +89,7 @@ class Steps:
         self.ledger = begun or {"key": self._key, "steps": {}}
 
     def report_of(self, name: str) -> Report | None:
-        """Return the function that reports the progress of one step, or None without reports."""
+        """Return the function that reports progress of the step `name`; None if nobody wants it."""
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:

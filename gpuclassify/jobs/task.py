@@ -112,8 +112,9 @@ class TaskSpec:
         return "pandas" if reads_texts else self.backend
 
     def split_filters(self) -> tuple[CountedSelect | None, TaskSpec]:
-        """Split off the first stages if they only filter rows, which reading can do.
+        """Split off the row filters among the first stages, which readers can apply.
 
+        Returns the filters, None if there are none, and the settings with the remaining stages.
         With `source_field`, nothing is split off, because the rows that they drop are counted.
         """
         filters: list[RowFilter] = []

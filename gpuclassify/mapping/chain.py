@@ -141,7 +141,7 @@ class Chain(PartitionMap):
         return frame
 
     def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
-        """Return each mapper's `meta_dtypes`, for the frame that earlier mappers return."""
+        """Return the `meta_dtypes` of all mappers, each for the frame that earlier ones return."""
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))

@@ -119,7 +119,10 @@ class Head(ABC):
     # Methods for jobs, which count.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return more counts for a job's report, from the texts of all rows. Parts are summed."""
+        """Return additional counts by name for a job's report, from the texts of all rows.
+
+        The job adds up the counts of all partitions.
+        """
         return {}
 
     def outcomes(
@@ -129,7 +132,11 @@ class Head(ABC):
         passed: Mapping[str, np.ndarray] | None,
         labels: pa.Array | None,
     ) -> TextOutcomes:
-        """Return filters passed, label and certainty of each text, for a job's report."""
+        """Collect each text's passed filters, label and certainty, for a job's report.
+
+        Arguments are the results of `values`, `passes` (None without filters), and the column of
+        labels (None if there is none).
+        """
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:

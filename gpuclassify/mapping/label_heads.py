@@ -66,7 +66,7 @@ class LabelHead(Head):
                 )
 
     def check_differ(self, *names: Any) -> None:
-        """Raise ValueError if several outputs have one of these labels."""
+        """Raise ValueError if one of the labels `names` belongs to more than one model output."""
         if several := [name for name in names if self.labels.count(name) > 1]:
             raise ValueError(
                 f"{several[0]!r} is the label of several outputs of {self.options.model}: pass "
@@ -371,7 +371,10 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Warn if a checkpoint's labels are not the class's, or raise CheckpointError if `strict`."""
+    """Compare a checkpoint's `labels` with those `published` for the class `owner`.
+
+    If they differ, warn, or raise CheckpointError if the options are `strict`.
+    """
     if not labels or set(labels) == set(published):
         return
     message = (

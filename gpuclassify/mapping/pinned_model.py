@@ -218,11 +218,11 @@ class PinnedModel:
             check_ids(self.checkpoint, load_backend(file, file))
 
     def is_readable(self) -> bool:
-        """Return whether this machine can read the checkpoint.
+        """Return whether this machine can read the checkpoint from the Hub or a directory.
 
-        False only for clients with `labels`.
-
-        Such a client must pin the Hub revision, so that all workers use the same one.
+        If it cannot, an error is raised, unless the settings have `labels`, from which the client
+        knows the columns. Only workers then read the checkpoint, and the settings must pin its
+        commit, so that all of them read the same one.
         """
         if self._is_out_of_reach:
             return False
@@ -248,7 +248,10 @@ class PinnedModel:
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
-        """Return the model's description for Dask's keys, or its name if it cannot be read."""
+        """Return the part of Dask's task keys that identifies the model.
+
+        It is the model's description, or its name if this machine cannot read it.
+        """
         if not self._is_out_of_reach:
             with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
                 return self.checkpoint

@@ -129,7 +129,10 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split off the last `width` outputs of each window, or of each of its tokens."""
+    """Split outputs in two: all but the last `width` of each window or token, and the last ones.
+
+    Outputs are (windows, outputs), or an object array of (tokens, outputs) for each window.
+    """
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last

@@ -133,7 +133,9 @@ class StageCounts:
     ) -> None:
         """Record the counts and examples of a mapper. A repeated mapper name gets a number.
 
-        `positions` is the index of each row's text in `outcomes`, int64 (rows,); -1 for null.
+        `columns` are the new columns, whose labels are counted; `counts` are more counts by name,
+        such as rows without text. `positions` is the index of each row's text in `outcomes`, int64
+        (rows,); -1 for null.
         """
         refused: dict[str, int] = {}
         if outcomes.passed is not None:

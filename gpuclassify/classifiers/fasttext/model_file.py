@@ -90,7 +90,7 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Read the labels, which follow the words in the file, each with a count and a type."""
+        """Skip the dictionary's `words`, and read the `count` labels that follow them."""
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -130,7 +130,10 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip a matrix's quantized codes and the quantizer; return the number of codes per row."""
+        """Skip a quantized matrix and its quantizer; return the number of codes per row.
+
+        The codes take `code_bytes`, the matrix has `columns`, and `block` names it in errors.
+        """
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):

@@ -287,7 +287,7 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Return the row of `Tokens.table` for each new token, `_TOKEN` (tokens,)."""
+        """Make a row of `Tokens.table` for each of the new tokens `names`, `_TOKEN` (tokens,)."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]

@@ -247,7 +247,10 @@ class SpanHead(Head):
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
-        """Return the outcomes of texts for a job's report, with spans as examples."""
+        """Return the outcomes of texts for a job's report, with spans as examples.
+
+        `known` are the remaining arguments of `Head.outcomes`.
+        """
         return SpanOutcomes(*known, spans=values.spans)
 
 

@@ -182,9 +182,10 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Return the index of the first token that was read, and the outputs of all tokens read.
+        """Join the windows of the text with this index, which has this number of tokens.
 
-        For a token in two windows, the window with more context counts.
+        Returns the index of the first token that a window contains, and the outputs of the tokens
+        from there on. For a token in two windows, the window with more context counts.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left

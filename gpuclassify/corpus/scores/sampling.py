@@ -111,7 +111,8 @@ class Draw:
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
         """Return the rows of partition `part` that may be in the sample, with random numbers.
 
-        `keys` are the hashes of the rows' ids, and `at` identifies each row within the partition.
+        `keys` are the hashes of the rows' ids, uint64 (rows,). `at` identifies each row within the
+        partition: its row number, or the hash of its id.
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)

@@ -73,7 +73,7 @@ class AnnotationColumns:
 class AnnotationReader:
     """Reader of one part's annotations, which opens each annotation file once to read a section.
 
-    The methods take the pieces of the part.
+    A part consists of pieces: ranges of one or several input files. The methods take a piece.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:

@@ -440,8 +440,9 @@ def frequent_columns(
 ) -> pa.Schema:
     """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
 
-    Each row of a frame would have all of them. Lines with fields that the schema lacks are refused
-    when they are read.
+    Each row of a frame would have all of them. Columns are counted in the lines of `samples`, and
+    those named in `kept` stay. Lines with fields that the schema lacks are refused when they are
+    read.
     """
     if len(schema) <= MOST_COLUMNS:
         return schema

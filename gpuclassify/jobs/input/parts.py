@@ -447,10 +447,11 @@ def read_chosen(
 
 
 def _narrow(part: Part, positions: np.ndarray, storage_options: dict[str, Any]) -> Iterator[Part]:
-    """Yield a piece for each run of adjacent row groups with rows at `positions`.
+    """Cut a piece of a Parquet file to the row groups that have rows at `positions`.
 
-    `positions` are row numbers in the file, int64 (rows,). Pieces of JSON lines, and pieces that
-    are a share of their rows, are yielded whole.
+    `positions` are row numbers in the file, int64 (rows,). Yields one piece for each run of
+    adjacent row groups. A piece of JSON lines, or one that is only a fraction of its row groups'
+    rows (``part.share``), is yielded unchanged.
     """
     if part.row_groups is None or part.share is not None:
         yield part

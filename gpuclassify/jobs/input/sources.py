@@ -280,9 +280,9 @@ def as_source(
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    With `lends_positions`, `POSITION_FIELDS` among the needed columns are added. With
-    `keeps_partitions`, a frame has the same partitions each time it is read. With `is_slow`, parts
-    of files are small; see `FileReader.find_parts`.
+    With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position of a row)
+    that are needed and not in the files. With `keeps_partitions`, a frame has the same partitions
+    each time it is read. With `is_slow`, parts of files are small; see `FileReader.find_parts`.
 
     Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
     if the files are empty.

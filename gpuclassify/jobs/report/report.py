@@ -49,7 +49,8 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Write ``report.json``, ``report.html`` and a dataset card into a job output's ``_report/``.
 
-    Returns the content of ``report.json``, and raises like `report_of`.
+    `parts` are additions by heads, mappers and recipes. Returns the content of ``report.json``, and
+    raises like `report_of`.
     """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
