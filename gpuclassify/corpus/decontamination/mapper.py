@@ -276,8 +276,7 @@ class Decontaminate(Declared, RowWiseMap):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return a copy that writes the filter's decision to the column `field`, and drops no row.
-        """
+        """Return a copy that writes the filter's decision to this column, and drops no row."""
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 
@@ -385,10 +384,10 @@ class Decontaminate(Declared, RowWiseMap):
             ) from err
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with the output columns, less the rows that the filter drops.
+        """Return a frame, pandas or cudf, with the output columns, less the rows that are dropped.
 
-        New string columns get the dtype `meta_dtypes`; None is the text column's. Texts are
-        searched on the host.
+        The filter drops rows unless `keep_field` is set. New string columns get the dtype
+        `meta_dtypes`; None is the text column's. Texts are searched on the host.
         """
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
