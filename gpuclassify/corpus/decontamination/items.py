@@ -127,7 +127,11 @@ class ItemFiles:
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield path, benchmark name, text columns, and id column or None, of each file."""
+        """Yield a tuple for each file: path, benchmark name, text columns, and id column or None.
+
+        `fields` names the columns. The benchmark's name is the file's, or its path if that is not
+        unique.
+        """
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
         for path, name in zip(paths, names, strict=True):

@@ -103,7 +103,7 @@ class DecontaminateFiles(Pipeline):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
         """Build and save the index of test items, unless the output has an undamaged one.
 
-        Its n-grams lack those in too many documents of a sample. `steps` reports the progress.
+        N-grams in too many documents of a sample are left out. `steps` reports the progress.
         """
         directory = job.directory
         folder = directory.below(INDEX)

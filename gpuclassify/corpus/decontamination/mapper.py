@@ -176,7 +176,10 @@ class Decontaminate(Declared, RowWiseMap):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
     def check_together(self) -> None:
-        """Raise ValueError if n-grams, threshold or columns are invalid, or do not fit together."""
+        """Raise ValueError if settings are invalid, or contradict each other.
+
+        Such are `min_words` above `ngram`, a `threshold` of 0, and `kept_text_field` without `cut`.
+        """
         check_decision(self)
         if not self.against_field:
             raise ValueError("against_field=[] names no column: pass that of the items' text")

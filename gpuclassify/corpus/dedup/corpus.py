@@ -185,7 +185,10 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 
 
 def choose_shuffle() -> str | None:
-    """Return Dask's shuffle method: None, its default, on a cluster, else "tasks", in memory."""
+    """Return Dask's shuffle method: None (the default) if a cluster is connected, else "tasks".
+
+    The latter shuffles in memory.
+    """
     distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
     if distributed is None:
         return "tasks"

@@ -314,7 +314,10 @@ class Duplicates(Declared, Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice."""
+        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice.
+
+        Ids may occur in both corpora. Without `id_field`, there are no checks.
+        """
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
             if self.id_field is not None and frame is not None:

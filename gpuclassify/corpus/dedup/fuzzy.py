@@ -227,9 +227,11 @@ def choose_bands(
 
     There are at most `hashes` hashes in all. As in datasketch and text-dedup, the numbers minimise
     a weighted sum of two areas: under `catch_probability` below the threshold (false candidates),
-    and over it above the threshold (missed pairs). With equal weights, as in those libraries, fewer
-    than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to 0.97 of
-    the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a comparison.
+    and over it above the threshold (missed pairs). The latter has the weight
+    `false_negative_weight`, the former the rest of 1. With equal weights, as in those libraries,
+    fewer than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to
+    0.97 of the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a
+    comparison. Raises ValueError for a threshold that is not above 0 and at most 1.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold={threshold} suits no bands: pass one above 0, and 1 at most")
@@ -300,10 +302,11 @@ def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """Join delayed frames from `forest` into one by a tree reduction of `fan_in` at a time.
+    """Join delayed frames that link documents (columns ``document`` and ``root``) into one.
 
-    The result is delayed; it links each document to the smallest of its component in all frames.
-    One worker holds it: 16 bytes for each document that is not a root, and `bytes_to_join` while
+    They are results of `forest`, which are joined `fan_in` at a time, in a tree reduction. The
+    delayed result links each document to the smallest of its component in all frames. One worker
+    holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each while
     joining. Computing it raises MemoryError if less is free.
     """
     return reduce_tree(functools.partial(_join, bytes_to_join=bytes_to_join), parts, fan_in)
@@ -324,7 +327,7 @@ def _join(parts: list[pd.DataFrame], bytes_to_join: int) -> pd.DataFrame:
 def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
     """Link documents to the smallest of their connected component, in rounds of Dask shuffles.
 
-    For edges (columns ``document`` and ``root``) that exceed the memory of a worker. Computes when
+    Edges (columns ``document`` and ``root``) may exceed the memory of a worker. Computes when
     called. Alternates the large-star and small-star operations of Kiveris et al., "Connected
     Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each
     round shuffles the edges twice and keeps them in the workers' memory until the next round is

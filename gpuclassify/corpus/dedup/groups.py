@@ -78,8 +78,9 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
     the settings for comparing texts; without it every set is a group. Columns of the result are
     ``document``, ``id``, ``group`` (smallest id in the group), ``keep`` (bool), ``similarity`` (to
     the kept document), ``compared`` (number of comparisons), ``size`` (documents in the group),
-    ``near_border``, ``is_earlier``, ``source``, ``beginning`` (of a kept text), and
-    ``partition_rows`` if ids are positions.
+    ``near_border`` (documents near the border of a cluster, in one row per cluster),
+    ``is_earlier``, ``source``, ``beginning`` (of a kept text), and ``partition_rows`` if ids are
+    positions.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()

@@ -261,9 +261,9 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether steps are to read the input once and hold it in this process's memory.
+        """Return whether to read the input only once, and hold it in this process's memory.
 
-        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the steps, or if
+        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the job, or if
         duplicates are counted already.
         """
         is_here = steps.client is None and self.backend == "pandas"

@@ -57,10 +57,11 @@ def signatures(
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Fold the hashes of each band, with the band's number, into one key, int64 (texts, bands).
+    """Combine the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
-    The key is `mix64` of the band's index, and then of its hashes one by one. Two different bands
-    have the same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
+    `signatures` are (texts, bands * rows). The 64-bit hash function `mix64` is applied to the
+    band's number, and then to each of its hashes in turn. Two different bands have the same key
+    with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(

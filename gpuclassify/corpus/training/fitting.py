@@ -54,7 +54,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training settings of a network: AdamW, with a learning rate that falls linearly to 0."""
+    """Settings for training a network by AdamW, with a learning rate that falls linearly to 0."""
 
     epochs: int  # maximum
     patience: int  # epochs without improvement before training stops

@@ -278,10 +278,11 @@ class TrainedHead:
     def save(self, directory: StrPath) -> Path:
         """Write the head, its card and its evaluation's page to a directory; replace an older head.
 
-        `HeadClassifier` runs the head from there. A head of ``kind="pooler"`` is saved as a whole
-        BertForSequenceClassification, which `FineWebEduClassifier` (for a regression) and
-        `DistributedDataClassifier` run. All files are replaced at once: readers see the older head
-        or this one, also if the process is killed meanwhile.
+        Returns the path of the directory. `HeadClassifier` runs the head from there. A head of
+        ``kind="pooler"`` is saved as a whole BertForSequenceClassification, which
+        `FineWebEduClassifier` (for a regression) and `DistributedDataClassifier` run. All files are
+        replaced at once: readers see the older head or this one, also if the process is killed
+        meanwhile.
 
         Raises
         ------
