@@ -49,6 +49,8 @@ _BLOCK = 1 << 16  # texts searched at a time, and initial capacity for hits
 class Ngrams(NamedTuple):
     """Arrays of an index of n-grams: their words, hash table, Bloom filters, and items.
 
+    An item of fewer than n words has one n-gram, of all its words.
+
     Attributes
     ----------
     text : ndarray of uint8
@@ -56,22 +58,22 @@ class Ngrams(NamedTuple):
     starts : ndarray of uint32, shape (words + 1,)
         Byte offset of each word in ``text``.
     keys : ndarray of uint64, shape (n-grams,)
-        Hash of each n-gram.
+        Hash of each distinct n-gram.
     places, widths : ndarray of uint32 and uint8, shape (n-grams,)
         Index of the first word of each n-gram, and its number of words.
     slots : ndarray of uint32
         Hash table of n-gram indices by key.
     bits : ndarray of uint64
-        Bloom filter of the keys.
+        Bloom filter of the keys of n-grams of n words.
     short_bits : ndarray of uint64
         Bloom filter of items shorter than n words. A key is the hash of the item's first w words,
         where w is the number of words of the shortest item.
     owner_starts, owners : ndarray of uint32
         N-gram i occurs in the items ``owners[owner_starts[i]:owner_starts[i + 1]]``.
     counts : ndarray of uint32, shape (items,)
-        Number of n-grams of each item, without boilerplate.
+        Number of distinct n-grams of each item, without boilerplate.
     settings : ndarray of uint64
-        Mask of key bits, n, and the widths below n, ascending.
+        Bit mask of the keys, n, and the widths below n, ascending.
     """
 
     text: np.ndarray
@@ -100,7 +102,17 @@ _DTYPES = {
 
 
 class Hits(NamedTuple):
-    """Occurrences of indexed n-grams in documents: document, n-gram, start and end in bytes."""
+    """Occurrences of indexed n-grams in documents, in the order of the documents.
+
+    Attributes
+    ----------
+    documents : ndarray of int64, shape (hits,)
+        Row of the document.
+    ngrams : ndarray of int64, shape (hits,)
+        Index of the n-gram in `Ngrams`.
+    begins, ends : ndarray of int64, shape (hits,)
+        Byte offsets in the document's UTF-8 text at which the n-gram begins and ends.
+    """
 
     documents: np.ndarray
     ngrams: np.ndarray
@@ -118,7 +130,7 @@ class ItemIndex:
     items : pyarrow.Table
         Columns ``source``, ``id`` and ``text`` of the distinct items, in the order of the input.
     about : dict
-        Settings and counts, as JSON values.
+        Settings of the index, and counts of items and of ignored n-grams, as JSON values.
     """
 
     ngrams: Ngrams
@@ -137,8 +149,10 @@ class ItemIndex:
     ) -> ItemIndex:
         """Make the index of the distinct items in a table with ``source``, ``id`` and ``text``.
 
-        N-grams in more than `max_items` items are ignored. `key_bits` masks the keys; tests pass
-        fewer bits to provoke collisions. Raises ValueError if no item has `min_words` words.
+        Each n-gram has `ngram` words. Items of fewer than `min_words` words are left out, and
+        n-grams in more than `max_items` items are ignored. `key_bits` is a bit mask of the hash
+        keys; tests pass fewer bits to provoke collisions. Raises ValueError if no item has
+        `min_words` words.
         """
         about: dict[str, Any] = {"ngram": ngram, "min_words": min_words, "max_items": max_items}
         read = items.filter(pc.is_valid(items["text"])).combine_chunks()
@@ -173,7 +187,7 @@ class ItemIndex:
     def without(self, is_boilerplate: np.ndarray, reason: str) -> ItemIndex:
         """Return an index without the n-grams in the mask `is_boilerplate`, bool (ngrams,).
 
-        `reason` says in the report why they are ignored.
+        `reason` is a phrase that the report shows for them, such as "in ignore=".
         """
         ngrams, keep = self.ngrams, ~is_boilerplate
         kept = np.flatnonzero(keep)
@@ -198,7 +212,7 @@ class ItemIndex:
         return ItemIndex(_frozen(new._replace(**_table(new))), self.items, about)
 
     def ngram_text(self, number: int) -> str:
-        """Return the words of the n-gram with this index, as text."""
+        """Return the words of the n-gram with this index in `ngrams`, joined by spaces."""
         starts, first = self.ngrams.starts, int(self.ngrams.places[number])
         end = int(starts[first + int(self.ngrams.widths[number])])
         return bytes(self.ngrams.text[int(starts[first]) : end]).decode().rstrip()
@@ -224,7 +238,11 @@ class ItemIndex:
         return sum(array.nbytes for array in self.ngrams)
 
     def save(self, folder: Store) -> str:
-        """Write the index into a folder; return its digest, which ``index.json`` contains, too."""
+        """Write the index into a folder: its arrays as ``.npy`` files, and ``index.json``.
+
+        Returns the index's digest, a SHA-256 over the digests of all arrays, which ``index.json``
+        contains, too.
+        """
         folder.make()
         digests = {}
         for name, array in self._arrays().items():
@@ -237,7 +255,10 @@ class ItemIndex:
         return digest
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the index, by file name."""
+        """Return the arrays of the index by file name, such as ``keys.npy``.
+
+        The texts of each column of `items` are two arrays, UTF-8 bytes and offsets.
+        """
         arrays = self.ngrams._asdict()
         for name in ITEM.names:
             data, offsets = buffers(self.items[name].combine_chunks())
@@ -263,12 +284,16 @@ def open_index(store: Store) -> ItemIndex:
 
 
 def about_index(folder: Store) -> dict[str, Any]:
-    """Read the settings and digests of a saved index; see `open_index` for errors."""
+    """Read ``index.json`` of a saved index: its settings, counts, and the digests of its files.
+
+    Raises FileNotFoundError without such a file, and ValueError if it is damaged or of another
+    version.
+    """
     return _parse_about(folder, folder.read(ABOUT))
 
 
 def is_sound(folder: Store) -> bool:
-    """Return whether a folder has an index, and all of its files have their digests."""
+    """Return whether a folder has an index whose files all match the digests in ``index.json``."""
     try:
         digests = about_index(folder)["files"]
         return all(folder.digest(name) == digest for name, digest in digests.items())
@@ -312,7 +337,10 @@ def _digest_of(digests: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
-    """Open and check an index; cached by folder, content of ``index.json`` and files' `stamp`."""
+    """Open and check the index in a folder; the last four are cached by the arguments.
+
+    `content` is ``index.json``, and `stamp` changes when a local folder is modified.
+    """
     about = _parse_about(store, content)
     folder = _local_folder(store, about)
     files = about["files"].items()
@@ -335,7 +363,8 @@ def _opened(store: Store, content: bytes, stamp: str) -> ItemIndex:
 def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
     """Return a local folder with an index's files, closed to writing by other users.
 
-    That is `store` itself, or else a folder of this user, to which the files are copied.
+    That is `store` itself, or else a folder of this user, to which the files are copied. `about` is
+    the index's ``index.json``, with the SHA-256 of each file. Raises ValueError for damaged files.
     """
     if isinstance(store, LocalStore):
         paths = [store.root, *map(store.path, about["files"])]
@@ -356,7 +385,10 @@ def _local_folder(store: Store, about: Mapping[str, Any]) -> Store:
 
 
 def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
-    """Map an array of an index into memory from its file, and check digest, dtype and shape."""
+    """Map an index's array from the file `name` into memory, and return it, read-only.
+
+    Raises ValueError if the file's SHA-256 is not `digest`, or its dtype or shape is wrong.
+    """
     content = pa.memory_map(folder.path(name)).read_buffer()
     if hashlib.sha256(content).hexdigest() != digest:
         raise _unsound(folder, f"{name} is not as it was written")
@@ -369,7 +401,7 @@ def _read_array(folder: Store, name: str, digest: str) -> np.ndarray:
 
 
 def _header(dtype: np.dtype, count: int) -> bytes:
-    """Return the header of a ``.npy`` file of a one-dimensional array."""
+    """Return the bytes of a ``.npy`` file that precede the `count` numbers of an array."""
     header = io.BytesIO()
     form = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, form)
@@ -377,7 +409,10 @@ def _header(dtype: np.dtype, count: int) -> bytes:
 
 
 def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray:
-    """Return the texts in a buffer. Raises ArrowInvalid for invalid offsets or UTF-8."""
+    """Return the texts with these UTF-8 bytes and offsets (texts + 1,), without copying.
+
+    Raises ArrowInvalid for invalid offsets or UTF-8.
+    """
     parts = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     texts = pa.Array.from_buffers(pa.large_string(), max(0, len(offsets) - 1), parts)
     texts.validate(full=True)
@@ -385,9 +420,11 @@ def _checked_texts(data: np.ndarray, offsets: np.ndarray) -> pa.LargeStringArray
 
 
 def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each array of an index, and whether it agrees with the arrays before it.
+    """Yield the name of each array of an index, and whether its values are valid.
 
-    The compiled code checks no bounds, and searches the hash table up to an empty slot.
+    They are valid if they agree with the arrays that are yielded before. The check is needed
+    because compiled code checks no bounds, and searches the hash table up to an empty slot. Raises
+    ArrowInvalid if the words are invalid UTF-8.
     """
     ngrams, count, items = index.ngrams, len(index.ngrams.keys), len(index.items)
     widths = np.append(ngrams.settings[2:], ngrams.settings[1:2])
@@ -438,7 +475,10 @@ def _checks(index: ItemIndex) -> Iterator[tuple[str, Any]]:
 
 
 def item_words(texts: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """Return each text's normalized words, each followed by a space, and its number of words."""
+    """Return each text's normalized words, each followed by a space, and its number of words.
+
+    The words of a text are one string; the numbers are int64 (texts,).
+    """
     data, starts = buffers(texts)
     content, offsets, counts = _all_words(data, starts, characters())
     buffer = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -454,7 +494,9 @@ def distinct(values: np.ndarray) -> np.ndarray:
 def _collect(data: np.ndarray, offsets: np.ndarray, n: int, key_bits: int) -> Ngrams:
     """Return the arrays of an index for test items, given as normalized words.
 
-    `data` has the words of all items, and `offsets` the byte offset of each item.
+    `data` has the words of all items as UTF-8 bytes, each followed by a space, and `offsets` the
+    byte offsets of the items and of the end. N-grams have `n` words; `key_bits` is a bit mask of
+    their hash keys. Raises ValueError if `data` has 4 GB or more.
     """
     if len(data) >= MOST:
         raise ValueError(f"the items have {len(data):,} bytes, and an index holds 4 GB: split them")
@@ -490,7 +532,10 @@ def _slot_count(entries: int) -> int:
 
 
 def _frozen(ngrams: Ngrams) -> Ngrams:
-    """Return the arrays as read-only, like mapped files, so that numba compiles for one type."""
+    """Return the same arrays as read-only views, so that numba compiles for one type only.
+
+    Arrays mapped from files are read-only, too.
+    """
     frozen = [np.ascontiguousarray(array).view() for array in ngrams]
     for array in frozen:
         array.setflags(write=False)
@@ -498,7 +543,10 @@ def _frozen(ngrams: Ngrams) -> Ngrams:
 
 
 def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
-    """Return the arrays that are made from the others: hash table and two Bloom filters."""
+    """Compute an index's hash table and two Bloom filters from its other arrays.
+
+    Returns the three arrays by field name: ``slots``, ``bits`` and ``short_bits``.
+    """
     keys, is_short = ngrams.keys, ngrams.widths < int(ngrams.settings[1])
     slots = np.full(_slot_count(len(keys)), _EMPTY)
     _fill_slots(keys, slots)
@@ -515,7 +563,11 @@ def _table(ngrams: Ngrams) -> dict[str, np.ndarray]:
 
 @compiled
 def _all_words(data, starts, table):
-    """Return the normalized words of all texts, with each text's byte offset and word count."""
+    """Normalize texts, given as UTF-8 bytes `data` and byte offsets `starts` (texts + 1,).
+
+    `table` are the `Characters`. Returns the words of all texts as bytes, each word followed by a
+    space; the byte offset of each text in them and of the end; and each text's number of words.
+    """
     content = np.empty(starts[-1] - starts[0] + 256, np.uint8)
     offsets, counts = np.zeros(len(starts), np.int64), np.zeros(len(starts) - 1, np.int64)
     room = new_words(0)
@@ -535,8 +587,11 @@ def _all_words(data, starts, table):
 def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
     """Assign numbers to the distinct n-grams of all items, in order of appearance.
 
-    Returns the number of the n-gram at each position, and key, first word and width of each n-gram.
-    Equal keys are told apart by their words.
+    `text` and `starts` are the words of all items and their byte offsets, `sums` the prefix sums of
+    the words' hashes, and `bounds` the index of each item's first word, and of the end. `slots` is
+    an empty hash table, which is filled. `positions` is the number of n-grams with repetitions.
+    Returns the number of the n-gram at each position, and key, first word and width of each
+    distinct n-gram. N-grams with equal keys are compared word by word.
     """
     numbers, keys = np.empty(positions, np.int64), np.empty(positions, np.uint64)
     first_words, widths = np.empty(positions, np.uint32), np.empty(positions, np.uint8)
@@ -569,7 +624,11 @@ def _insert(text, starts, sums, bounds, n, key_bits, slots, positions):
 
 @compiled
 def _is_equal(text, starts, word, other_text, other_starts, other_word, width):
-    """Return whether two sequences of `width` words have equal bytes."""
+    """Return whether two sequences of `width` words have equal bytes.
+
+    They begin at `word` in `text`, and at `other_word` in `other_text`. `starts` and `other_starts`
+    are the byte offsets of the words in these texts.
+    """
     begin, end = np.int64(starts[word]), np.int64(starts[word + width])
     shift = np.int64(other_starts[other_word]) - begin
     if np.int64(other_starts[other_word + width]) - shift != end:
@@ -598,7 +657,11 @@ def _fill_bits(keys, bits):
 
 @compiled
 def _keys_at(first_words, width, text, starts, key_bits, table):
-    """Return the hash keys of the n-grams of `width` words that begin at `first_words`."""
+    """Return the hash keys of the n-grams of `width` words that begin at `first_words`.
+
+    `first_words` are indices of words in `text`, whose byte offsets are `starts`. `table` are the
+    `Characters`, and `key_bits` is the bit mask of keys.
+    """
     keys, room, power = np.empty(len(first_words), np.uint64), new_words(0), power_of(width)
     for number in range(len(first_words)):
         word = np.int64(first_words[number])
@@ -614,9 +677,9 @@ def _block(key, bits):
 
 @compiled
 def _mask(key):
-    """Return the three bits that a key sets in one block of a Bloom filter.
+    """Return a uint64 with the three bits that a hash key sets in its block of a Bloom filter.
 
-    They are in one block, so that memory is read only once.
+    They are in one block of 64 bits, so that memory is read only once.
     """
     one, six = np.uint64(1), np.uint64(63)
     key >>= np.uint64(8)
@@ -626,7 +689,11 @@ def _mask(key):
 
 @compiled
 def _find_hits(data, starts, table, ngrams):
-    """Find n-grams in texts by hash keys, and compare their words; returns the arrays of `Hits`."""
+    """Find the indexed n-grams in texts by hash keys, and compare them word by word.
+
+    `data` and `starts` are the UTF-8 bytes of the texts and their offsets, `table` the
+    `Characters`, and `ngrams` the `Ngrams` to find. Returns the four arrays of `Hits`.
+    """
     hits, count, key_bits = np.empty((4, _BLOCK), np.int64), 0, ngrams.settings[0]
     room, proposed = new_words(0), np.empty(0, np.int64)
     for text in range(len(starts) - 1):
@@ -648,12 +715,14 @@ def _find_hits(data, starts, table, ngrams):
 
 @compiled
 def _propose(sums, words, width, key_bits, bits, proposed):
-    """Find the words whose n-gram passes the Bloom filter, as candidates for `_decide`.
+    """Find the words of a text whose n-gram of `width` words passes the Bloom filter `bits`.
 
-    Writes the words' indices to `proposed`, and returns the number of them.
+    `sums` are the prefix sums of the hashes of the text's words, whose number is `words`;
+    `key_bits` is the bit mask of keys. Writes the words' indices to `proposed`, and returns the
+    number of them. They are candidates, which `_decide` looks up in the hash table.
 
-    Keys, filter and (in `_decide`) hash table are separate loops, so that many memory accesses are
-    in flight at once.
+    Keys, filter and hash table are separate loops, so that many memory accesses are in flight at
+    once.
     """
     power, count, keys = power_of(width), np.uint64(0), proposed.view(np.uint64)
     positions = np.uint64(max(0, words - width + 1))
@@ -669,9 +738,11 @@ def _propose(sums, words, width, key_bits, bits, proposed):
 
 @compiled
 def _decide(proposed, width, words, room, ngrams, text, hits, count):
-    """Look up n-grams at the proposed words in the index, and append those found to `hits`.
+    """Look up a text's n-grams at the words `proposed` in the index; append those found to `hits`.
 
-    Returns the number of hits, and their array, which may be a larger one.
+    The n-grams have `width` words. The text has the row `text`, and `words` words, which are in the
+    buffers `room` of `read_words`. `hits`, int64 (4, capacity), has the arrays of `Hits` as rows,
+    of which `count` columns are in use. Returns the new count, and `hits`, or a larger copy of it.
     """
     power, last = power_of(width), np.int64(len(ngrams.slots) - 1)
     for word in proposed:

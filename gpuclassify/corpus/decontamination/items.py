@@ -27,16 +27,21 @@ ROW_ID = "id"  # default id column, used if it exists
 
 @dataclass(frozen=True)
 class Fields:
-    """Names of the columns with texts and ids of test items."""
+    """Names of the columns with texts and ids of test items.
+
+    With `are_joined`, the texts of a row make one item. `row_id` None means ``id``, if there is
+    such a column.
+    """
 
     texts: tuple[str, ...]
     are_joined: bool  # whether all texts of a row are one item
     row_id: str | None
 
     def find_columns(self, columns: Sequence[str], source: str) -> tuple[list[str], str | None]:
-        """Return the names of a source's text columns, and of its id column, or None without one.
+        """Return the text columns among `columns`, and the id column, or None without ids.
 
-        Raises ValueError if it lacks them.
+        Raises ValueError if all text columns, or a named id column, are missing. `source` names the
+        file or frame in the message.
         """
         texts = [name for name in self.texts if name in columns]
         if not texts:
@@ -53,7 +58,9 @@ class Fields:
     def items(self, frame: Any, source: str, first_row: int = 0) -> pa.Table:
         """Return the test items in a pandas frame: one per row if joined, else one per text column.
 
-        Rows without ids are named by number, from `first_row`.
+        The table has ``source`` (the same for all), ``id`` and ``text``, null for a null text. Rows
+        without ids get their number as id, counted from `first_row`. With several items per row,
+        the id is followed by "/" and the column's name.
         """
         names, row_id = self.find_columns([*frame.columns], source)
         backend = backend_of(frame)
@@ -75,7 +82,10 @@ class Fields:
 
 @dataclass(frozen=True)
 class ItemFiles:
-    """Files of test items, Parquet or JSON lines; each file is a benchmark."""
+    """Files of test items, Parquet or JSON lines; each file is a benchmark.
+
+    `paths` are paths, URLs or glob patterns.
+    """
 
     paths: tuple[str, ...]
 
@@ -83,19 +93,23 @@ class ItemFiles:
         return repr([redacted(path) for path in self.paths])
 
     def identity(self) -> dict[str, str]:
-        """Return each file's size and version by name, used to detect changed items."""
+        """Return each file's size and version as text, by path, used to detect changed items."""
         return {
             redacted(file.path): f"{file.size_bytes} bytes, {file.version}"
             for file in self._files()
         }
 
     def _files(self) -> list[InputFile]:
-        """List the files of all paths, each once."""
+        """List the files that match the paths and patterns, each once."""
         files = {file.path: file for path in self.paths for file in find_files([path], {})}
         return [*files.values()]
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield tables of the test items in the files."""
+        """Yield tables of the test items in the files, with ``source``, ``id`` and ``text``.
+
+        `fields` names the columns to read. The source is the file's name, or its path if several
+        files have the same name.
+        """
         for path, source, texts, row_id in self._columns(fields):
             columns = [*texts, *([] if row_id is None else [row_id])]
             plan, row = FileReader([path], fields=columns).find_parts("whole"), 0
@@ -105,12 +119,19 @@ class ItemFiles:
                 row += len(frame)
 
     def check(self, fields: Fields) -> None:
-        """Raise UnreadableInputError or ValueError unless every file has the columns of items."""
+        """Raise ValueError unless every file has the columns that `fields` names.
+
+        Raises UnreadableInputError for files that are missing or cannot be read.
+        """
         for _ in self._columns(fields):
             pass
 
     def _columns(self, fields: Fields) -> Iterator[tuple[str, str, list[str], str | None]]:
-        """Yield path, benchmark name, text columns, and id column or None, of each file."""
+        """Yield a tuple for each file: path, benchmark name, text columns, and id column or None.
+
+        `fields` names the columns. The benchmark's name is the file's, or its path if that is not
+        unique.
+        """
         paths = [file.path for file in self._files()]
         names = [posixpath.basename(redacted(path)) for path in paths]
         for path, name in zip(paths, names, strict=True):
@@ -121,7 +142,10 @@ class ItemFiles:
 
 @dataclass(frozen=True, eq=False)
 class ItemFrame:
-    """Test items in a frame; `frame` is None if a saved index already holds them."""
+    """Test items in a pandas frame, with its SHA-256 and number of rows.
+
+    `frame` is None in a copy sent to workers, which read the items from a saved index instead.
+    """
 
     digest: str
     rows: int
@@ -152,20 +176,23 @@ class ItemFrame:
         return f"<frame of {self.rows:,} items>"
 
     def check(self, fields: Fields) -> None:
-        """Raise ValueError unless the frame has the columns of items."""
+        """Raise ValueError unless the frame has the columns that `fields` names."""
         fields.find_columns([*self.frame.columns], "the frame of items")
 
     def identity(self) -> dict[str, str]:
-        """Return the SHA-256 of the frame's columns and rows, used to detect changed items."""
+        """Return the SHA-256 of columns and rows as ``{"frame": digest}``, to detect changes."""
         return {"frame": self.digest}
 
     def tables(self, fields: Fields) -> Iterator[pa.Table]:
-        """Yield a table of the test items in the frame."""
+        """Yield one table of the test items in the frame, with ``source``, ``id`` and ``text``."""
         yield fields.items(self.frame, "frame")
 
 
 def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
-    """Return all test items in one table. Raises UnreadableInputError if there are none."""
+    """Return all test items in one table with ``source``, ``id`` and ``text``.
+
+    `fields` names the columns to read. Raises UnreadableInputError if there are no items.
+    """
     table = pa.concat_tables([ITEM.empty_table(), *against.tables(fields)])
     if not len(table):
         raise UnreadableInputError(f"against={against!r} has no items: its files are empty")
@@ -173,7 +200,10 @@ def read_items(against: ItemFiles | ItemFrame, fields: Fields) -> pa.Table:
 
 
 def as_items(against: Any) -> ItemFiles | ItemFrame:
-    """Convert the setting `against` (paths or a frame) to files or a frame of test items."""
+    """Convert the setting `against` (paths or a frame) to files or a frame of test items.
+
+    Raises TypeError for other values.
+    """
     if isinstance(against, ItemFiles | ItemFrame):
         return against
     if hasattr(against, "columns"):

@@ -29,24 +29,31 @@ LEAST_DOCUMENTS = 10  # minimum documents of the sample with an n-gram that is b
 class DecontaminateFiles(Pipeline):
     """Job that finds test items in files; one of its stages is a `Decontaminate`.
 
-    The index is built first, and kept in ``_decontamination/index`` of the output, with a
-    digest. N-grams in too many documents of a sample of the corpus are boilerplate: they are left
-    out of the index, and listed in the report. Then all stages run in one pass, as in a `Pipeline`.
+    The index is built first, and kept in ``_decontamination/index`` of the output, with a digest.
+    N-grams in too many documents of a sample of the corpus are boilerplate: they are left out of
+    the index, and listed in the report. Then all stages run in one pass, as in a `Pipeline`.
 
     Running the same job again continues an interrupted one, and leaves a finished one as it is.
 
     Parameters
     ----------
     stages : iterable
-        As of a `Pipeline`; exactly one of them is a `Decontaminate`, which reads a column of
-        the input.
+        First a reader or a Dask DataFrame, last a writer, and mappers between them. Exactly one
+        mapper is a `Decontaminate`, which reads a column of the input.
     sample_rows : int
         Documents of the sample; 0 for no sample.
     max_share : float
         An n-gram is boilerplate if this share of the sample's documents, and at least ten of them,
         contain it.
-    backend, on_error, source_field, examples
-        As of `Pipeline`.
+    backend : {"pandas", "cudf"}
+        Library of the frames that stages get. With "cudf", only workers use cudf.
+    on_error : {"raise", "quarantine"}
+        Whether a broken file or row stops the job, or is left out and described in
+        ``_quarantine/`` of the output.
+    source_field : str, optional
+        Column with the origin of rows; the report counts rows read and rows written by its values.
+    examples : int
+        Number of example texts that the report shows for each label and reason to drop rows.
 
     Examples
     --------
@@ -65,7 +72,7 @@ class DecontaminateFiles(Pipeline):
 
     @property
     def mapper(self) -> Decontaminate:
-        """Stage that finds test items. Raises TypeError unless there is exactly one."""
+        """The stage that is a `Decontaminate`. Raises TypeError unless there is exactly one."""
         mappers = [stage for stage in self.stages if isinstance(stage, Decontaminate)]
         if len(mappers) != 1:
             raise TypeError(
@@ -75,7 +82,11 @@ class DecontaminateFiles(Pipeline):
         return mappers[0]
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return reader, stages and writer; the index of test items is in the writer's output."""
+        """Return the job's reader, the stages between, and its writer.
+
+        The stage that finds test items reads its index from the writer's output. Raises an error if
+        the test items lack columns, or a saved index has other settings.
+        """
         reader, stages, writer = super().parts()
         mapper = self.mapper
         if mapper.saved is None:
@@ -90,7 +101,10 @@ class DecontaminateFiles(Pipeline):
         check_is_there(self.mapper.text_field, [*job.source.meta.columns], "text_field")
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> None:
-        """Build the index of test items, unless the output has an undamaged one."""
+        """Build and save the index of test items, unless the output has an undamaged one.
+
+        N-grams in too many documents of a sample are left out. `steps` reports the progress.
+        """
         directory = job.directory
         folder = directory.below(INDEX)
         directory.sweep(INDEX)
@@ -112,7 +126,7 @@ class DecontaminateFiles(Pipeline):
         index.save(folder)
 
     def numbers(self, summary: JobSummary) -> list[str]:
-        """Return counts of rows, and of the items found in them by benchmark."""
+        """Return lines to print at the end: counts of rows, and of items found by benchmark."""
         stage = next(stage for stage in summary.stages.values() if "contamination" in stage)
         counts = stage["contamination"]
         found = counts["documents"][""]
@@ -125,7 +139,10 @@ class DecontaminateFiles(Pipeline):
         ]
 
     def _sample(self, job: RecipeJob) -> pa.LargeStringArray:
-        """Draw texts from the whole input, to find boilerplate; empty if it has no rows."""
+        """Draw `sample_rows` texts from the whole input, to find boilerplate.
+
+        Empty if the input has no rows.
+        """
         if (frame := job.sample(self.sample_rows)) is None:
             return pa.array([], pa.large_string())
         return backend_of(frame).text_array(frame, self.mapper.text_field)

@@ -176,7 +176,10 @@ class Decontaminate(Declared, RowWiseMap):
     filter_names: ClassVar[tuple[str, ...]] = ("filter_by",)
 
     def check_together(self) -> None:
-        """Raise ValueError if n-grams, threshold or columns are invalid, or do not fit together."""
+        """Raise ValueError if settings are invalid, or contradict each other.
+
+        Such are `min_words` above `ngram`, a `threshold` of 0, and `kept_text_field` without `cut`.
+        """
         check_decision(self)
         if not self.against_field:
             raise ValueError("against_field=[] names no column: pass that of the items' text")
@@ -218,7 +221,7 @@ class Decontaminate(Declared, RowWiseMap):
         return (self.kept_text_field or "kept_text") if self.cut else None
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the new columns that the settings name."""
+        """Return names and types of the output columns that the settings name."""
         new = [
             pa.field(self.label_field, pa.bool_(), metadata=LABEL),
             pa.field(self.score_field, pa.float32()),
@@ -236,11 +239,11 @@ class Decontaminate(Declared, RowWiseMap):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Section about test items in a job's HTML report."""
+        """Section about test items for a job's HTML report, in a tuple."""
         return (ContaminationReport(),)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, with a digest of the test items."""
+        """Return the settings that change results, by name, with a SHA-256 of the test items."""
         against, items = repr(self.against), f"sha256:{self._key()}"
         return {**super().identity(), "against": against, "items": items}
 
@@ -253,7 +256,11 @@ class Decontaminate(Declared, RowWiseMap):
     # Methods for the client.
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the text column, and the new columns are not in use."""
+        """Raise ValueError or TypeError unless the frame fits the settings.
+
+        It needs a text column of strings, and no column with the name of an output column, unless
+        `overwrite` is set.
+        """
         columns, backend = list(frame.columns), backend_of(frame)
         check_is_there(self.text_field, columns, "text_field")
         backend.check_text_column(frame, self.text_field)
@@ -267,12 +274,12 @@ class Decontaminate(Declared, RowWiseMap):
         return self.cut_field if self.cut_field == self.text_field else None
 
     def prepare(self) -> None:
-        """Build the index of test items, unless it has been built before."""
+        """Build the index of test items in its folder, unless an undamaged one is there."""
         if "_folder" not in vars(self):
             self._set("_folder", self._built())
 
     def keeping(self, field: str) -> Decontaminate:
-        """Return a copy that writes the filter's decision to a column, and drops no row."""
+        """Return a copy that writes the filter's decision to this column, and drops no row."""
         made = replace(self, keep_field=field)
         return made.at(vars(self)["_folder"]) if "_folder" in vars(self) else made
 
@@ -283,7 +290,7 @@ class Decontaminate(Declared, RowWiseMap):
         return moved
 
     def build(self) -> ItemIndex:
-        """Read the test items, and build their index in memory."""
+        """Read the test items, and return their index, which is not saved."""
         index = ItemIndex.build(
             read_items(self.against, self.item_columns),
             ngram=self.ngram,
@@ -296,13 +303,13 @@ class Decontaminate(Declared, RowWiseMap):
         return replace(index, about={**index.about, **self._index_settings()})
 
     def _index_settings(self) -> dict[str, Any]:
-        """Return the settings that change an index, as JSON values, to store and compare."""
+        """Return the settings that change an index, as JSON values by name, to compare."""
         settings = {name: getattr(self, name) for name in INDEX_SETTINGS if name != "ignore"}
         return settings | {"against_field": [*self.against_field]}
 
     @property
     def item_columns(self) -> Fields:
-        """Names of the columns of test items."""
+        """Names of the columns of test items, from the settings."""
         return Fields(tuple(self.against_field), self.join_fields, self.against_id)
 
     @property
@@ -358,7 +365,7 @@ class Decontaminate(Declared, RowWiseMap):
         return backend_of(frame).with_columns(empty, arrays, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype that Dask's meta has for new string columns."""
+        """Return the dtype for new string columns: that of the frame's text column."""
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     # Methods for workers.
@@ -380,7 +387,11 @@ class Decontaminate(Declared, RowWiseMap):
             ) from err
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Find test items in the texts of a pandas or cudf frame; texts are read on the host."""
+        """Return a frame, pandas or cudf, with the output columns, less the rows that are dropped.
+
+        The filter drops rows unless `keep_field` is set. New string columns get the dtype
+        `meta_dtypes`; None is the text column's. Texts are searched on the host.
+        """
         backend, schema = backend_of(frame), self.schema()
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         arrays, keep = self.compute(backend.text_array(frame, self.text_field))
@@ -388,7 +399,11 @@ class Decontaminate(Declared, RowWiseMap):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def compute(self, texts: pa.LargeStringArray) -> tuple[dict[str, pa.Array], np.ndarray]:
-        """Return new columns for texts, and the mask of texts that the filter keeps."""
+        """Find test items in texts; return the output columns by name, and a mask of texts to keep.
+
+        The mask is bool (texts,), all true without a filter. Null texts get null, and no filter
+        keeps them. Counts and examples for a job's report are recorded if a job is running.
+        """
         started, index = time.perf_counter(), self.index
         hits = index.hits(texts)
         matches = match_items(index, hits)
@@ -437,7 +452,7 @@ class Decontaminate(Declared, RowWiseMap):
 
 
 def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
-    """Return the names of test items with these indices, as ``file#id``; null for -1."""
+    """Return the names of the test items with these indices, as ``file#id``; null for -1."""
     indices = pa.array(items, mask=items < 0)
     source, name = (index.items[column].take(indices) for column in ("source", "id"))
     mark = pa.scalar("#", pa.large_string())
@@ -446,14 +461,20 @@ def item_names(index: ItemIndex, items: np.ndarray) -> pa.Array:
 
 
 def _lists(documents: np.ndarray, values: pa.Array, is_null: np.ndarray) -> pa.ListArray:
-    """Group values that are sorted by document into a list for each document."""
+    """Group values into a list for each document, null where `is_null`, bool (documents,).
+
+    `documents` has the row of each value's document, ascending.
+    """
     sizes = np.bincount(documents, minlength=len(is_null))
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, mask=pa.array(is_null))
 
 
 def _cut(texts: pa.LargeStringArray, passages: Spans, margin: int) -> pa.Array:
-    """Return texts without the passages, and without `margin` characters around them."""
+    """Return texts without the passages, and without `margin` characters on both sides of each.
+
+    The remaining pieces of a text are joined by newlines.
+    """
     cut = [remove_passages(texts[row].as_py(), spans, margin) for row, spans in passages.by_text()]
     is_cut = passages.counts > 0
     return pc.replace_with_mask(texts, pa.array(is_cut), pa.array(cut, texts.type))

@@ -18,8 +18,9 @@ from gpuclassify.corpus.dedup.compiling import compiled
 class Matches(NamedTuple):
     """Documents and the test items they share n-grams with.
 
-    Ordered by document, then by overlap, largest first. ``shares`` (float64) is the overlap: the
-    fraction of an item's n-grams that also occur in the document.
+    Ordered by document, then by overlap, largest first. ``documents`` and ``items`` (int64) are the
+    row of the document and the index of the item. ``shares`` (float64) is the overlap: the fraction
+    of an item's n-grams that also occur in the document.
     """
 
     documents: np.ndarray
@@ -31,14 +32,14 @@ class Matches(NamedTuple):
         return Matches(*(values[mask] for values in self))
 
     def worst(self) -> Matches:
-        """Return the match with the largest overlap for each document."""
+        """Return, for each document with matches, the match with the largest overlap."""
         return self.select(np.append(True, np.diff(self.documents) > 0)[: len(self.documents)])
 
 
 def match_items(index: ItemIndex, hits: Hits) -> Matches:
     """Find the test items that documents share n-grams with, and compute the overlaps.
 
-    `hits` are the occurrences of n-grams in the documents.
+    `hits` are all occurrences of the index's n-grams in the documents.
     """
     ngrams, items = len(index.ngrams.keys), len(index.ngrams.counts)
     pairs = distinct(hits.documents * ngrams + hits.ngrams)
@@ -54,9 +55,10 @@ def match_items(index: ItemIndex, hits: Hits) -> Matches:
 def find_passages(
     index: ItemIndex, texts: pa.LargeStringArray, hits: Hits, matches: Matches
 ) -> Spans:
-    """Return the passages of documents that are n-grams of matched items, as unlabelled spans.
+    """Return the passages of documents that consist of n-grams of matched items.
 
-    Adjacent passages are merged.
+    `hits` are all occurrences of the index's n-grams in `texts`. The passages are spans without
+    labels, with start and end in characters. Overlapping and adjacent n-grams make one passage.
     """
     items = len(index.ngrams.counts)
     rows, owners = _owners(index, hits.ngrams)
@@ -75,7 +77,8 @@ def find_passages(
 def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin: int) -> str:
     """Remove passages, and `margin` characters on both sides of each, from a text.
 
-    Passages are tuples that begin with start and end. The remaining pieces are joined by newlines.
+    Passages are tuples that begin with start and end in characters, in order. The remaining pieces
+    are joined by newlines.
     """
     kept, at = [], 0
     for start, end, _ in passages:
@@ -85,9 +88,10 @@ def remove_passages(text: str, passages: Sequence[tuple[int, int, int]], margin:
 
 
 def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (n-gram, item) pairs of all items that have one of these n-grams.
+    """Find the test items that contain each of these n-grams.
 
-    They are two arrays: the n-gram's index in `ngrams`, and the index of the item.
+    Returns the pairs as two arrays, int64 (pairs,): positions in `ngrams`, ascending, and indices
+    of the items.
     """
     starts = index.ngrams.owner_starts.astype(np.int64, copy=False)
     sizes = starts[ngrams + 1] - starts[ngrams]
@@ -98,7 +102,12 @@ def _owners(index: ItemIndex, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @compiled
 def _character_offsets(data, starts, documents, begins, ends):
-    """Convert byte offsets in documents, sorted within each document, to character offsets."""
+    """Convert byte offsets of passages in UTF-8 texts to character offsets.
+
+    `data` and `starts` are the bytes of all texts, and the byte offset of each. A passage is in the
+    text `documents[i]`, from byte `begins[i]` to `ends[i]` of that text; passages are sorted, and
+    do not overlap. Returns two arrays, int64 (passages,), with the starts and ends in characters.
+    """
     first, last = np.empty(len(begins), np.int64), np.empty(len(begins), np.int64)
     at, count, document = 0, 0, -1
     for number in range(len(begins)):

@@ -35,13 +35,20 @@ MOST_ITEMS = 5  # items listed per benchmark, most frequent first
 
 @dataclass(frozen=True)
 class ItemOutcomes(TextOutcomes):
-    """Outcomes of `Decontaminate` for texts, whose examples are passages with their test items."""
+    """Results of `Decontaminate` for some texts, counted and shown in a job's report.
+
+    ``worst`` has the examples by benchmark, as pairs of overlap, and passage and item on two lines.
+    """
 
     # Overlap, and a text with lines of passage and item, by benchmark.
     worst: dict[str, list[list[Any]]] = field(kw_only=True)
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return the passages with the largest overlap for each benchmark, as examples by label."""
+        """Return the examples in `worst` by benchmark, as the entry ``labels``.
+
+        The entry ``dropped``, for examples by reason to drop rows, is empty. `most` is not used,
+        because `worst` is already limited.
+        """
         return {"labels": self.worst, "dropped": {}}
 
 
@@ -54,7 +61,10 @@ def worst_passages(
 ) -> dict[str, list[list[Any]]]:
     """Return the `most` passages with the largest overlap for each benchmark, with their items.
 
-    Each is a pair of overlap and text, which has the passage and the item on two lines.
+    `worst` has one match for each document. `passages` are three arrays, sorted by document: row of
+    the text, start and end in characters. The result has, by benchmark, pairs of the overlap and a
+    text with two lines: the document's beginning from its first passage on, and the item's
+    beginning.
     """
     groups: dict[str, list[list[Any]]] = {}
     for match in np.argsort(-worst.shares, kind="stable").tolist() if most else ():
@@ -71,9 +81,11 @@ def worst_passages(
 def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[str, Any]:
     """Count contaminated documents by benchmark ("" for all) and by test item, for the report.
 
-    ``documents`` and ``items`` are counts from `reached`, the matches that reach the threshold.
-    ``shares`` is a histogram of the documents in `matches` by their largest overlap, in twentieths;
-    the last bin, 20, has the documents that contain all n-grams of an item.
+    `reached` are the `matches` that reach the threshold. Of the result's entries, ``documents`` has
+    the number of documents in `reached` by benchmark, and ``items`` the number of documents by
+    benchmark and item id. ``shares`` is, by benchmark, a histogram of the documents in `matches` by
+    their largest overlap, in twentieths; the last bin, 20, has the documents that contain all
+    n-grams of an item.
     """
     counts: dict[str, Any] = {"documents": {}, "items": {}, "shares": {}}
     for name, source_matches, source_reached in _by_source(index, matches, reached):
@@ -87,7 +99,11 @@ def count_matches(index: ItemIndex, matches: Matches, reached: Matches) -> dict[
 
 
 def _by_source(index: ItemIndex, *matches: Matches) -> Iterator[tuple[Any, ...]]:
-    """Yield "" and all matches, then the name and the matches of each benchmark."""
+    """Group sets of matches by the benchmark of their item.
+
+    First yields "" and all matches of each set, then, for each benchmark in the first set, its name
+    and its matches in each set.
+    """
     yield ("", *matches)
     sources = [
         np.array(index.items["source"].take(pa.array(group.items)).to_pylist(), dtype=object)
@@ -104,17 +120,18 @@ def _bins(shares: np.ndarray) -> dict[str, int]:
 
 
 class ContaminationReport(ReportPart):
-    """Part of a job's HTML report about test items, from counts and index of `Decontaminate`."""
+    """Section of a job's HTML report about test items, from counts and index of `Decontaminate`."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the counts of test items that a stage found, by benchmark.
+        """Return counts of test items for ``report.json``, as the entry ``contamination``.
 
-        Empty without such a stage.
-
-        ``benchmarks`` has items, items found and documents; ``falls`` counts the documents with at
-        least each overlap, in twentieths. The other values are those of the index in the output.
+        Empty if no stage has searched for test items. `directory` is the output, `job` the content
+        of its ``job.json``, and `stages` the counts by stage. In the entry, ``benchmarks`` has
+        items, items found and documents by benchmark, and ``falls`` the number of documents with at
+        least each overlap, in twentieths, by benchmark. Settings, boilerplate and digest describe
+        the index.
         """
         found = next((counts for counts in stages.values() if "contamination" in counts), None)
         if found is None:
@@ -150,7 +167,10 @@ class ContaminationReport(ReportPart):
         return {"contamination": contamination}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return sections of the HTML report about items found and the worst passages."""
+        """Return sections of the HTML report about items found and the worst passages.
+
+        `report` is the content of ``report.json``; without test items, the sections are empty.
+        """
         found = report.get("contamination")
         if found is None:
             return PagePart()
@@ -165,7 +185,11 @@ class ContaminationReport(ReportPart):
 
 
 def _index_counts(directory: Store) -> dict[str, Any]:
-    """Read counts of items and boilerplate from the index in an output; empty if there is none."""
+    """Read counts of items and boilerplate from the index in an output directory.
+
+    Returns ``sources`` (counts by benchmark), ``boilerplate`` (number and examples of ignored
+    n-grams by reason) and ``digest``. Without a readable index they are {}, {} and None.
+    """
     try:
         about = unsealed(directory.read(f"{INDEX}/{ABOUT}")) or {}
         return {
@@ -184,7 +208,10 @@ def _index_counts(directory: Store) -> dict[str, Any]:
 
 
 def _blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return blocks for the page: items found by benchmark and by threshold, and the `appendix`."""
+    """Return the page's tables of items found, by benchmark and by threshold, and the `appendix`.
+
+    `found` is the entry ``contamination`` of ``report.json``.
+    """
     items, falls = [], found["falls"]
     for name, counts in found["benchmarks"].items():
         most = ", ".join(f"{item} ({documents:,})" for item, documents in counts["most"])
@@ -217,7 +244,10 @@ def _blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def _worst(groups: Mapping[str, Any]) -> Section:
-    """Return a section with the worst passages of each benchmark, each next to its test item."""
+    """Return a section with the worst passages of each benchmark, each next to its test item.
+
+    `groups` has, by benchmark, pairs of the overlap and a text with passage and item on two lines.
+    """
     blocks: list[Block] = []
     header = ("share", "document, from the passage on", "item")
     for benchmark, pairs in sorted(groups.items()):
@@ -227,7 +257,10 @@ def _worst(groups: Mapping[str, Any]) -> Section:
 
 
 def appendix(found: Mapping[str, Any]) -> str:
-    """Describe method and results in sentences for the appendix of a paper."""
+    """Describe method and results in sentences for the appendix of a paper.
+
+    `found` is the entry ``contamination`` of ``report.json``.
+    """
     settings, benchmarks = found["settings"], found["benchmarks"]
     names = ", ".join(
         f"{name} ({counts['found']:,} items in {counts['documents']:,} documents)"

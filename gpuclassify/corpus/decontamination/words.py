@@ -41,8 +41,11 @@ class Characters(NamedTuple):
         Normalized code point, or ``-1 - index`` of a sequence in `several`.
     several : ndarray of int32
         Sequences of code points, each preceded by its length.
-    kinds, orders : ndarray of uint8, shape (code points,)
-        Role of a code point in a word, and the sort key of marks.
+    kinds : ndarray of uint8, shape (code points,)
+        Class of a character: 0 separates words, 1 is part of a word, 2 is a combining mark, 3 is a
+        word by itself, and 4 is removed.
+    orders : ndarray of uint8, shape (code points,)
+        Canonical combining class, by which the marks of a character are sorted.
     """
 
     quick: np.ndarray
@@ -92,9 +95,9 @@ def _fold(char: str) -> str:
 
 
 def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the UTF-8 bytes of all texts, and the byte offset of each; null is an empty text.
+    """Return the UTF-8 bytes of all texts, uint8, and the byte offset of each, int64 (texts + 1,).
 
-    There is one offset more than texts.
+    The last offset is the end of the last text. A null is an empty text.
     """
     texts = texts.fill_null("")
     offsets, data = (memoryview(buffer or b"").toreadonly() for buffer in texts.buffers()[1:])
@@ -104,7 +107,11 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def new_words(size):
-    """Allocate buffers for the words of a text of `size` bytes; see `read_words`."""
+    """Allocate the five buffers in which `read_words` writes the words of a text of `size` bytes.
+
+    They are for the words' bytes (uint8), their offsets (int64), sums of hashes (uint64), and the
+    positions in the text at which words begin and end (int64).
+    """
     words = size // 2 + 2 * _ROOM
     text = np.empty(size + size // 4 + 2 * _ROOM, np.uint8)
     starts, sums = np.empty(words, np.int64), np.empty(words, np.uint64)
@@ -113,12 +120,13 @@ def new_words(size):
 
 @compiled
 def read_words(data, table, room):
-    """Read a text's normalized words into buffers; return their number and the buffers used.
+    """Split a text into normalized words; return their number and five buffers.
 
-    The buffers are the words' bytes, each followed by a space; the offset of each word in them, and
-    of the end; prefix sums of the words' hashes, for `ngram_key`; and the byte offsets in the text
-    at which each word begins and ends. `room` has buffers from `new_words`; larger ones are
-    allocated if they are too small.
+    `data` is the text as UTF-8 bytes. The buffers are the words' bytes, each word followed by a
+    space; the offset of each word in them, and of the end; prefix sums of the words' hashes, for
+    `ngram_key`; and the byte offsets in the text at which each word begins and ends. `table` are
+    the `Characters`. `room` has buffers from `new_words` to write to; larger ones are allocated if
+    they are too small.
     """
     size = len(data)
     while True:
@@ -139,9 +147,10 @@ def read_words(data, table, room):
 
 @compiled
 def ngram_key(sums, first, width, power):
-    """Return the hash of the n-gram of `width` words from word `first`, from sums of `read_words`.
+    """Return the hash of an n-gram of `width` words that begins with the word of index `first`.
 
-    `power` is `power_of(width)`.
+    `sums` are the prefix sums of the words' hashes from `read_words`, and `power` is
+    ``power_of(width)``.
     """
     stop = np.uint64(first) + np.uint64(width)  # unsigned indices need no sign test
     return murmur64(sums[stop] - sums[np.uint64(first)] * power + np.uint64(width))
@@ -149,7 +158,7 @@ def ngram_key(sums, first, width, power):
 
 @compiled
 def power_of(width):
-    """Return the factor in `ngram_key` for n-grams of `width` words, ``_START ** width``."""
+    """Return ``_START ** width`` modulo 2**64, a factor in `ngram_key`."""
     power = np.uint64(1)
     for _ in range(width):
         power *= _START
@@ -158,9 +167,12 @@ def power_of(width):
 
 @compiled
 def _fill_words(data, table, text, starts, hashes, begins, ends):
-    """Fill the buffers of `read_words`.
+    """Write a text's normalized words to buffers.
 
-    Return the number of words, or -1 if buffers are too small.
+    `data` is the text as UTF-8 bytes, and `table` the `Characters`. The buffers are the words'
+    bytes, each word followed by a space (`text`), their offsets (`starts`), a hash of each word
+    (`hashes`), and the byte offsets in `data` at which words begin and end. Returns the number of
+    words, or -1 if a buffer is too small.
     """
     marks, orders = np.empty(_MOST_MARKS, np.int32), np.empty(_MOST_MARKS, np.uint8)
     waiting, count, size, at = 0, 0, 0, 0
@@ -221,11 +233,13 @@ def _fill_words(data, table, text, starts, hashes, begins, ends):
 
 @compiled
 def _read_ascii(data, quick, text, starts, hashes, begins, ends, at, count, size, word, state):
-    """Read words up to the next non-ASCII character.
+    """Read words from the offset `at` of a text up to its next non-ASCII character.
 
-    Returns the offset in the text, numbers of words and of bytes written, hash and kind of the word
-    that is open. Ends of words are unpredictable branches, so there are none: entries after the
-    last word are overwritten until a word ends there.
+    `quick` is the ASCII table of `Characters`. `text`, `starts`, `hashes`, `begins` and `ends` are
+    the buffers of `_fill_words`, which have `count` words and `size` bytes so far. `word` is the
+    hash of the unfinished word, and `state` its kind. Returns new values of `at`, `count`, `size`,
+    `word` and `state`. To avoid unpredictable branches, the entries after the last word are
+    overwritten until the word ends.
     """
     one, stop, most = np.uint64(1), np.uint64(len(data)), np.uint64(len(starts) - _ROOM)
     at, count, size = np.uint64(at), np.uint64(count), np.uint64(size)  # no sign tests
@@ -259,9 +273,10 @@ def _end_word(word, text, size, starts, hashes, count):
 
 @compiled
 def _write(code, word, text, size):
-    """Write a code point as UTF-8 to `text`.
+    """Write a code point as UTF-8 to the buffer `text` at the offset `size`.
 
-    Return the word's new hash, and the offset after it.
+    Returns the hash of the word with this character, and the offset after it. `word` is the hash of
+    the word so far.
     """
     if code < 0x80:
         text[size] = code

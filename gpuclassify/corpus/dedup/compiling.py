@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Decorate a function to be compiled at its first call, or read from the cache."""
+    """Compile a function with numba at its first call, or load its machine code from the cache.
+
+    Used as a decorator. Compiled functions release the GIL.
+    """
     folder, before = _cache_folder(), config.CACHE_DIR
     # numba chooses the folder of a function when it is decorated; other packages keep theirs.
     config.CACHE_DIR = folder or before

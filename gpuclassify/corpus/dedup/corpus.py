@@ -32,9 +32,9 @@ KEYS_GATHERED, MEMBERS_GATHERED = 16, 4
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to deduplicate, and an earlier corpus to compare them with.
+    """Documents to deduplicate, and an earlier corpus to compare them with, as Dask frames.
 
-    Partitions of the earlier corpus are numbered after the dataset's partitions.
+    Without an earlier corpus, ``earlier`` is None. Its partitions are numbered after the dataset's.
     """
 
     dataset: Any
@@ -65,10 +65,11 @@ class Corpus:
     ) -> dd.DataFrame:
         """Call a function on each partition of both corpora; return a lazy frame of the results.
 
-        The function is called as ``function(frame, number, *items, **options)``: with a partition's
-        `columns`, in the dataset's library, the number of the partition, and the items with this
-        number in `values`. It returns a pandas frame; `meta` is an empty one. Every call reads the
-        files again; see `read_apart`.
+        The function is called as ``function(frame, number, *items, **options)``. ``frame`` has a
+        partition's `columns`, in the dataset's library, and ``number`` is the number of the
+        partition. Each sequence in `values` has an item for each partition, which is passed in
+        ``items``. The function returns a pandas frame; `meta` is an empty one. Every call of `map`
+        reads the files again.
         """
         call = dask.delayed(function, pure=True)
         frames = [self.dataset] if self.earlier is None else [self.dataset, self.earlier]
@@ -81,7 +82,10 @@ class Corpus:
 
 
 def like(dataset: Any, result: dd.DataFrame) -> Any:
-    """Convert a lazy result to the type of `dataset`: its library, and computed unless Dask's."""
+    """Convert a lazy result to the type of `dataset`: Dask on pandas or cudf, pandas, or cudf.
+
+    The result is computed unless `dataset` is a Dask frame.
+    """
     is_lazy = isinstance(dataset, dd.DataFrame)
     backend = backend_of(dataset._meta if is_lazy else dataset)
     if backend_of(result._meta) is not backend:
@@ -90,19 +94,26 @@ def like(dataset: Any, result: dd.DataFrame) -> Any:
 
 
 def document_numbers(partition: int, rows: int) -> np.ndarray:
-    """Return the numbers that identify a partition's documents, int64 (rows,)."""
+    """Return the numbers that identify a partition's documents, int64 (rows,).
+
+    The number is ``partition << 40 | row``.
+    """
     return (partition << ROW_BITS) + np.arange(rows, dtype=np.int64)
 
 
 def partitioning(partitions: int, rows: Any) -> Any:
-    """Combine the number of partitions and each partition's rows, to compare partitionings."""
+    """Combine the number of partitions and a partition's number of rows to one number.
+
+    `rows` may be an array or a Series. If the number differs later, so does the partitioning.
+    """
     return (partitions << ROW_BITS) + rows
 
 
 def value_texts(values: pd.Series) -> np.ndarray:
-    """Return a text for each value, None for null. Equal values of any type have equal texts.
+    """Return a text for each value, None for null, as an object array.
 
-    For example, 5 and 5.0 are equal, and a day in seconds and in nanoseconds.
+    Equal values have equal texts, also across types: for example, 5 and 5.0 are equal, and so is a
+    day in seconds and in nanoseconds.
     """
     codes, distinct = pd.factorize(values)
     return np.array([*map(_text_of, distinct), None], object)[codes]  # null has the code -1
@@ -123,7 +134,7 @@ def _text_of(value: object) -> str | None:
 
 
 def are_rounded(*dtypes: Any) -> bool:
-    """Return whether integers of these types become floats if they are in one column."""
+    """Return whether integers of these dtypes become floats if concatenated in one column."""
     together = pd.concat([pd.Series([], dtype=dtype) for dtype in dtypes])
     return together.dtype.kind == "f" and any(map(pd.api.types.is_integer_dtype, dtypes))
 
@@ -131,7 +142,11 @@ def are_rounded(*dtypes: Any) -> bool:
 def check_comparable(
     name: str, ours: object, theirs: object, here: str, there: str, *, are_ids: bool = False
 ) -> None:
-    """Raise TypeError unless values of both types can be compared without loss."""
+    """Raise TypeError unless values of the dtypes `ours` and `theirs` can be compared without loss.
+
+    The message names the column `name`, and the frames as `here` and `there`. With `are_ids`,
+    integers must not become floats if both columns are concatenated.
+    """
     if _kind_of(ours) != _kind_of(theirs) or (are_ids and are_rounded(ours, theirs)):
         raise TypeError(
             f"column {name!r} holds {ours} {here} and {theirs} {there}: convert one of them"
@@ -139,7 +154,10 @@ def check_comparable(
 
 
 def _kind_of(dtype: Any) -> tuple[str, bool]:
-    """Return the kind of a dtype, "i" for all numbers, and whether it is a time with a zone."""
+    """Return NumPy's letter for the kind of a dtype, and whether it is a time with a time zone.
+
+    All numbers have the kind "i". A categorical dtype has the kind of its categories.
+    """
     if isinstance(dtype, pd.CategoricalDtype):
         dtype = dtype.categories.dtype
     kind = getattr(dtype, "kind", "")  # missing if there is no column
@@ -148,9 +166,9 @@ def _kind_of(dtype: Any) -> tuple[str, bool]:
 
 
 def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
-    """Move each row to the partition of its document number, which becomes the index.
+    """Move each row to the partition of the document that its column ``document`` numbers.
 
-    The number is in the column ``document``.
+    There are `npartitions` partitions; the number becomes the index.
     """
     divisions = [partition << ROW_BITS for partition in range(npartitions + 1)]
     return frame.set_index("document", divisions=divisions, shuffle_method=choose_shuffle())
@@ -159,7 +177,7 @@ def by_partition(frame: dd.DataFrame, npartitions: int) -> dd.DataFrame:
 def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> dd.DataFrame:
     """Move rows with equal values of `column` to one partition.
 
-    Before, `gathered` partitions are joined into one, because rows of keys are so small that
+    Before, each `gathered` partitions are joined into one, because rows of keys are so small that
     shuffling them in the partitions of the texts would spend most of the time on tasks.
     """
     fewer = frame.repartition(npartitions=-(-frame.npartitions // gathered))
@@ -167,7 +185,10 @@ def shuffle(frame: dd.DataFrame, column: str, gathered: int = KEYS_GATHERED) -> 
 
 
 def choose_shuffle() -> str | None:
-    """Return Dask's shuffle method: None, its default, on a cluster, else "tasks", in memory."""
+    """Return Dask's shuffle method: None (the default) if a cluster is connected, else "tasks".
+
+    The latter shuffles in memory.
+    """
     distributed = sys.modules.get("distributed")  # importing it takes longer than a small job
     if distributed is None:
         return "tasks"
@@ -179,11 +200,11 @@ def choose_shuffle() -> str | None:
 
 
 def read_apart(frame: dd.DataFrame, columns: Sequence[str] | None, purpose: object) -> list[Any]:
-    """Return a frame's partitions as delayed objects, read again for each `purpose`.
+    """Return a frame's partitions as delayed objects, which are read again for each `purpose`.
 
-    If the frame only reads files, the tasks are copied for this `purpose` (any value that Dask can
-    tokenize), so that no partition stays in memory for another reader. They are not optimized,
-    because Dask would join small partitions.
+    They have only these `columns`; None means all. If the frame only reads files, the tasks are
+    copied for this `purpose` (any value that Dask can tokenize), so that no partition stays in
+    memory for another reader. They are not optimized, because Dask would join small partitions.
     """
     from dask.dataframe.dask_expr._expr import Projection
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet

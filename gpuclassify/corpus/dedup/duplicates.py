@@ -60,9 +60,10 @@ SYNC = {"scheduler": "sync"}
 
 
 def accepts_old_spellings(family: str) -> Callable[[Settings], Settings]:
-    """Let a settings class accept old argument names, from `gpuclassify.settings.old_spellings`.
+    """Return a class decorator that lets a settings class accept old argument names.
 
-    Old names are not shown in its signature.
+    `family` is "exact", "fuzzy" or "semantic", and selects the old names. They are not shown in the
+    signature of the class.
     """
 
     def decorate(settings: Settings) -> Settings:
@@ -125,7 +126,10 @@ class Duplicates(Declared, Public):
     libraries: ClassVar[tuple[str, ...]] = ()  # packages that the class needs
 
     def check_together(self) -> None:
-        """Raise ValueError if `id_field` is a name such as "group", which the result uses."""
+        """Raise ValueError if `id_field` is a name such as "group", which the result uses.
+
+        If `source_field` is unset, it is set to `by`.
+        """
         if self.id_field in RESULT_FIELDS:
             raise ValueError(
                 f"id_field={self.id_field!r} is a column of the result, which has "
@@ -138,8 +142,10 @@ class Duplicates(Declared, Public):
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
         """Find sets of documents that may be duplicates of each other.
 
-        Columns are ``document`` and ``root`` (int64), both document numbers; documents with equal
-        roots are a set. With a column ``similarity``, the root is the document that stays.
+        The lazy result has columns ``document`` and ``root`` (int64), both document numbers;
+        documents with equal roots are a set. With a column ``similarity``, the root is the document
+        that stays. ``keep(name, frame)`` is called for intermediate frames: it may write them to
+        files, and returns a frame to go on with.
         """
 
     def __call__(
@@ -182,7 +188,9 @@ class Duplicates(Declared, Public):
     ) -> Any:
         """Drop the duplicates that are not kept from `dataset`; nothing else changes.
 
-        Parameters and errors are those of the call; files are read once more.
+        The result has the type of `dataset`, lazy for Dask. `against` is an earlier corpus of the
+        same type: its documents stay, and their duplicates in `dataset` go. Files are read once
+        more than for the result of a call. Raises TypeError or ValueError as a call does.
         """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         decisions = settings._approved(corpus)[["document", "keep", "is_earlier"]]
@@ -192,13 +200,20 @@ class Duplicates(Declared, Public):
     def summarize(
         self, dataset: Frame | LazyFrame, *, against: Frame | LazyFrame | None = None
     ) -> DuplicatesSummary:
-        """Count duplicates by source, and list the largest groups; computes when called."""
+        """Count duplicates by source, and list the largest groups; computes when called.
+
+        `against` is an earlier corpus of the same type as `dataset`: its documents stay.
+        """
         corpus, settings = self.corpus(dataset, against), self.with_ids(dataset, against)
         counted = settings.count(corpus, settings.decisions(corpus))
         return counted.compute(**({} if isinstance(dataset, dd.DataFrame) else SYNC))
 
     def corpus(self, dataset: Any, against: Any = None) -> Corpus:
-        """Return the documents of a dataset and of an earlier one, after checking their columns."""
+        """Return a dataset and an earlier corpus as lazy frames, after checking their columns.
+
+        Raises ValueError or TypeError for columns that are missing or unusable, and
+        ModuleNotFoundError without a library that the method needs.
+        """
         for name in self.libraries:
             if importlib.util.find_spec(name) is None:
                 raise ModuleNotFoundError(
@@ -233,9 +248,9 @@ class Duplicates(Declared, Public):
         return self
 
     def _position_field(self, frame: Frame) -> str:
-        """Return the name of the result's column for positions of documents, which replace ids.
+        """Return the name of the result's column of documents' positions: ``id`` or ``position``.
 
-        Raises ValueError if the frame has columns of all possible names.
+        Positions replace ids. Raises ValueError if the frame has columns of both names.
         """
         for name in POSITIONS:
             if name not in frame.columns:
@@ -247,9 +262,12 @@ class Duplicates(Declared, Public):
         )
 
     def decisions(self, corpus: Corpus, keep: Keep | None = None) -> dd.DataFrame:
-        """Decide lazily which documents stay, among all that may have duplicates; see `decide`.
+        """Decide which documents stay; return a lazy frame of all that may have duplicates.
 
-        `keep` may write an intermediate frame to files, and returns a frame that reads it.
+        Its columns are those of `gpuclassify.corpus.dedup.groups.decide`, such as ``document``,
+        ``group`` and ``keep``. ``keep(name, frame)`` is called for intermediate frames and the
+        result: it may write them to files, and returns a frame to go on with. Without it, nothing
+        is written.
         """
         keep = keep or (lambda name, frame: frame)
         components = self.find_components(corpus, keep)
@@ -268,7 +286,11 @@ class Duplicates(Declared, Public):
         return keep("decisions", moved.map_partitions(decide, meta=meta, **options))
 
     def listing(self, corpus: Corpus, decisions: dd.DataFrame) -> dd.DataFrame:
-        """Return the result of `__call__`: the columns of `decisions` that users see."""
+        """Return the columns of `decisions` for users, for documents in groups of two or more.
+
+        They are the id, ``group``, ``keep``, and depending on settings ``similarity``,
+        ``is_earlier`` and ``partitions``. The frame is lazy.
+        """
         options: dict[str, Any] = {
             "id_name": self.id_field or self._position_field(corpus.dataset),
             "has_similarity": self.has_similarity,
@@ -279,7 +301,7 @@ class Duplicates(Declared, Public):
         return decisions.map_partitions(listed, meta=meta, **options)
 
     def count(self, corpus: Corpus, decisions: dd.DataFrame) -> Any:
-        """Return a delayed `DuplicatesSummary` of the corpus and of `decisions`."""
+        """Return a delayed `DuplicatesSummary` of the corpus, from the result of `decisions`."""
         plain = Corpus(corpus.dataset)
         source = self.source_field
         columns = [source or self.id_field or self.text_field]
@@ -292,7 +314,10 @@ class Duplicates(Declared, Public):
         )
 
     def refuse_repeated_ids(self, corpus: Corpus) -> list[Any]:
-        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice."""
+        """Return delayed checks, which raise RepeatedIdsError if an id is null or occurs twice.
+
+        Ids may occur in both corpora. Without `id_field`, there are no checks.
+        """
         checks = []
         for frame in (corpus.dataset, corpus.earlier):
             if self.id_field is not None and frame is not None:
@@ -306,10 +331,7 @@ class Duplicates(Declared, Public):
 
     @property
     def verification(self) -> Any:
-        """Settings of the method that compares texts of candidates.
-
-        None for methods whose candidates are all duplicates.
-        """
+        """Settings for comparing texts of candidates; None if all candidates are duplicates."""
         return None
 
     @property
@@ -318,10 +340,7 @@ class Duplicates(Declared, Public):
         return [self.text_field, *filter(None, [self.by])]
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the mappers that compute signatures, such as an embedder.
-
-        Empty if there are none.
-        """
+        """Return the mappers that compute signatures, such as an embedder; else an empty list."""
         return []
 
     @property
@@ -332,14 +351,18 @@ class Duplicates(Declared, Public):
         return [*self.signature_fields, *map(str, others)]
 
     def member_fields(self, corpus: Corpus) -> list[str]:
-        """Return the names of the columns that decide which document of a group stays."""
+        """Return the names of the columns to read for deciding which document of a group stays.
+
+        They are text, id, source, and the columns in `keep_by` that the corpus has.
+        """
         ranks = [name for name in self.keep_by if name in corpus.dataset.columns]
         return [self.text_field, *filter(None, [self.id_field, self.source_field]), *ranks]
 
     def _approved(self, corpus: Corpus) -> dd.DataFrame:
-        """Return lazy decisions about documents, with the checks of ids and of limits.
+        """Return the lazy result of `decisions`, with checks of ids and of limits.
 
-        Computing them raises RepeatedIdsError or TooManyDuplicatesError.
+        Computing it raises RepeatedIdsError if ids are not unique, or TooManyDuplicatesError if
+        `max_removed_share` or `max_group_size` is exceeded.
         """
         decisions = self.decisions(corpus)
         checks = self.refuse_repeated_ids(corpus)
@@ -353,7 +376,7 @@ class Duplicates(Declared, Public):
         return decisions.map_partitions(_after, passed, meta=decisions._meta)
 
     def _check_types(self, corpus: Corpus) -> None:
-        """Raise TypeError unless columns of the dataset and the earlier corpus can be compared."""
+        """Raise TypeError unless columns of dataset and earlier corpus have comparable types."""
         names = {*self.input_fields, *({LENGTH} & set(self.keep_by))}
         for name in sorted(names):
             ours, theirs = (
@@ -400,9 +423,10 @@ class TextDuplicates(Duplicates):
     )
 
     def compared(self, frame: Frame, column: str) -> Any:
-        """Return a frame with a column of the texts to compare, normalized as `normalize` says.
+        """Return a frame with the texts in `column` normalized for comparison.
 
-        It is a pandas frame if texts are normalized, even if `frame` is of cudf.
+        Without normalization it is `frame` itself. Otherwise it is a pandas frame of this column
+        only, even if `frame` is of cudf.
         """
         if self.normalize is None:
             return frame
@@ -411,9 +435,10 @@ class TextDuplicates(Duplicates):
 
 
 def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
-    """Return the hash of each row's value in the column `by`, int64 (rows,); 0 for null.
+    """Return the hash of each row's value in the column `by`, int64 (rows,).
 
-    It is mixed into signatures, so that documents with different values are no duplicates.
+    It is 0 for null, and for all rows if `by` is None. The hash is mixed into signatures, so that
+    documents with different values are no duplicates.
     """
     hashes = np.zeros(len(frame), np.int64)
     if by is not None:
@@ -424,7 +449,10 @@ def group_hashes(frame: Frame, by: str | None) -> np.ndarray:
 
 
 def _has_ids(frame: Frame) -> bool:
-    """Return whether a frame, or Dask's meta, has a column ``id`` of strings or integers."""
+    """Return whether a frame has a column ``id`` of unique strings or integers, none of them null.
+
+    Dask's meta has no rows, so that only the type counts.
+    """
     if [*frame.columns].count(ID) != 1:
         return False
     ids = frame[ID]

@@ -31,7 +31,11 @@ class ExactDuplicates(TextDuplicates):
     """
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Link documents with equal texts to the smallest document number among them."""
+        """Link documents with equal texts to the smallest document number among them.
+
+        The lazy result has columns ``document`` and ``root``. ``keep(name, frame)`` may write
+        intermediate frames to files, and returns a frame to go on with.
+        """
         columns = self.signature_fields
         meta = exact_keys(corpus.empty(columns), 0, self)
         keys = keep("signatures", corpus.map(exact_keys, columns, settings=self, meta=meta))
@@ -43,7 +47,8 @@ class ExactDuplicates(TextDuplicates):
 def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.DataFrame:
     """Return a partition's ``document`` numbers, and 128-bit hashes of texts in two int64 columns.
 
-    The columns are ``key`` and ``key_low``. Null and empty texts have no row.
+    The columns are ``key`` and ``key_low``: the MD5 of the text as `settings` normalize it, mixed
+    with the hash of the column `by`. Null and empty texts have no row.
     """
     compared = settings.compared(frame, settings.text_field)
     digests, has_text = backend_of(compared).text_digests(compared, settings.text_field)
@@ -57,9 +62,10 @@ def exact_keys(frame: Frame, partition: int, settings: TextDuplicates) -> pd.Dat
 
 
 def first_of_equal(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the documents whose key occurs more than once.
+    """Return the documents whose 128-bit key occurs more than once.
 
-    Columns are ``document`` and ``root``, the smallest document number with the same key.
+    `keys` has columns ``document``, ``key`` and ``key_low``, with all rows of each key. Columns of
+    the result are ``document`` and ``root``, the smallest document number with the same key.
     """
     document, key, low = (keys[name].to_numpy() for name in ("document", "key", "key_low"))
     order = np.lexsort((document, low, key))

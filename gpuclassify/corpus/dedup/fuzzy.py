@@ -115,7 +115,10 @@ class FuzzyDuplicates(TextDuplicates):
     libraries = ("numba", "scipy")
 
     def check_together(self) -> None:
-        """Raise ValueError unless `bands` and `rows` are given, or `threshold` chooses them."""
+        """Raise ValueError if `bands` is set without `rows` or vice versa.
+
+        Also raised if both are unset, and no bands suit `threshold`.
+        """
         super().check_together()
         if (self.bands is None) != (self.rows is None):
             raise ValueError(
@@ -139,7 +142,8 @@ class FuzzyDuplicates(TextDuplicates):
         """Link candidates to the smallest document number of their connected component.
 
         Two documents are connected if all their hashes in a band are equal, or by a chain of such
-        pairs. `keep` may write the edges to files; see `Duplicates.decisions`.
+        pairs. The lazy result has columns ``document`` and ``root``. ``keep(name, frame)`` may
+        write intermediate frames, such as edges, to files, and returns a frame to go on with.
         """
         columns = self.signature_fields
         meta = band_frame(corpus.empty(columns), 0, self)
@@ -170,7 +174,7 @@ class FuzzyDuplicates(TextDuplicates):
 
     @property
     def verification(self) -> FuzzyDuplicates | None:
-        """These settings if texts of candidates are compared, else None."""
+        """These settings if `verify` is set, to compare texts of candidates by; else None."""
         return self if self.verify else None
 
 
@@ -199,8 +203,9 @@ def band_frame(frame: Frame, partition: int, settings: FuzzyDuplicates) -> pd.Da
 def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
     """Return columns ``document`` and ``key``, with a row for each document and band.
 
-    `after` is not used. Passing the edges of the previous pass makes Dask compute them first, which
-    limits the bands that are shuffled at a time.
+    `keys` has a column ``document``, and a column of keys for each band. `after` is not used.
+    Passing the edges of the previous pass makes Dask compute them first, which limits the bands
+    that are shuffled at a time.
     """
     band_keys = keys.drop(columns="document").to_numpy()
     documents = np.repeat(keys["document"].to_numpy(), band_keys.shape[1])
@@ -210,7 +215,7 @@ def band_rows(keys: pd.DataFrame, after: object = None) -> pd.DataFrame:
 def catch_probability(similarity: Any, bands: Any, rows: Any) -> Any:
     """Return the probability that two documents of this Jaccard similarity have an equal band.
 
-    Arguments may be arrays: they are broadcast.
+    There are `bands` bands of `rows` hashes each. Arguments may be arrays: they are broadcast.
     """
     return 1 - (1 - np.power(similarity, rows)) ** bands
 
@@ -222,9 +227,11 @@ def choose_bands(
 
     There are at most `hashes` hashes in all. As in datasketch and text-dedup, the numbers minimise
     a weighted sum of two areas: under `catch_probability` below the threshold (false candidates),
-    and over it above the threshold (missed pairs). With equal weights, as in those libraries, fewer
-    than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to 0.97 of
-    the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a comparison.
+    and over it above the threshold (missed pairs). The latter has the weight
+    `false_negative_weight`, the former the rest of 1. With equal weights, as in those libraries,
+    fewer than half of the pairs at a threshold of 0.8 are found. The default weights find 0.89 to
+    0.97 of the pairs at any threshold from 0.5 to 0.95, because a false candidate only costs a
+    comparison. Raises ValueError for a threshold that is not above 0 and at most 1.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold={threshold} suits no bands: pass one above 0, and 1 at most")
@@ -251,11 +258,12 @@ def curve(bands: int, rows: int) -> str:
 
 
 def bucket_edges(keys: pd.DataFrame) -> pd.DataFrame:
-    """Return the forest that links documents with equal band keys; see `forest`.
+    """Link documents that share a band key, directly or by a chain, to the smallest of them.
 
     `keys` has columns ``key`` and ``document`` (int64), in any order, with all rows of each key.
-    Takes linear time, because each document is linked only to the smallest document number with the
-    same key.
+    The result has columns ``document`` and ``root``, and a row for each document except the
+    smallest of each connected component. Takes linear time, because only pairs with the smallest
+    document of a key are joined.
     """
     smallest = keys.groupby("key", sort=False)["document"].transform("min")
     return forest(pd.DataFrame({"document": keys["document"], "root": smallest}))
@@ -288,16 +296,18 @@ def forest(edges: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_roots(forest: pd.DataFrame) -> pd.DataFrame:
-    """Add a row for each root to a forest, with the document itself as root."""
+    """Add a row for each distinct root to a frame of ``document`` and ``root``, as its own root."""
     roots = np.unique(forest["root"].to_numpy())
     return pd.concat([forest, pd.DataFrame({"document": roots, "root": roots})], ignore_index=True)
 
 
 def join_forests(parts: list[Any], fan_in: int = 8, bytes_to_join: int = BYTES_TO_JOIN) -> Any:
-    """Join delayed forests (see `forest`) into one by a tree reduction of `fan_in` at a time.
+    """Join delayed frames that link documents (columns ``document`` and ``root``) into one.
 
-    One worker holds the result: 16 bytes for each document that is not a root, and about five times
-    as much while joining.
+    They are results of `forest`, which are joined `fan_in` at a time, in a tree reduction. The
+    delayed result links each document to the smallest of its component in all frames. One worker
+    holds it: 16 bytes for each document that is not a root, and `bytes_to_join` for each while
+    joining. Computing it raises MemoryError if less is free.
     """
     return reduce_tree(functools.partial(_join, bytes_to_join=bytes_to_join), parts, fan_in)
 
@@ -315,14 +325,15 @@ def _join(parts: list[pd.DataFrame], bytes_to_join: int) -> pd.DataFrame:
 
 
 def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
-    """Compute the forest of edges that exceed the memory of a worker, in rounds of shuffles.
+    """Link documents to the smallest of their connected component, in rounds of Dask shuffles.
 
-    Computes when called. Alternates the large-star and small-star operations of Kiveris et al.,
-    "Connected Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a
-    partition. Each round shuffles the edges twice and keeps them in the workers' memory until the
-    next round is done. Every step preserves the components. Rounds end, because each lowers the sum
-    of the edges' ends until all edges point at the smallest document of their component. The result
-    is sorted by document within each partition.
+    Edges (columns ``document`` and ``root``) may exceed the memory of a worker. Computes when
+    called. Alternates the large-star and small-star operations of Kiveris et al., "Connected
+    Components in MapReduce and Beyond" (SoCC 2014); `forest` joins the edges of a partition. Each
+    round shuffles the edges twice and keeps them in the workers' memory until the next round is
+    done. Every step preserves the components. Rounds end, because each lowers the sum of the edges'
+    ends until all edges point at the smallest document of their component. The result has the same
+    columns, and is sorted by document within each partition.
     """
     method = choose_shuffle()
     edges = edges.map_partitions(forest, meta=FOREST)
@@ -338,7 +349,10 @@ def star_rounds(edges: dd.DataFrame) -> dd.DataFrame:
 
 
 def _both_ways(edges: pd.DataFrame) -> pd.DataFrame:
-    """Return each edge in both directions, as columns ``document`` and ``neighbour``."""
+    """Return each edge (``document``, ``root``) in both directions.
+
+    Columns of the result are ``document`` and ``neighbour``.
+    """
     ends = edges[["document", "root"]].to_numpy()
     ends = np.concatenate([ends, ends[:, ::-1]])
     return pd.DataFrame({"document": ends[:, 0], "neighbour": ends[:, 1]})
@@ -351,7 +365,8 @@ def _distinct(pairs: pd.DataFrame) -> pd.DataFrame:
 def _count_unsettled(pairs: pd.DataFrame) -> int:
     """Count the documents that are linked to a smaller document and also to other documents.
 
-    `star_rounds` ends when there are none.
+    `pairs` has columns ``document`` and ``neighbour``, with all rows of a document. `star_rounds`
+    ends when the count is 0.
     """
     neighbours = pairs.groupby("document")["neighbour"].agg(["min", "size"])
     return int(((neighbours["min"] < neighbours.index) & (neighbours["size"] > 1)).sum())
@@ -363,7 +378,11 @@ def _settled_forest(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _large_star(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Link each document's larger neighbours to the smallest of the document and its neighbours."""
+    """Link each document's larger neighbours to the smallest of the document and its neighbours.
+
+    `pairs` has columns ``document`` and ``neighbour``, with all rows of a document. The result has
+    columns ``document`` and ``root``.
+    """
     smallest = pairs.groupby("document")["neighbour"].transform("min")
     edges = pd.DataFrame(
         {"document": pairs["neighbour"], "root": np.minimum(smallest, pairs["document"])}

@@ -20,14 +20,13 @@ VERIFIED_BYTES = 1 << 26  # texts verified at a time; n-grams take up to 8 bytes
 def take_members(
     frame: Any, partition: int, components: pd.DataFrame, settings: Any
 ) -> pd.DataFrame:
-    """Return the documents of a partition that may have duplicates, with columns to decide on them.
+    """Return a partition's documents that may have duplicates, with the columns to decide on them.
 
-    `components` has the ``root`` of each candidate, and ``similarity`` if known. Its index is the
-    document number.
-    The result has the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and
-    following, ``source``, ``text`` (only its beginning if texts are not compared), and
-    ``partition_rows`` if ids are positions. `settings` is a
-    `gpuclassify.corpus.dedup.duplicates.Duplicates`.
+    `components` has the ``root`` of each candidate, and ``similarity`` if known; its index is the
+    document number. `settings` is a `gpuclassify.corpus.dedup.duplicates.Duplicates`. The pandas
+    result has the columns ``document``, the columns of `components`, ``id``, ``rank_0`` and
+    following (values of `keep_by`), ``source``, ``text`` (only its beginning if texts are not
+    compared), and ``partition_rows`` if ids are positions.
     """
     # Roots may be repeated.
     components = components[~components.index.duplicated()].sort_index()
@@ -49,10 +48,11 @@ def take_members(
 
 
 def ranking(rows: Any, documents: np.ndarray, settings: Any) -> dict[str, Any]:
-    """Return the sort keys of documents for `ranked`: ``id``, ``rank_0``, ``rank_1``, ...
+    """Return the columns that documents are sorted by: ``id``, ``rank_0``, ``rank_1``, ...
 
-    There is a rank for each column of `keep_by`. Without `id_field`, ids are the documents'
-    numbers, int64 (rows,).
+    `rows` is a frame of the documents. There is a rank for each column of `keep_by` of `settings`:
+    its values, or the lengths of texts. Without `id_field`, ids are the document numbers
+    `documents`, int64 (rows,).
     """
     id_field, keep_by = settings.id_field, settings.keep_by
     chosen = rows[[name for name in dict.fromkeys([id_field, *keep_by]) if name in rows.columns]]
@@ -74,8 +74,13 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
     """Decide for whole sets of candidates which documents stay, and return a row for each document.
 
     `members` are results of `take_members`, with all documents of each ``root``. Documents of
-    partitions after the `own_partitions` belong to an earlier corpus, and stay. Without
-    `verification` every set is a group.
+    partitions from `own_partitions` on belong to an earlier corpus, and stay. `verification` has
+    the settings for comparing texts; without it every set is a group. Columns of the result are
+    ``document``, ``id``, ``group`` (smallest id in the group), ``keep`` (bool), ``similarity`` (to
+    the kept document), ``compared`` (number of comparisons), ``size`` (documents in the group),
+    ``near_border`` (documents near the border of a cluster, in one row per cluster),
+    ``is_earlier``, ``source``, ``beginning`` (of a kept text), and ``partition_rows`` if ids are
+    positions.
     """
     members = ranked(members, own_partitions, "root")
     root, is_earlier = members["root"].to_numpy(), members["is_earlier"].to_numpy()
@@ -114,7 +119,11 @@ def decide(members: pd.DataFrame, *, own_partitions: int, verification: Any) -> 
 
 
 def _smallest(ids: pd.Series, kept: np.ndarray, is_earlier: np.ndarray) -> np.ndarray:
-    """Return the index of the row with the smallest id in each row's group, int64 (rows,)."""
+    """Return the index of the row with the smallest id in each row's group, int64 (rows,).
+
+    Rows with equal values in `kept`, the row of the document that stays, are a group. Ids of an
+    earlier corpus count only if all ids of the group are.
+    """
     order = ids.array.argsort()
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -132,10 +141,11 @@ def listed(
     has_earlier: bool,
     partitions: int | None,
 ) -> pd.DataFrame:
-    """Return the columns for users of documents in groups of two or more, from `decide`'s result.
+    """Return the columns of `decide`'s result for users, for documents in groups of two or more.
 
-    If ids are positions, `partitions` is the number of partitions of the frame, and the result has
-    the `partitioning` of each row.
+    They are the id, called `id_name`, ``group`` and ``keep``, and if asked for ``similarity`` and
+    ``is_earlier``. If ids are positions, `partitions` is the number of partitions of the frame, and
+    a column ``partitions`` identifies the partitioning; otherwise it is None.
     """
     columns = ["id", "group", "keep"]
     columns += ["similarity"] if has_similarity else []
@@ -148,10 +158,11 @@ def listed(
 
 
 def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFrame:
-    """Sort documents by the column `within`, and by their ranks: the one to keep comes first.
+    """Sort documents by the column `within`, then with the one to keep first.
 
-    Documents of partitions after the dataset's belong to an earlier corpus: they come before
-    others, and the column ``is_earlier`` is added.
+    `members` has the columns ``rank_0`` and following, ``id`` and ``document``: the largest ranks
+    come first, then the smallest id. Documents of partitions from `own_partitions` on belong to an
+    earlier corpus: they come before others, and the column ``is_earlier`` is added.
     """
     is_earlier = members["document"].to_numpy() >= own_partitions << ROW_BITS
     members = members.assign(is_earlier=is_earlier)
@@ -164,9 +175,11 @@ def ranked(members: pd.DataFrame, own_partitions: int, within: str) -> pd.DataFr
 def _verified(
     members: pd.DataFrame, starts: np.ndarray, settings: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare texts of candidates by `match_groups`; return its three arrays, (members,).
+    """Compare the texts of each set of candidates, and find a document that stays for each.
 
-    They are the row of the document that stays, the similarity to it, and the comparisons made.
+    Sets begin at the rows `starts` of `members`. Returns three arrays, (members,): the row of the
+    document that stays (int64), the similarity to it (float32), and the number of comparisons
+    (int8).
     """
     from gpuclassify.corpus.dedup.matching import match_groups, ngram_sets
 

@@ -41,7 +41,7 @@ HELD_BYTES = 32 << 20
 
 @dataclass(repr=False)
 class DedupSummary:
-    """Numbers of a finished deduplication.
+    """Counts of a finished deduplication.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class DedupSummary:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Number of files, lines and rows in quarantine."""
+        """Numbers of unreadable files, lines and rows in ``_quarantine/``, by kind."""
         return self.removal.left_out
 
     @property
@@ -75,16 +75,16 @@ class DedupSummary:
 
     @property
     def commit_url(self) -> str | None:
-        """Address of the Hub commit, if the output is uploaded, else None."""
+        """Address of the Hub commit, if the output is uploaded, else ""."""
         return self.removal.commit_url
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on files without rows or texts."""
+        """Sentences about input files without rows or texts; empty if there are none."""
         return self.removal.warnings
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON."""
+        """Return the attributes by name (``duplicates``, ``removal``, ``steps``) as JSON values."""
         return {
             "duplicates": self.duplicates.as_dict(),
             "removal": self.removal.as_dict(),
@@ -96,9 +96,9 @@ class DedupSummary:
 class Deduplicate(Recipe):
     """Job that removes duplicates: a reader or a Dask frame, settings, and a writer.
 
-    Results of steps are kept in ``_dedup/`` of the output, so that running the same job again
-    continues an interrupted one, also on another cluster, and leaves a finished one as it is.
-    The remaining rows are written as by `Pipeline`, each part of the input once. The documents in
+    Results of intermediate steps are kept in ``_dedup/`` of the output, so that running the same
+    job again continues an interrupted one, also on another cluster, and leaves a finished one as it
+    is. The remaining rows are written part by part, each part of the input once. The documents in
     groups of duplicates are listed in ``_dedup/duplicates/`` as Parquet.
 
     Parameters
@@ -108,7 +108,7 @@ class Deduplicate(Recipe):
         again, so write an expensive frame to files first.
     duplicates : ExactDuplicates, FuzzyDuplicates or SemanticDuplicates
     writer : FileWriter
-        As of a `Pipeline`. With an `AnnotationWriter` nothing is removed: each row gets
+        Such as a `ParquetWriter`. With an `AnnotationWriter` nothing is removed: each row gets
         ``is_duplicate``, true if it would be removed, ``duplicate_group``, the number of its group,
         and ``duplicate_similarity`` to the document that stays.
     against : FileReader or dask.dataframe.DataFrame, optional
@@ -117,8 +117,9 @@ class Deduplicate(Recipe):
     backend : {"pandas", "cudf"}
         Library of the frames that files are read into. With "cudf", only workers import cudf.
     on_error : {"raise", "quarantine"}
-        As of a `Pipeline`. A job cannot continue with another value, because rows in quarantine
-        change the positions of others.
+        Whether a file or row that cannot be read stops the job, or is left out and described in
+        ``_quarantine/`` of the output. A job cannot continue with another value, because rows in
+        quarantine change the positions of others.
 
     Raises
     ------
@@ -168,29 +169,30 @@ class Deduplicate(Recipe):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Part of the job's HTML report about duplicates."""
+        """Section about duplicates for the job's HTML report, in a tuple."""
         return (DeduplicationReport(),)
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
         """Return source, stages and writer.
 
-        A stage marks duplicates if an annotation set is written.
+        The stages are empty, or one that marks duplicates if `writer` writes annotations.
         """
         marks = [DuplicateMarks(self.duplicates.has_similarity)] if self.writer.annotates else []
         return self.source, marks, self.writer
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return the earlier corpus by argument name; empty if there is none."""
+        """Return the earlier corpus as ``{"against": corpus}``; empty if there is none."""
         return {} if self.against is None else {"against": self.against}
 
     def step_mappers(self) -> list[PartitionMap]:
-        """Return the mappers of the method, such as an embedder."""
+        """Return the mappers of the method, such as an embedder; empty if it has none."""
         return self.duplicates.mappers()
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
         """Return the settings that change results, used to detect that a job is another one.
 
-        `on_error` is one, because it changes the positions of rows.
+        They are dicts of settings by the name of their owner, such as ``duplicates``. `on_error` is
+        one, because it changes the positions of rows.
         """
         known = {"method": type(self.duplicates).__name__, "version": __version__}
         identity = describe_settings("duplicates", self.duplicates, self.duplicates.mappers())
@@ -198,18 +200,22 @@ class Deduplicate(Recipe):
         return identity
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless documents have the columns that the settings name."""
+        """Raise ValueError or TypeError unless documents have the columns of the settings."""
         corpus = self.corpus(job, self.duplicates, job.documents())
         self.duplicates.with_ids(corpus.dataset, corpus.earlier)
 
     def corpus(self, job: RecipeJob, duplicates: Duplicates, documents: LazyFrame) -> Corpus:
-        """Return lazy frames of documents and of the earlier corpus."""
+        """Return `documents` and the job's earlier corpus as lazy frames, with columns checked."""
         against = job.others.get("against")
         earlier = None if against is None else against.frame("whole", self.backend)
         return duplicates.corpus(documents, earlier)
 
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> RowsOfPart:
-        """Find duplicates, and return the rows to remove from, or to mark in, each part."""
+        """Find duplicates, and return a function that removes or marks them in a part of the input.
+
+        Results of earlier runs are read from `steps`. With `is_done`, all parts are written
+        already. Raises TooManyDuplicatesError if a limit is exceeded.
+        """
         if not is_done:
             steps.check_workers(self.duplicates.mappers(), self.backend)
         # Without a client, shuffle in memory, even if a client is current.
@@ -222,11 +228,17 @@ class Deduplicate(Recipe):
             return self._list(job, steps, corpus, duplicates)
 
     def last_pass(self, job: RecipeJob, results: RowsOfPart) -> Job:
-        """Return the job that removes or marks duplicates while it writes the documents."""
+        """Return the job that removes or marks duplicates while it writes the documents.
+
+        `results` is the function from `take_steps`, which is called with each part of the input.
+        """
         return replace(job, spec=replace(job.spec, before=results))
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> DedupSummary:
-        """Return the summary of the job, with counts of duplicates and of rows written."""
+        """Return the summary of the job, with counts of duplicates and of rows written.
+
+        `steps` has the counts and the seconds of each step, and `summary` those of the last pass.
+        """
         counts = DuplicatesSummary.of(steps.ledger[COUNTS])
         return DedupSummary(counts, summary, steps.ledger["steps"])
 
@@ -249,9 +261,9 @@ class Deduplicate(Recipe):
         ]
 
     def _is_small(self, job: RecipeJob, steps: Steps) -> bool:
-        """Return whether steps are to read the input once and hold it in this process's memory.
+        """Return whether to read the input only once, and hold it in this process's memory.
 
-        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the steps, or if
+        The input must have at most `HELD_BYTES` bytes. False if a cluster runs the job, or if
         duplicates are counted already.
         """
         is_here = steps.client is None and self.backend == "pandas"
@@ -264,7 +276,7 @@ class Deduplicate(Recipe):
         )
 
     def _held(self, job: RecipeJob) -> LazyFrame:
-        """Read the columns of all steps once, and return a frame that holds them."""
+        """Read the columns of all steps once; return a Dask frame that has them in memory."""
         documents = job.documents()
         needed = {*self.duplicates.input_fields, LENGTH, *POSITIONS}
         columns = [name for name in documents.columns if name in needed]
@@ -276,7 +288,8 @@ class Deduplicate(Recipe):
     def _with_ids(self, corpus: Corpus, steps: Steps) -> Duplicates:
         """Return the settings after checking that ids are unique.
 
-        If the default column ``id`` is not, positions identify documents.
+        If the default column ``id`` is not, `id_field` is unset, so that positions identify
+        documents. Raises RepeatedIdsError if a column named by the user is not.
         """
         with_ids = self.duplicates.with_ids(corpus.dataset, corpus.earlier)
         if not steps.is_done("ids"):
@@ -291,7 +304,10 @@ class Deduplicate(Recipe):
         return with_ids if steps.ledger.get("has_ids", True) else self.duplicates
 
     def _count(self, steps: Steps, corpus: Corpus, duplicates: Duplicates) -> DuplicatesSummary:
-        """Decide which documents stay, unless an earlier run did, and count duplicates."""
+        """Decide which documents stay, unless an earlier run did; return counts of duplicates.
+
+        The decisions are written to files, and files of the steps before are removed.
+        """
         is_decided = steps.holds("decisions")
         if steps.ledger.get(COUNTS) is None or not is_decided:
             if not is_decided:
@@ -316,7 +332,10 @@ class Deduplicate(Recipe):
     def _list(
         self, job: RecipeJob, steps: Steps, corpus: Corpus, duplicates: Duplicates
     ) -> RowsOfPart:
-        """List duplicates in files for users, and return the rows to drop or mark."""
+        """Write a list of duplicates for users, and a list of rows to remove or mark.
+
+        Returns the function that removes or marks these rows in a part of the input.
+        """
         decisions = steps.read("decisions")
         steps.keep("duplicates", duplicates.listing(corpus, decisions))
         listed, name = decisions[["document", "keep", "is_earlier"]], "removed"

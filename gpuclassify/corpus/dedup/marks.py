@@ -19,15 +19,16 @@ IS_DUPLICATE, GROUP, SIMILARITY = "is_duplicate", "duplicate_group", "duplicate_
 
 @dataclass(frozen=True)
 class DuplicateMarks(RowWiseMap):
-    """Stage of a job that declares the columns about duplicates.
+    """Stage of a job that adds columns about duplicates, instead of removing rows.
 
-    `mark` fills them before it runs.
+    They are ``is_duplicate``, ``duplicate_group``, and with `has_similarity`
+    ``duplicate_similarity``. `mark` adds them before the stage runs.
     """
 
     has_similarity: bool
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the columns that mark duplicates."""
+        """Return names and types of the columns that mark duplicates."""
         columns = [pa.field(IS_DUPLICATE, pa.bool_(), nullable=False)]
         columns.append(pa.field(GROUP, pa.int64(), metadata={b"role": b"count"}))
         if self.has_similarity:
@@ -35,11 +36,11 @@ class DuplicateMarks(RowWiseMap):
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError if the frame has a column of such a name already."""
+        """Raise ValueError if the frame has a column with the name of an output column already."""
         check_are_new(self.schema().names, list(frame.columns), (), overwrite=False)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns that mark duplicates."""
+        """Return an empty frame with the input columns, and the columns that mark duplicates."""
         empty = pd.DataFrame({GROUP: [], SIMILARITY: [], IS_DUPLICATE: []})
         return self.mark(frame.iloc[:0], 0, empty)
 
@@ -48,9 +49,10 @@ class DuplicateMarks(RowWiseMap):
         return frame
 
     def mark(self, frame: Frame, partition: int, marked: pd.DataFrame) -> Any:
-        """Add the columns to a partition.
+        """Return a partition with the columns that mark duplicates.
 
-        `marked` has the results of `marks` by document number.
+        `marked` has the columns of `marks`, indexed by document number, for documents of this
+        partition. Other rows are no duplicates, and have no group and no similarity (null).
         """
         rows = marked.index.to_numpy().astype(np.int64) - (partition << ROW_BITS)
         is_duplicate, group = np.zeros(len(frame), bool), np.full(len(frame), -1, np.int64)
@@ -67,7 +69,13 @@ class DuplicateMarks(RowWiseMap):
 
 
 def marks(decisions: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that mark documents in groups of two or more, with document numbers."""
+    """Return the columns that mark documents in groups of two or more, with document numbers.
+
+    `decisions` is the result of `gpuclassify.corpus.dedup.groups.decide`. Columns are ``document``,
+    ``is_duplicate`` (true if removed otherwise), ``duplicate_group`` (the smallest document number
+    of the group), and ``duplicate_similarity`` to the document that stays. Documents of an earlier
+    corpus are left out.
+    """
     rows = decisions[(decisions["size"] > 1) & ~decisions["is_earlier"].astype(bool)]
     group = rows.groupby("group", dropna=False)["document"].transform("min")
     return pd.DataFrame(

@@ -82,13 +82,14 @@ class NgramSets(NamedTuple):
 
 
 def ngram_sets(texts: pa.LargeStringArray, n: int, *, by_characters: bool = False) -> NgramSets:
-    """Hash the distinct n-grams of each text's words, or of its characters, to 64 bits.
+    """Hash the distinct n-grams of each text's words to 64 bits, or of its characters.
 
     A word is a run of characters other than white space (`str.isspace`) and ASCII punctuation; case
     matters. A character of a script without spaces (CJK ideographs, kana, Thai, Lao, Khmer,
     Myanmar, Tibetan, Yi, Javanese, ...) and an emoji is a word by itself. A text of fewer than `n`
-    words has one n-gram of all of them; a text without words is one word. Takes 8 bytes per n-gram,
-    and temporarily twice as much address space (not memory).
+    words has one n-gram of all of them; a text without words is one word. With `by_characters`,
+    each character is a word. Takes 8 bytes per n-gram, and temporarily twice as much address space
+    (not memory). Raises ValueError for null texts.
     """
     if texts.null_count:
         raise ValueError(f"{texts.null_count} of {len(texts)} texts are null: drop them before")
@@ -121,9 +122,10 @@ def _ngram_sets(data, ends, n, kinds, least_bytes):
 def _hash_tokens(text, kinds, hashes):
     """Write the hashes of a text's words to `hashes`; return the number of words.
 
-    Gaps cause no branch, which a processor could not predict: the entry after the last word is
-    overwritten until a word ends. Indices are unsigned, so that numba does not test for negative
-    ones.
+    `text` is in UTF-8 bytes. `kinds` has a number for each code point: whether it separates words,
+    is part of a word, or is a word by itself. Separators cause no branch, which a processor could
+    not predict: the entry after the last word is overwritten until a word ends. Indices are
+    unsigned, so that numba does not test for negative ones.
     """
     count, at = np.uint64(0), 0
     word = _FNV_START
@@ -148,7 +150,7 @@ def _hash_tokens(text, kinds, hashes):
 
 @compiled
 def character(text, at):
-    """Return the code point of the UTF-8 character at byte `at`, and the offset of the next one."""
+    """Return the code point of the UTF-8 character at byte `at`, and the offset after it."""
     code = np.uint64(text[at])
     return (code, at + 1) if code < np.uint64(0x80) else _long_character(text, at)
 
@@ -165,13 +167,13 @@ def _long_character(text, at):
 
 @compiled
 def add(state, value):
-    """Add a value to a running hash of several values, and return the new hash."""
+    """Add a value to a running hash by FNV-1a's step, and return the new hash, uint64."""
     return (state ^ value) * _FNV_PRIME
 
 
 @compiled
 def murmur64(value):
-    """Mix the bits of a hash by MurmurHash3's finalizer, so that each one depends on all."""
+    """Mix the bits of a uint64 hash by MurmurHash3's finalizer, so that each depends on all."""
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_1
     value = (value ^ (value >> _MIX_SHIFT)) * _MIX_2
     return value ^ (value >> _MIX_SHIFT)
@@ -179,9 +181,10 @@ def murmur64(value):
 
 @compiled
 def _hash_ngrams(hashes, tokens, n):
-    """Replace each word's hash by the hash of the n-gram that begins with the word.
+    """Replace the hash of each word by the hash of the n-gram that begins with the word.
 
-    Returns the number of n-grams.
+    The first `tokens` entries of `hashes` are words, which become one n-gram if they are fewer than
+    `n`. Returns the number of n-grams; the entries after them have no meaning.
     """
     size = min(n, tokens)
     for token in range(tokens):
@@ -196,7 +199,10 @@ def _hash_ngrams(hashes, tokens, n):
 
 @compiled
 def _drop_repeats(hashes, count):
-    """Move the distinct values of a sorted array to its front; return the number of values."""
+    """Move the distinct values among the first `count` of a sorted array to its front.
+
+    Returns the number of distinct values, at least 1.
+    """
     distinct = 1
     for at in range(1, count):
         if hashes[at] != hashes[at - 1]:
@@ -213,7 +219,7 @@ class GroupMatches(NamedTuple):
     kept : ndarray of int64, shape (documents,)
         Row of the document that stays: the document's own row if it stays itself.
     similarity : ndarray of float32, shape (documents,)
-        Similarity to the document in ``kept``.
+        Similarity to the document in ``kept``; 1 if it stays itself.
     compared : ndarray of int8, shape (documents,)
         Number of comparisons, 0 to 2; for a document that goes, the last one was the match.
     """
@@ -234,9 +240,10 @@ def match_groups(
     document that goes is similar to one that stays, not only to another link of a chain. Takes time
     linear in the n-grams of a group, independent of the number of documents that stay.
 
-    `sets` are sorted by group, with the document that stays first. Groups begin at `starts`, int64,
-    which ends with the number of documents. Documents that are fixed, such as those of an earlier
-    corpus, stay without comparison. The measure divides the shared n-grams by those of both
+    `sets` has the n-grams of the documents, sorted by group, with the document to keep first.
+    Groups begin at the rows `starts`, int64, which ends with the number of documents. Documents in
+    the mask `is_fixed`, such as those of an earlier corpus, stay without comparison. Similar means
+    a similarity of at least `threshold`. The `measure` divides the shared n-grams by those of both
     documents together ("jaccard"), or of the document that would go ("containment"). With
     "containment", sketches miss a longer text the more often, the longer it is.
     """
@@ -255,10 +262,11 @@ def match_groups(
 
 
 class _Sketches(NamedTuple):
-    """Hash table that finds documents that stay, within a group, by the smallest n-gram hashes.
+    """Hash table from n-gram hashes to the documents of a group that stay and have them.
 
-    A slot is free if its ``owners`` are rows of earlier groups. Their row numbers are smaller than
-    the group's first row, so that the table is not cleared between groups.
+    Only the smallest hashes of a document are entered, its sketch. A slot is free if its ``owners``
+    are rows of earlier groups. Their row numbers are smaller than the group's first row, so that
+    the table is not cleared between groups.
     """
 
     owners: np.ndarray  # int64 (slots, _OWNERS): row + 1 of the last documents with the hash
@@ -306,14 +314,20 @@ def _empty_sketches(starts):
 
 @compiled
 def _part(table, documents):
-    """Return a part of the hash table for a group, small enough for the processor's cache."""
+    """Return the first slots of a `_Sketches` table, as many as a group of `documents` needs.
+
+    A small table fits into the processor's cache.
+    """
     slots = _slots(documents)
     return _Sketches(table.owners[:slots], table.hashes[:slots], table.counts[:slots], table.votes)
 
 
 @compiled
 def _slots(documents):
-    """Return the hash table size for a group of documents: a power of two, at most half full."""
+    """Return the hash table size for a group with this number of documents.
+
+    It is a power of two, so that at most half of the slots are used.
+    """
     slots = 1
     while slots < 2 * (_SKETCH_HASHES + 1) * documents:
         slots *= 2
@@ -356,7 +370,10 @@ def _count_shared(ngrams, others):
 
 @compiled
 def _slot(sketches, ngram, first):
-    """Return the slot of the hash `ngram` in the hash table, or the free slot for it."""
+    """Return the index of the slot of the hash `ngram` in a `_Sketches` table, or of a free one.
+
+    `first` is the first row of the group.
+    """
     last = np.uint64(len(sketches.owners) - 1)
     slot = ngram & last
     while sketches.owners[slot, 0] > first and sketches.hashes[slot] != ngram:
@@ -366,7 +383,11 @@ def _slot(sketches, ngram, first):
 
 @compiled
 def _enter_document(sketches, ngrams, first, row):
-    """Enter a document that stays by its smallest n-gram hashes, and by the hash of all n-grams."""
+    """Enter a document that stays in a `_Sketches` table by its smallest n-gram hashes.
+
+    It is also entered by one hash of all n-grams. `ngrams` are its sorted hashes, `first` is the
+    first row of its group, and `row` its own.
+    """
     _enter(sketches, _whole(ngrams), first, row)
     for ngram in ngrams[:_SKETCH_HASHES]:
         _enter(sketches, ngram, first, row)
@@ -383,7 +404,7 @@ def _enter(sketches, ngram, first, row):
 
 @compiled
 def _whole(ngrams):
-    """Return one hash of all n-grams of a text, to find texts with equal n-grams."""
+    """Return one uint64 hash of all n-gram hashes of a text, to find texts with equal n-grams."""
     whole = np.uint64(len(ngrams))
     for ngram in ngrams:
         whole = add(whole, ngram)
@@ -392,10 +413,11 @@ def _whole(ngrams):
 
 @compiled
 def _most_shared(sketches, ngrams, first):
-    """Return the row of the document that stays and most likely is similar to this text, or -1.
+    """Return the row of the document that stays and most likely is similar to a text, or -1.
 
     It has the same n-grams, or else shares most of the text's smallest hashes, each counted 1 / n
-    if n documents have it. Ties go to the first row.
+    if n documents have it. Ties go to the first row. `ngrams` are the sorted hashes of the text.
+    The group's first row, `first`, is left out, because it has been compared already.
     """
     equal = sketches.owners[_slot(sketches, _whole(ngrams), first), 0] - 1
     if equal > first:

@@ -27,10 +27,10 @@ _mix64 = compiled(mix64)
 
 
 def hash_functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the factors a and the terms b of MinHash's hash functions (a x + b), uint32 (count,).
+    """Draw the factors a and the terms b of `count` MinHash functions (a x + b).
 
-    As in NeMo Curator, each a is drawn before its b, from ``RandomState`` below 2**31 - 1, and
-    ``a[0]`` is also the seed of the windows' hash.
+    Both are uint32 (count,). As in NeMo Curator, each a is drawn before its b, from
+    ``RandomState(seed)`` below 2**31 - 1, and ``a[0]`` is also the seed of the windows' hash.
     """
     draw = np.random.RandomState(seed)
     limit = (1 << 31) - 1
@@ -44,9 +44,8 @@ def signatures(
 ) -> np.ndarray:
     """Compute MinHash signatures of texts, uint32 (texts, hashes), equal to libcudf's.
 
-    `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions, `seed` is the seed
-    of the windows' hash, and `width` the number of characters of a window. Null and empty texts get
-    zeros.
+    `a` and `b`, uint32 (hashes,), are factors and terms of the hash functions. A text's windows are
+    its n-grams of `width` characters, which are hashed with `seed`. Null and empty texts get zeros.
     """
     texts = _as_array(texts).fill_null("")  # a null's bytes are undefined
     # Read-only, so that one compilation serves all arrays.
@@ -58,10 +57,11 @@ def signatures(
 
 
 def fold(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """Fold the hashes of each band, with the band's number, into one key, int64 (texts, bands).
+    """Combine the hashes of each band, with the band's number, into one key, int64 (texts, bands).
 
-    The key is `mix64` of the band's index, and then of its hashes one by one. Two different bands
-    have the same key with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
+    `signatures` are (texts, bands * rows). The 64-bit hash function `mix64` is applied to the
+    band's number, and then to each of its hashes in turn. Two different bands have the same key
+    with a probability of 2**-64: among n documents, n**2 / 2**65 pairs per band.
     """
     if signatures.shape[1] != bands * rows:
         raise ValueError(
@@ -83,13 +83,15 @@ def band_keys(
     seed: int,
     device_numbers: int = 1 << 24,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the band keys of a column of texts; texts that share a key are candidates.
+    """Compute the band keys of a column of texts; texts with an equal key in a band are candidates.
 
-    Texts of a pandas frame are hashed on the host, and texts of a cudf frame on the GPU, with equal
-    results. Returns keys, int64 (rows, bands), and which rows have a text, bool (rows,); the keys
-    of other rows have no meaning. Besides texts and keys, a host needs a few megabytes. A GPU makes
-    `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for each
-    byte of text.
+    A signature has ``bands * rows`` MinHash numbers of n-grams of `ngram_chars` characters, from
+    functions drawn with `seed`; a key is a hash of the `rows` numbers of a band. Returns keys,
+    int64 (texts, bands), and a mask of rows with a non-empty text, bool (texts,); the keys of other
+    rows have no meaning. Texts of a pandas frame are hashed on the host, and texts of a cudf frame
+    on the GPU, with equal results. Besides texts and keys, a host needs a few megabytes. A GPU
+    makes `device_numbers` numbers of signatures at a time (64 MB by default), and needs 4 bytes for
+    each byte of text.
     """
     a, b = hash_functions(bands * rows, seed)
     keys, has_text = np.empty((len(frame), bands), np.int64), np.empty(len(frame), bool)
@@ -142,7 +144,11 @@ def _fill_signatures(data, offsets, width, seed, a, b, result):
 
 @compiled
 def _find_chars(data, starts):
-    """Write the byte offsets of characters, and of the end, to `starts`; return their number."""
+    """Write the byte offsets of a text's characters, and of the end, to `starts`.
+
+    `data` is the text as UTF-8 bytes. Returns the number of characters, less than the length of
+    `starts`; the text may have more.
+    """
     chars = 0
     for byte in range(len(data)):
         starts[chars] = byte
@@ -155,7 +161,10 @@ def _find_chars(data, starts):
 
 @compiled
 def _scramble_words(data, words):
-    """Compute, at every byte, the step of MurmurHash3_x86_32 that depends on four bytes only."""
+    """Write to `words`, for each byte, MurmurHash3_x86_32's mix of the four bytes that begin there.
+
+    This step of the hash depends on no other bytes, so that windows share it.
+    """
     for byte in range(len(data) - 3):
         words[byte] = _scramble(
             data[byte] | data[byte + 1] << 8 | data[byte + 2] << 16 | data[byte + 3] << 24
@@ -166,9 +175,10 @@ def _scramble_words(data, words):
 def _hash_heads(words, size, width, seed, heads):
     """Hash the first bytes of the window that begins at each byte, and write them to `heads`.
 
-    A window of `width` characters has at least `width` bytes: those, rounded down to a multiple of
-    four, are hashed for all windows at once. Returns the number of bytes hashed. The inner loop,
-    over bytes, is vectorized.
+    `words` is the result of `_scramble_words` for a text of `size` bytes, and `seed` that of the
+    hash. A window of `width` characters has at least `width` bytes: those, rounded down to a
+    multiple of four, are hashed for all windows at once. Returns the number of bytes hashed. The
+    inner loop, over bytes, is vectorized.
     """
     head = min(width, size) // 4 * 4
     heads = heads[: size - head + 1]
@@ -182,7 +192,11 @@ def _hash_heads(words, size, width, seed, heads):
 
 @compiled
 def _hash_windows(data, words, starts, stops, head, heads, hashes):
-    """Complete MurmurHash3_x86_32 of each window after its `head` bytes; 0 becomes 1."""
+    """Write the MurmurHash3_x86_32 of each window to `hashes`; 0 becomes 1.
+
+    A window has the bytes of `data` from ``starts[i]`` to ``stops[i]``. Its first `head` bytes are
+    hashed in `heads` already, and `words` is the result of `_scramble_words`.
+    """
     for window in range(len(hashes)):
         start, stop = starts[window], stops[window]
         h = heads[start]

@@ -24,7 +24,10 @@ def _replace(pattern: str, replacement: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _lower(texts: pa.Array) -> pa.Array:
-    """Lower texts as `str.lower` does, which handles a final sigma, and İ as two characters."""
+    """Convert texts to lower case as `str.lower` does.
+
+    Arrow's function differs for a final sigma, and for İ, which becomes two characters.
+    """
     is_python = pc.fill_null(pc.match_substring_regex(texts, "[Σİ]"), False)
     lowered = [text.lower() for text in texts.filter(is_python).to_pylist()]
     return pc.replace_with_mask(pc.utf8_lower(texts), is_python, pa.array(lowered, texts.type))
@@ -47,9 +50,10 @@ PRESETS = {
 
 
 def as_steps(names: Any) -> Any:
-    """Convert names of normalization steps and presets to a tuple of steps, in order.
+    """Convert names of normalization steps and presets to a tuple of steps.
 
-    A function, and None, are returned unchanged.
+    `names` is one name, or a list or tuple; the steps are in order of application. A function, and
+    None, are returned unchanged. Raises an error for an unknown name.
     """
     if names is None or callable(names):
         return names
@@ -64,7 +68,11 @@ def as_steps(names: Any) -> Any:
 def normalized(
     texts: pa.LargeStringArray, steps: Sequence[str] | Callable[[str], str]
 ) -> pa.LargeStringArray:
-    """Normalize texts by named steps or a function. A text that would become empty is unchanged."""
+    """Normalize texts by named steps or a function from text to text.
+
+    A text that would become empty is unchanged, and null stays null. Raises TypeError if the
+    function returns no text.
+    """
     if callable(steps):
         values = [text and steps(text) for text in texts.to_pylist()]
         try:

@@ -85,7 +85,11 @@ def check_single(frame: Frame, name: str) -> None:
 
 
 def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
-    """Drop the documents with the numbers in `gone` from their partitions."""
+    """Return the dataset without the documents whose numbers are in a column of `gone`.
+
+    The column is ``document``; a column ``partitions`` verifies the partitioning when the lazy
+    result is computed.
+    """
     lists = by_partition(gone, dataset.npartitions).to_delayed(optimize_graph=False)
     drop = dask.delayed(drop_rows, pure=True)
     parts = [
@@ -99,9 +103,11 @@ def drop_documents(dataset: dd.DataFrame, gone: dd.DataFrame) -> dd.DataFrame:
 
 
 def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int = 0) -> Any:
-    """Drop the documents numbered in the index of `gone` from one of `partitions` partitions.
+    """Drop rows from the partition with the number `partition`; return the rest.
 
-    Raises ValueError if `gone` has positions of another partitioning.
+    The index of `gone` has the document numbers to drop, all of this partition. If it has a column
+    ``partitions``, raises ValueError unless the positions are of a frame with `partitions`
+    partitions, and as many rows in this one.
     """
     if PARTITIONS in gone and (gone[PARTITIONS] != partitioning(partitions, len(frame))).any():
         count, rows = divmod(int(gone[PARTITIONS].iloc[0]), 1 << ROW_BITS)
@@ -116,7 +122,11 @@ def drop_rows(frame: Frame, partition: int, gone: pd.DataFrame, partitions: int 
 
 
 def removed(duplicates: Frame) -> pd.DataFrame:
-    """Return the ids (first column) of the rows of `duplicates` whose ``keep`` is false."""
+    """Return the ids (first column) of the rows of `duplicates` that are to be dropped.
+
+    Their ``keep`` is false, and ``is_earlier``, if the column exists, too. A column ``partitions``
+    is kept.
+    """
     plain = to_pandas(duplicates)
     goes = ~plain["keep"].astype(bool)
     if "is_earlier" in plain:
@@ -128,7 +138,10 @@ def removed(duplicates: Frame) -> pd.DataFrame:
 def numbered_ids(
     frame: Frame, partition: int, id_field: str, are_texts: bool = False
 ) -> pd.DataFrame:
-    """Return the ids of a partition's documents (``id``), with document numbers (``document``)."""
+    """Return the ids of a partition's documents (``id``), with document numbers (``document``).
+
+    With `are_texts`, ids are converted to texts.
+    """
     ids = to_pandas(frame[[id_field]])
     named = _as_texts(ids) if are_texts else ids
     numbers = document_numbers(partition, len(ids))
@@ -136,7 +149,11 @@ def numbered_ids(
 
 
 def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
-    """Raise RepeatedIdsError if an id is null or occurs twice; else return True."""
+    """Raise RepeatedIdsError if an id is null or occurs twice; else return True.
+
+    `ids` has the columns ``id`` and ``document``, whose numbers identify partition and row in the
+    message. `id_field` is the name of the id column for the message.
+    """
     is_null = ids["id"].isna()
     wrong = ids[is_null | ids["id"].duplicated(keep=False)].sort_values("document")
     if not len(wrong):
@@ -159,7 +176,10 @@ def refuse_repeated(ids: pd.DataFrame, id_field: str) -> bool:
 
 
 def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFrame:
-    """Return the document numbers of the dataset's rows whose ids are in `gone`."""
+    """Return the document numbers of the dataset's rows whose ids are in `gone`.
+
+    The lazy result has the column ``document``. `id_name` is the column of ids in both.
+    """
     ours, theirs = corpus.dataset._meta[id_name].dtype, gone._meta[id_name].dtype
     check_comparable(id_name, ours, theirs, "in the frame", "in duplicates")
     are_texts = ours != theirs  # such as two string types, or two integer widths
@@ -172,6 +192,6 @@ def _numbers_of(corpus: Corpus, gone: dd.DataFrame, id_name: str) -> dd.DataFram
 
 
 def _as_texts(ids: pd.DataFrame) -> pd.DataFrame:
-    """Convert ids (the first column) to texts, so that equal ids of different types are equal."""
+    """Return the ids (the first column) as texts; equal ids of different types become equal."""
     name = ids.columns[0]
     return pd.DataFrame({name: pd.array(value_texts(ids[name]), "str")})

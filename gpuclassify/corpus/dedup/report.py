@@ -26,21 +26,26 @@ COUNTS = "duplicates"  # name of the counts in the ledger of the steps
 
 
 class DeduplicationReport(ReportPart):
-    """Part of a job's HTML report about duplicates, from the ledger of its earlier steps."""
+    """Section of a job's HTML report about duplicates, from the log of its finished steps."""
 
     def entries(
         self, directory: Store, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the ledger of the steps (rows and seconds of each), with counts of duplicates.
+        """Return the entry ``deduplication`` for ``report.json``, from the log of finished steps.
 
-        The counts are None until the step that counts duplicates is done. The result is empty if
-        there is no ledger.
+        It has the rows and seconds of each step, and counts of duplicates, None until they are
+        counted. The result is empty if there is no log. `directory` is the output, and `job` the
+        content of its ``job.json``.
         """
         ledger = read_ledger(directory, FOLDER, job["key"])
         return {} if ledger is None else {"deduplication": {COUNTS: None, **ledger}}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return tiles with counts, and sections about steps, similarities and sources."""
+        """Return tiles with counts, and sections about steps, similarities, sources and groups.
+
+        `report` is the content of ``report.json``; without the entry ``deduplication``, nothing is
+        added to the page.
+        """
         ledger = report.get("deduplication")
         if ledger is None:
             return PagePart()

@@ -119,7 +119,11 @@ class SemanticDuplicates(Duplicates):
     libraries = ("sklearn",)
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError for two sources of embeddings, or too many clusters."""
+        """Raise TypeError or ValueError for settings that contradict each other.
+
+        Such are two sources of embeddings, an embedder of another text column, or more clusters
+        than documents of the sample. Without any source, `embedder` is set to the default model.
+        """
         super().check_together()
         if self.n_clusters is not None and self.n_clusters > self.sample_size:
             raise ValueError(
@@ -145,7 +149,12 @@ class SemanticDuplicates(Duplicates):
             check_text("embedder", self.embedder, "an Embedder or the name of its model")
 
     def find_components(self, corpus: Corpus, keep: Keep) -> dd.DataFrame:
-        """Find documents that have a similar document to stay; see `match_clusters`."""
+        """Find the documents that have a similar document to stay.
+
+        The lazy result has columns ``document``, ``root`` (the document that stays, which has a
+        row, too), ``similarity`` and ``near_border``. ``keep(name, frame)`` may write intermediate
+        frames to files, and returns a frame to go on with.
+        """
         embedder = self.make_embedder()
         if embedder is not None:
             embedder.prepare()
@@ -172,16 +181,13 @@ class SemanticDuplicates(Duplicates):
         return keep("components", moved.map_partitions(match_clusters, meta=meta, **matched))
 
     def make_embedder(self) -> Embedder | None:
-        """Return the mapper that embeds texts.
-
-        None if `embedding_field` names existing embeddings.
-        """
+        """Return the mapper that embeds texts; None if `embedding_field` names embeddings."""
         if isinstance(self.embedder, str):
             return Embedder(model=self.embedder, text_field=self.text_field)
         return self.embedder
 
     def mappers(self) -> list[PartitionMap]:
-        """Return the embedder; empty if `embedding_field` names existing embeddings."""
+        """Return the embedder in a list; empty if `embedding_field` names existing embeddings."""
         embedder = self.make_embedder()
         return [] if embedder is None else [embedder]
 
@@ -205,8 +211,10 @@ def embedding_frame(
 ) -> pd.DataFrame:
     """Return the embeddings of a partition's documents, leaving out documents without one.
 
-    Columns are ``document`` (int64), ``number`` (int64, random, to draw a sample), ``within``
-    (int64, the hash of `by`), ``embedding`` (from `pack`), and those of `ranking`.
+    Columns are ``document`` (int64), ``number`` (int64, a hash of the text or vector, to draw a
+    sample), ``within`` (int64, the hash of the column `by`), ``embedding`` (bytes of float32, of
+    length 1), ``id``, and ``rank_0`` and following (values of `keep_by`). Texts are embedded by
+    `embedder`; if it is None, embeddings are read from a column.
     """
     digests, is_candidate = backend_of(frame).text_digests(frame, settings.text_field)
     if embedder is not None:
@@ -234,15 +242,19 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Embed a partition's documents, and return the sample that `take_sample` takes of them."""
+    """Embed a partition's documents, and return those with the `sample_size` smallest hashes.
+
+    Columns are ``number``, the hash, and ``embedding``.
+    """
     embeddings = embedding_frame(frame, partition, settings, embedder)
     return take_sample([embeddings[SAMPLE]], settings.sample_size)
 
 
 def find_centroids(sample: pd.DataFrame, settings: SemanticDuplicates) -> pd.DataFrame:
-    """Fit cluster centroids to a sample.
+    """Fit cluster centroids to a sample; return them in a column ``embedding``, a row each.
 
-    Warn if many documents are near the border of a cluster.
+    `sample` has columns ``number`` (hashes) and ``embedding``. Logs a warning if more than a tenth
+    of it is near the border of a cluster.
     """
     vectors = unpack(sample["embedding"])
     if not len(vectors):
@@ -270,7 +282,9 @@ def to_clusters(
 ) -> pd.DataFrame:
     """Add the cluster of each embedding, and whether it is near the cluster's border.
 
-    Columns are ``key`` (int64, equal within a cluster) and ``near_border`` (bool).
+    Columns are ``key`` (int64, equal within a cluster and value of `by`) and ``near_border`` (bool:
+    whether near-duplicates at `threshold` may be in another cluster). The columns ``number`` and
+    ``within`` are dropped.
     """
     vectors, centres = unpack(embeddings["embedding"]), unpack(centroids["embedding"])
     clusters, _, borders = assign(vectors, centres)
@@ -281,12 +295,13 @@ def to_clusters(
 
 @retire_on_broken_device
 def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: float) -> pd.DataFrame:
-    """Find a similar document that stays for the documents of whole clusters.
+    """Find a similar document that stays for each document of whole clusters.
 
-    Columns are ``document``, ``root`` (int64, the document that stays; it has a row, too),
-    ``similarity`` (float32) of both, and ``near_border`` (int64). The latter counts the documents
-    of a cluster near its border, in the row of its first document. Documents without a similar one
-    are left out.
+    `embeddings` are results of `to_clusters`. Documents of partitions from `own_partitions` on
+    belong to an earlier corpus, and stay. Columns of the result are ``document``, ``root`` (int64,
+    the document that stays; it has a row, too), ``similarity`` (float32) of both, and
+    ``near_border`` (int64). The latter counts the documents of a cluster near its border, in the
+    row of its first document. Documents without a similar one are left out.
     """
     embeddings = ranked(embeddings, own_partitions, "key")
     keys, is_earlier = embeddings["key"].to_numpy(), embeddings["is_earlier"].to_numpy()
@@ -311,10 +326,10 @@ def match_clusters(embeddings: pd.DataFrame, own_partitions: int, threshold: flo
 def estimate_documents(numbers: np.ndarray, size: int) -> int:
     """Estimate the number of distinct documents from the smallest of their random numbers.
 
-    The k-th smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al.,
-    "Counting Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its
-    relative error is about 1 / sqrt(k). If there are fewer than `size` numbers, their count is
-    exact.
+    `numbers` are the up to `size` smallest int64 hashes of distinct documents, ascending. The k-th
+    smallest of n uniform numbers between 0 and 1 is about k / n (Bar-Yossef et al., "Counting
+    Distinct Elements in a Data Stream", 2002); (k - 1) makes the estimate unbiased. Its relative
+    error is about 1 / sqrt(k). If there are fewer than `size` numbers, their count is exact.
     """
     if len(numbers) < size:
         return len(numbers)
@@ -324,8 +339,9 @@ def estimate_documents(numbers: np.ndarray, size: int) -> int:
 def border_width(threshold: float, width: int) -> float:
     """Return the typical distance of a near-duplicate from its document, towards a border.
 
-    Unit vectors with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions
-    has the standard deviation 1 / sqrt(width) along any one of them.
+    The near-duplicate has the cosine `threshold`, and vectors have `width` dimensions. Unit vectors
+    with cosine t have the distance sqrt(2 - 2 t). A random step in `width` dimensions has the
+    standard deviation 1 / sqrt(width) along any one of them.
 
     The full distance sqrt(2 - 2 t) would be a strict bound, but not a useful one: 93 to 98% of
     MiniLM's embeddings were nearer to a border, and at most 2% of their pairs were split.
@@ -336,15 +352,16 @@ def border_width(threshold: float, width: int) -> float:
 def match(
     vectors: np.ndarray, staying: int, threshold: float, tile_numbers: int = TILE_NUMBERS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the most similar vector that stays before each vector, if it is similar enough.
+    """Find, for each vector, the most similar one before it that stays, if it is similar enough.
 
     A vector without such a vector stays itself. So each vector that goes is similar to one that
     stays, not only to another that goes.
 
-    Vectors are float32, of length 1, and sorted with those to keep first; the first `staying`
-    vectors always stay. Similar means a cosine of at least `threshold`. Returns the row of the
-    vector that stays, int64 (its own row if it stays itself), and the cosine with it, float32, at
-    most 1.
+    `vectors` are float32 (rows, width), of length 1, and sorted with those to keep first; the first
+    `staying` vectors always stay. Similar means a cosine of at least `threshold`, minus 1e-6 for
+    rounding. Returns the row of the vector that stays, int64 (rows,) (its own row if it stays
+    itself), and the cosine with it, float32 (rows,), at most 1. At most `tile_numbers` cosines are
+    computed at a time.
     """
     points = on_device(vectors)
     limit = threshold - ROUNDING
@@ -364,7 +381,12 @@ def match(
 def _most_similar(
     block: torch.Tensor, points: torch.Tensor, survivors: np.ndarray, tile_numbers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's highest cosine with a survivor (a vector that stays), and that survivor."""
+    """Find the most similar survivor (a vector that stays) for each vector of a block.
+
+    `survivors` are row indices in `points`. Returns the cosines, float32 (rows,), -inf without
+    survivors, and the survivors' row indices, int64 (rows,). At most `tile_numbers` cosines are
+    computed at a time.
+    """
     best = np.full(len(block), -np.inf, np.float32)
     nearest = np.zeros(len(block), np.int64)
     step = tile_numbers // BLOCK_ROWS
@@ -381,7 +403,12 @@ def _most_similar(
 def _match_within(
     cosines: np.ndarray, first: int, best: np.ndarray, nearest: np.ndarray, limit: float
 ) -> None:
-    """Update `best` and `nearest` with those vectors of the block itself that stay."""
+    """Update `best` and `nearest` with earlier vectors of the same block that stay.
+
+    `best` are each row's highest cosine, and `nearest` the row index of that vector, so far with
+    vectors of earlier blocks. `cosines` (rows, rows) are between the vectors of the block, which
+    begins at the row `first`. A vector goes if its highest cosine is at least `limit`.
+    """
     goes = best >= limit
     is_before = np.tri(len(cosines), k=-1, dtype=bool)
     for row in np.flatnonzero(((cosines >= limit) & is_before).any(axis=1)):

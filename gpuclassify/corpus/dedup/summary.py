@@ -26,7 +26,10 @@ class TooManyDuplicatesError(ValueError):
 
 
 class Group(NamedTuple):
-    """Group of duplicates: number of documents, name, and the beginning of the kept text."""
+    """Group of duplicates: number of documents, smallest id, and beginning of the kept text.
+
+    The beginning is empty if the text is only white space.
+    """
 
     size: int
     group: Any
@@ -40,6 +43,7 @@ class DuplicatesSummary:
     Attributes
     ----------
     documents : int
+        Documents of the dataset, without an earlier corpus.
     in_groups, groups : int
         Documents that have a duplicate, and their groups, including those of an earlier corpus.
     blank : int
@@ -52,11 +56,11 @@ class DuplicatesSummary:
         Documents near the border of a cluster, whose semantic duplicates may be missed; see
         `gpuclassify.corpus.dedup.semantic.SemanticDuplicates`.
     sources : dict of str to (int, int)
-        Number of documents, and of duplicates, by source.
+        Number of documents, and of duplicates, by value of the source column.
     similarities : list of int
-        Duplicates by similarity to the kept document, in equal bins from 0 to 1.
+        Duplicates by similarity to the kept document, in 20 equal bins from 0 to 1.
     largest : list of Group
-        The largest groups; of groups of blank texts, only the largest one.
+        The up to 20 largest groups; of groups of blank texts, only the largest one.
     """
 
     documents: int = 0
@@ -79,7 +83,10 @@ class DuplicatesSummary:
 
     @property
     def shown(self) -> list[str]:
-        """Lines that describe the largest groups; groups of blank texts share one line."""
+        """Lines that describe the five largest groups, by size and beginning of the text.
+
+        Groups of blank texts share one line.
+        """
         texts = [(group.size, group.beginning.split()) for group in self.largest if group.beginning]
         shown = [f"{size:,} documents: {' '.join(text)[:SHOWN_CHARS]}" for size, text in texts]
         blank = [f"{self.blank:,} documents of white space alone"] if self.blank else []
@@ -92,7 +99,7 @@ class DuplicatesSummary:
         return html_table("DuplicatesSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield lines for people, each a name (possibly empty) and a text."""
+        """Yield the lines of the repr, each a name (possibly empty) and a text."""
         share = f"({self.duplicate_share:.1%})"
         yield "duplicates", f"{self.duplicates:,} of {self.documents:,} documents {share}"
         pairs = f"; {self.compared:,} pairs compared, {self.rejected:,} of them too unlike"
@@ -107,7 +114,7 @@ class DuplicatesSummary:
             yield "" if number else "largest", line
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON; see `of`."""
+        """Return the attributes and ``duplicate_share`` by name, as JSON values."""
         groups = [group._asdict() for group in self.largest]
         return {**asdict(self), "duplicate_share": self.duplicate_share, "largest": groups}
 
@@ -123,9 +130,9 @@ class DuplicatesSummary:
 
 
 def count_documents(frame: Frame, partition: int, source_field: str | None) -> pd.DataFrame:
-    """Return the number of a partition's ``documents`` for each ``source``.
+    """Count a partition's documents by source, in columns ``source`` and ``documents``.
 
-    The source is "" without `source_field`.
+    The only source is "" if `source_field` is None. `partition` is not used.
     """
     if source_field is None:
         return pd.DataFrame({"source": pd.array([""], "str"), "documents": [len(frame)]})
@@ -144,7 +151,10 @@ def source_names(values: pd.Series) -> pd.Series:
 def summarize(
     documents: Sequence[pd.DataFrame], decisions: Sequence[DuplicatesSummary]
 ) -> DuplicatesSummary:
-    """Sum the results of `count_documents` and `count_decisions` for all partitions."""
+    """Sum the counts of all partitions.
+
+    `documents` are results of `count_documents`, and `decisions` of `count_decisions`.
+    """
     total = DuplicatesSummary()
     counted: Counter[str] = Counter()
     for frame in documents:
@@ -166,7 +176,10 @@ def summarize(
 
 
 def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
-    """Count duplicates in one partition of `gpuclassify.corpus.dedup.groups.decide`'s results."""
+    """Count duplicates in one partition of `gpuclassify.corpus.dedup.groups.decide`'s results.
+
+    ``documents`` stays 0, also in ``sources``, because only documents with candidates are known.
+    """
     in_groups = decisions[decisions["size"] > 1]
     goes = in_groups[~in_groups["keep"]]
     compared, accepted = int(decisions["compared"].sum()), int((goes["compared"] > 0).sum())
@@ -193,7 +206,11 @@ def count_decisions(decisions: pd.DataFrame) -> DuplicatesSummary:
 def refuse(
     summary: DuplicatesSummary, max_removed_share: float | None, max_group_size: int | None
 ) -> None:
-    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit."""
+    """Raise TooManyDuplicatesError if duplicates exceed one of the limits; None is no limit.
+
+    `max_removed_share` holds for all documents and for each source of 1,000 or more;
+    `max_group_size` is the maximum of documents in a group.
+    """
     largest = summary.largest[0] if summary.largest else Group(0, None, "")
     if max_group_size is not None and largest.size > max_group_size:
         raise TooManyDuplicatesError(
@@ -217,7 +234,7 @@ def refuse(
 
 
 def _largest(groups: list[Group]) -> list[Group]:
-    """Return the largest groups, with at most one group of blank texts."""
+    """Return the 20 largest groups, largest first, with at most one group of blank texts."""
     ordered = sorted(groups, key=lambda group: (-group.size, str(group.group)))
     blank = [group for group in ordered if not group.beginning][1:]
     return [group for group in ordered if group not in blank][:MOST_GROUPS]

@@ -152,7 +152,7 @@ class Evaluation:
 
     @property
     def evaluated(self) -> str:
-        """Words for the evaluated texts: their number, and whether they were cross-validated."""
+        """Phrase with the number of evaluated texts, and whether they were cross-validated."""
         if self.folds is None:
             return f"{self.rows:,} annotated texts"
         return (
@@ -162,7 +162,7 @@ class Evaluation:
 
     @property
     def caution(self) -> str | None:
-        """Sentence about too few evaluated rows, with advice; None if there are `ENOUGH_ROWS`."""
+        """Sentence with advice if fewer than 400 rows were evaluated, else None."""
         if self.rows >= ENOUGH_ROWS:
             return None
         too_few = f"{self.rows:,} annotated texts are few"
@@ -196,7 +196,8 @@ class Evaluation:
     def card(self, name: str, record: Mapping[str, Any]) -> str:
         """Render the head's model card (README.md) as Markdown.
 
-        `name` is the name of the head's directory, and `record` the record of its training.
+        `name` is the name of the head's directory, and `record` the training record of the head, as
+        in `TrainedHead.record`.
         """
         settings = record["settings"]
         arguments = [f"{key}={value!r}" for key, value in record["reading"].items()]
@@ -223,7 +224,7 @@ class Evaluation:
         )
 
     def _figures(self) -> list[tuple[str, str, str, str]]:
-        """Return the lines of a table: name, value, interval and baseline of each figure."""
+        """Return the rows of a table of figures, as texts: name, value, interval and baseline."""
         return [
             (
                 self._figure_name(name),
@@ -235,19 +236,22 @@ class Evaluation:
         ]
 
     def _figure_name(self, name: str) -> str:
-        """Return a figure's name, with the threshold if labels from one on count as positive."""
+        """Return a figure's name for people, such as "macro-F1" for "macro_f1".
+
+        It includes the threshold if the figure is for labels of a regression from `threshold` on.
+        """
         is_of_some = self.threshold is not None and name in ("auc", "f1_at_threshold")
         return FIGURES[name] + (f", {self.threshold:.3g} or more" if is_of_some else "")
 
     def _notes(self) -> list[str]:
-        """Return sentences about baseline and intervals, to show below the figures."""
+        """Return sentences about the baseline and about too few rows, to show below the figures."""
         grades = self.task == "regression" and "accuracy" in self.baseline
         by_grade = ", for the accuracy the commonest grade" if grades else ""
         notes = [f"Baseline: {_BASELINES[self.task]}{by_grade}."]
         return notes + ([f"Caution: {self.caution}"] if self.caution else [])
 
     def save(self, path: StrPath) -> None:
-        """Write an HTML page to a file."""
+        """Write the evaluation as an HTML page to a file."""
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def __repr__(self) -> str:
@@ -276,10 +280,12 @@ def evaluate(
 ) -> Evaluation:
     """Compare a head's outputs with the annotated labels of the same rows.
 
-    Outputs are float32 (rows, outputs) with the names `labels`; targets are those of the task.
-    `groups`, int64 (rows,), are equal for rows that are not independent. `bounds` are the lowest
-    and highest grade that a regression was trained on, to which rounded scores are clipped, or None
-    if its labels were not grades.
+    `outputs` are float32 (rows, outputs), before softmax or sigmoid, with the names `labels`;
+    `targets` are the annotations, as ``task.targets`` returns them. `groups`, int64 (rows,), are
+    equal for rows that are not independent. `folds` is the number of heads of a cross-validation,
+    or None. `bounds` are the lowest and highest grade that a regression was trained on, to which
+    rounded scores are clipped, or None if its labels were not grades. `about` are tables to show,
+    by title.
     """
     require_libraries("evaluating a head")
     scores = task.scores(outputs)
@@ -304,9 +310,9 @@ def evaluate(
 
 
 def require_libraries(action: str) -> None:
-    """Raise ModuleNotFoundError, which names the extra to install, without scikit-learn or scipy.
+    """Raise ModuleNotFoundError if scikit-learn or scipy is missing, with the extra to install.
 
-    `action` names for the message what needs them.
+    `action`, such as "evaluating a head", begins the message.
     """
     for module in ("scipy", "sklearn"):
         if importlib.util.find_spec(module) is None:
@@ -397,9 +403,11 @@ def _evaluate_regression(
 def _evaluate_decisions(
     targets: np.ndarray, decided: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, Any], Figures]:
-    """Compute tables, and a function for `bootstrap`, from annotated and predicted labels.
+    """Compute tables, and a function for the bootstrap, from annotated and predicted labels.
 
-    There is one label per row, as an index in `labels`.
+    `targets` and `decided` have one label per row, as an index in `labels`, int64 (rows,). The
+    tables are ``labels``, ``baseline`` and ``confusion`` of `Evaluation`. The function returns
+    accuracy and macro-F1 of the rows with given indices.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -437,9 +445,11 @@ def _label_figures(precision: float, recall: float, f1: float, count: int) -> di
 
 
 def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Compute a precision-recall curve for each label that enough rows have, and enough lack.
+    """Compute a precision-recall curve for each label that ten rows have, and ten lack.
 
-    A curve has threshold, precision, recall and share kept, at up to `CURVE_POINTS` scores.
+    `scores` and the mask `has_label` are (rows, labels). The result has ``curves``: by label, lists
+    of threshold, precision, recall and share of rows kept, at up to `CURVE_POINTS` scores; and
+    ``undrawn``, the other labels.
     """
     from sklearn.metrics import precision_recall_curve
 
@@ -457,7 +467,9 @@ def _curves(scores: np.ndarray, has_label: np.ndarray, labels: Sequence[str]) ->
 def _areas(scores: np.ndarray, has_label: np.ndarray) -> list[float | None]:
     """Compute the area under each label's ROC curve by Mann and Whitney's U statistic.
 
-    scikit-learn's roc_auc_score takes milliseconds per column, too long for a bootstrap.
+    `scores` and the mask `has_label` are (rows, labels). The area is None if all rows have the
+    label, or none. scikit-learn's roc_auc_score takes milliseconds per column, too long for a
+    bootstrap.
     """
     from scipy.stats import rankdata
 
@@ -475,7 +487,11 @@ def _errors(errors: np.ndarray) -> dict[str, float]:
 
 
 def _spread(scores: np.ndarray, numbers: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
-    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`."""
+    """Return a histogram of scores for each bin of annotated numbers; bins begin at `edges`.
+
+    `scores` and `numbers` are (rows,). The result has ``spread``, pairs of an edge and counts in
+    equal bins of scores, and the range of scores, ``lowest`` and ``highest``.
+    """
     bins = np.searchsorted(edges, numbers, side="right") - 1
     lowest, highest = float(scores.min()), float(scores.max())
     highest = highest if highest > lowest else lowest + 1

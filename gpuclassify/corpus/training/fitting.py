@@ -38,7 +38,10 @@ _POOLER = ("bert.pooler.dense", "classifier")  # the layers of a head of this ki
 
 @dataclass(frozen=True)
 class Examples:
-    """Embeddings, targets and weights of the rows for training or validation."""
+    """Embeddings, targets and weights of the rows for training or validation.
+
+    They are ``vectors``, float32 (rows, dimensions), ``targets``, and ``weights``, float32 (rows,).
+    """
 
     vectors: np.ndarray  # float32 (rows, numbers of an embedding)
     targets: np.ndarray  # targets in the task's form
@@ -51,7 +54,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training settings of a network: AdamW, with a learning rate that falls linearly to 0."""
+    """Settings for training a network by AdamW, with a learning rate that falls linearly to 0."""
 
     epochs: int  # maximum
     patience: int  # epochs without improvement before training stops
@@ -71,8 +74,9 @@ RECIPES = {
 class Fit:
     """Training of a head's layers on examples, with the `settings` of `Head.fit`.
 
-    `record` has, for a linear head, ``penalty`` and ``losses``, the validation losses by penalty,
-    and for others ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
+    `outputs` are the names of the head's outputs. `record` is filled by training. It has, for a
+    linear head, ``penalty`` and ``losses``, the validation losses by penalty, and for others
+    ``epochs``, the number of epochs run, and ``best_epoch``, from 1.
     """
 
     task: Task
@@ -83,7 +87,10 @@ class Fit:
     record: dict[str, Any] = field(default_factory=dict)
 
     def layers(self, embedder: Embedder) -> list[Layer]:
-        """Train, and return weight and bias of each layer, for the best penalty or epoch."""
+        """Train the head; return (weight, bias) of each layer, for the best penalty or epoch.
+
+        `embedder` is the embedding model, which a head of ``kind="pooler"`` begins with.
+        """
         import torch
         from threadpoolctl import threadpool_limits
 
@@ -99,7 +106,10 @@ class Fit:
             return self._mlp() if self.settings["kind"] == "mlp" else self._pooler(embedder)
 
     def _linear(self) -> list[Layer]:
-        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss."""
+        """Fit scikit-learn's linear model, with the penalty that minimizes the validation loss.
+
+        Returns one layer, as a pair of weight and bias.
+        """
         mean, deviation = _spread(self.train.vectors)
         vectors = (self.train.vectors - mean) / deviation
         losses, layers = {}, {}
@@ -116,7 +126,7 @@ class Fit:
     def _mlp(self) -> list[Layer]:
         """Train two layers with a ReLU between them.
 
-        Return those with the least validation loss.
+        Returns (weight, bias) of both, from the epoch with the least validation loss.
         """
         from torch import nn
 
@@ -134,10 +144,10 @@ class Fit:
         return [_unstretched(first, mean, deviation), last]
 
     def _pooler(self, embedder: Embedder) -> list[Layer]:
-        """Train the model's own pooler, and a new classifier.
+        """Train the embedding model's own pooler, and a new classifier.
 
-        The best epoch has the highest macro-F1 of rounded scores if labels are grades, else the
-        least loss.
+        Returns (weight, bias) of both, from the best epoch. That has the highest macro-F1 of
+        rounded scores on the validation part if labels are grades, else the least loss.
         """
         from sklearn.metrics import f1_score
         from torch import nn
@@ -161,8 +171,8 @@ class Fit:
     ) -> None:
         """Train a network in place, and restore the weights of its best epoch.
 
-        That epoch has the highest `quality`, a function of the validation part's outputs and
-        targets, or the least loss if None.
+        That epoch has the highest ``quality(outputs, targets)`` on the validation part, or the
+        least loss if `quality` is None. Raises ArithmeticError if training diverges.
         """
         import torch
 
@@ -202,9 +212,10 @@ class Fit:
     def _reached(
         self, network: nn.Module, quality: Callable[[np.ndarray, np.ndarray], float] | None
     ) -> float:
-        """Return a network's quality on the validation part, or the negative loss.
+        """Return the quality of a network on the validation part; larger is better.
 
-        Larger is better.
+        It is ``quality(outputs, targets)``. If `quality` is None, or outputs are not finite, it is
+        the negative loss.
         """
         import torch
 
@@ -215,7 +226,7 @@ class Fit:
         return -self._loss(outputs)
 
     def _loss(self, outputs: np.ndarray) -> float:
-        """Return the weighted mean loss of outputs for the validation part."""
+        """Return the mean loss of a network's outputs for the validation part, weighted by row."""
         import torch
 
         targets = torch.from_numpy(self.validation.targets)
@@ -224,7 +235,7 @@ class Fit:
 
 
 def _layers_of(network: nn.Sequential) -> list[Layer]:
-    """Return weight and bias of each linear layer of a network."""
+    """Return weight and bias of each linear layer of a network, in order."""
     return [
         (layer.weight.detach().numpy(), layer.bias.detach().numpy())  # type: ignore[operator]
         for layer in network
@@ -233,22 +244,29 @@ def _layers_of(network: nn.Sequential) -> list[Layer]:
 
 
 def _spread(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each dimension, to standardize embeddings."""
+    """Return the mean and standard deviation of each dimension, to standardize embeddings.
+
+    Both are float64 (dimensions,); the deviation of a constant dimension is 1.
+    """
     deviation = vectors.std(axis=0, dtype=np.float64)
     return vectors.mean(axis=0, dtype=np.float64), np.where(deviation > _LEAST, deviation, 1)
 
 
 def _unstretched(layer: Layer, mean: np.ndarray, deviation: np.ndarray) -> Layer:
-    """Convert a layer that reads standardized embeddings to one that reads the original ones."""
+    """Convert a layer that reads standardized embeddings to one that reads the original ones.
+
+    `layer` is a pair of weight and bias; `mean` and `deviation` were used to standardize.
+    """
     weight, bias = (part.astype(np.float64) for part in layer)
     weight = weight / deviation
     return weight.astype(np.float32), (bias - weight @ mean).astype(np.float32)
 
 
 def pooler_embedder(backbone: Embedder | str) -> Embedder:
-    """Return an embedder that gives the state of ``[CLS]``, which is the input of a BERT's pooler.
+    """Return an embedder without pooling other than ``[CLS]``, the input of a BERT's pooler.
 
-    Raises for other models, and for an embedder with other settings.
+    `backbone` is an embedder, or the name of a model. Raises CheckpointError if the model is no
+    BERT, and ValueError for an embedder that pools otherwise, normalizes, or adds a prompt.
     """
     settings: dict[str, Any] = {"pooling": "cls", "normalize": False, "prompt": ""}
     embedder = backbone if isinstance(backbone, Embedder) else Embedder(model=backbone, **settings)
@@ -271,7 +289,10 @@ def pooler_embedder(backbone: Embedder | str) -> Embedder:
 
 
 def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> None:
-    """Write head and frozen model as one BertForSequenceClassification, with the tokenizer."""
+    """Write head and frozen model as one BertForSequenceClassification, with the tokenizer.
+
+    `network` has two layers, pooler and classifier; `embedder` has the frozen model.
+    """
     import torch
 
     from gpuclassify.models.transformers_state import quiet_transformers
@@ -292,7 +313,10 @@ def save_classifier(network: HeadNetwork, embedder: Embedder, folder: Path) -> N
 
 
 def read_layers(folder: Path) -> list[Layer]:
-    """Read weight and bias of pooler and classifier from a saved BertForSequenceClassification."""
+    """Read the layers of a head from a saved BertForSequenceClassification.
+
+    They are pooler and classifier, each a pair of weight and bias.
+    """
     from safetensors import safe_open
 
     with safe_open(folder / WEIGHTS, "np") as tensors:
@@ -305,9 +329,10 @@ def read_layers(folder: Path) -> list[Layer]:
 def _classifier(
     embedder: Embedder, problem_type: str, labels: Sequence[str]
 ) -> BertForSequenceClassification:
-    """Load the embedding model as a BertForSequenceClassification in float32, to train its head.
+    """Load the embedding model as a BertForSequenceClassification in float32, without dropout.
 
-    Pooler and classifier are random if they do not match.
+    `problem_type` and `labels` are written to its config. Pooler and classifier get random weights
+    if the model has none of that shape.
     """
     import torch
     from transformers import BertForSequenceClassification

@@ -36,8 +36,8 @@ _DIGEST = "sha256"
 class LabelledRows:
     """Labels, groups and embeddings of the rows with a text and a label, in the dataset's order.
 
-    Rows are in one group if they have the same text, or the same value in the column of groups; see
-    `join_groups`.
+    Rows are in one group if they have the same text, or the same value in the column of groups.
+    Rows without a text or a label are left out, and counted.
     """
 
     labels: pd.Series  # values of the label column
@@ -49,7 +49,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Names of the columns with text, label and group of labelled rows."""
+    """Names of the columns with text, label and group of labelled rows; group may be None."""
 
     text: str
     label: str
@@ -57,11 +57,14 @@ class LabelColumns:
 
     @property
     def others(self) -> list[str]:
-        """Names of the columns with labels and groups."""
+        """Names of the columns with labels and groups, each once."""
         return [self.label] if self.group in (None, self.label) else [self.label, self.group]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless a frame has the columns, texts are strings, and the columns differ."""
+        """Raise ValueError unless a frame has the columns, and the text's is none of the others.
+
+        Raises TypeError unless texts are strings.
+        """
         known = list(map(str, frame.columns))
         arguments = {"text_field": self.text, "label_field": self.label, "group": self.group}
         for argument, name in arguments.items():
@@ -83,8 +86,9 @@ def read_labels(
 
     A lazy dataset is persisted on Dask's workers meanwhile, so that it is computed once; texts stay
     there, and numbers come to this process. The text column of the embedder may have any name.
-    `directory` caches embeddings by digest of the texts, in order, of the embedder's settings, and
-    of the model's commit or directory.
+    `directory` caches embeddings: files are named by a digest of the texts, in order, of the
+    embedder's settings, and of the model's commit or directory. Raises ValueError if no row has a
+    text and a label.
     """
     is_lazy = dask.is_dask_collection(dataset)
     columns.check(dataset._meta if is_lazy else dataset)
@@ -126,7 +130,7 @@ def _describe(frame: Frame, columns: LabelColumns) -> pd.DataFrame:
     """Return each row's label, group and digest of the text, and whether it has a text.
 
     The columns are ``label``, ``has_text``, ``group`` if there are groups, ``digest`` and
-    ``digest_end``.
+    ``digest_end`` (the halves of the text's MD5, int64).
     """
     digests, _ = backend_of(frame).text_digests(frame, columns.text)
     plain = to_pandas(frame[columns.others]).reset_index(drop=True)
@@ -149,9 +153,10 @@ def _embed(texts: Frame | LazyFrame, embedder: Embedder) -> np.ndarray:
 def _cached(
     directory: StrPath | None, embedder: Embedder, digests: np.ndarray, make: Callable[[], Any]
 ) -> np.ndarray:
-    """Return the embeddings in `directory` for these digests, or make and save them.
+    """Return embeddings from a file in `directory`; without one, call `make`, and save its result.
 
-    Without a directory, and if the file is damaged, they are made.
+    The file is named by a digest of `embedder` and of the texts' `digests`. A damaged file is
+    replaced. If `directory` is None, nothing is saved.
     """
     from safetensors.numpy import save_file
 
@@ -177,7 +182,10 @@ def _cached(
 
 
 def _read_vectors(path: Path) -> np.ndarray:
-    """Read embeddings from a file. Raises ValueError if it is damaged."""
+    """Read embeddings, float32 (texts, dimensions), from a safetensors file.
+
+    Raises ValueError if it is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

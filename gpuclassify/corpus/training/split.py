@@ -15,16 +15,18 @@ _ROUNDING = 1e-6  # tolerance of sums of shares
 
 
 def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
-    """Split rows into train, validation and test part; return the sorted row indices of each.
+    """Split rows into train, validation and test part (80%, 10%, 10%), without dividing groups.
+
+    Returns the sorted row indices of each part, by its name. `groups`, int64 (rows,), are equal for
+    rows of a group. `strata`, int64 (rows,) from 0, should have equal shares in all parts; the
+    stratum of a group is its most common one.
 
     Groups are sorted by stratum, then by size (largest first), and randomly if these are equal.
     Each is assigned to the part that lacks most rows of its share so far, unless it is larger than
     the part's whole share. Then groups of the train part fill up the other parts as far as they
     fit. The train part keeps a group of each stratum if possible. scikit-learn's
-    StratifiedGroupKFold takes a millisecond or two per group, longer than embedding a text.
-
-    Strata, int64 (rows,) from 0, should have equal shares in all parts; the stratum of a group is
-    its most common one.
+    StratifiedGroupKFold takes a millisecond or two per group, longer than embedding a text. Raises
+    ValueError if there are fewer than three groups.
     """
     groups, counts = _counted(strata, groups)
     if len(counts) < len(PARTS):
@@ -41,10 +43,12 @@ def split(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> dict[str, np
 
 
 def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Split rows several times for cross-validation, so that each row is in one test part.
+    """Split rows ten times for cross-validation, so that each row is in one test part.
 
-    Groups, in the order of `split`, are assigned to `FOLDS` folds in turn. Each fold is a test part
-    once, and a validation part once.
+    Returns, for each split, row indices by name of the part: "train", "validation" and "test".
+    `strata` and `groups` are int64 (rows,). Groups are sorted by stratum and size, and assigned to
+    ten folds in turn (fewer if there are fewer groups). Each fold is a test part once, and a
+    validation part once.
     """
     groups, counts = _counted(strata, groups)
     chance = np.random.default_rng(seed).permutation(len(counts))
@@ -62,7 +66,7 @@ def folds(strata: np.ndarray, groups: np.ndarray, seed: int = 0) -> list[dict[st
 
 
 def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's group, numbered from 0, and counts of rows, (groups, strata)."""
+    """Return each row's group, renumbered from 0, and counts of rows, int64 (groups, strata)."""
     groups = np.unique(groups, return_inverse=True)[1]
     counts = np.zeros((groups.max(initial=-1) + 1, strata.max(initial=0) + 1), dtype=np.int64)
     np.add.at(counts, (groups, strata), 1)
@@ -70,7 +74,11 @@ def _counted(strata: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 class _Deal:
-    """Assignment of groups to the three parts, from row counts of each group, (groups, strata)."""
+    """Assignment of groups to the train, validation and test part.
+
+    `counts` has the number of rows of each group and stratum, int64 (groups, strata). The result is
+    ``part_of``, the index of each group's part. At first all groups are in the train part.
+    """
 
     def __init__(self, counts: np.ndarray) -> None:
         self.counts = counts
@@ -82,7 +90,10 @@ class _Deal:
         self.trained = counts.sum(axis=0)  # rows of the train part by stratum
 
     def deal(self, order: np.ndarray) -> None:
-        """Assign each group, in this order, to the part that lacks most rows of its share."""
+        """Assign each group to the part that lacks most rows of its share, in the order of indices.
+
+        The first group of each stratum stays in the train part.
+        """
         so_far = [0.0] * len(PARTS)
         trains = set(order[(self.counts[order] > 0).argmax(axis=0)].tolist())  # one per stratum
         for group, size in zip(order.tolist(), self.sizes[order].tolist(), strict=True):
@@ -96,7 +107,10 @@ class _Deal:
                 self._move(group, part)
 
     def fill(self, largest_first: np.ndarray) -> None:
-        """Move groups from the train part to the others, up to their shares; leave none empty."""
+        """Move groups from the train part to the others, up to their shares; leave none empty.
+
+        `largest_first` are the indices of all groups, sorted by size.
+        """
         held_out = range(1, len(PARTS))
         for part in held_out:
             for group in self._groups_of(0, largest_first):
@@ -112,9 +126,10 @@ class _Deal:
             pass
 
     def _move_nearer(self, part: int, order: np.ndarray) -> bool:
-        """Move a group to or from a held-out part if its size then is nearer to its share.
+        """Move a group to or from a held-out part if the part's size is nearer to its share then.
 
-        Returns whether a group was moved.
+        `part` is the index of the part, validation or test. `order` are the indices of all groups;
+        those are tried first that bring the size nearest. Returns whether a group was moved.
         """
         lacking, parts = self.lacking[part], self.part_of[order]
         moves = np.where(parts == part, -1, 1) * self.sizes[order]
@@ -131,7 +146,7 @@ class _Deal:
         return order[self.part_of[order] == part].tolist()
 
     def _can_spare(self, group: int) -> bool:
-        """Return whether the train part has rows of all the group's strata in other groups."""
+        """Return whether all strata of this group also occur in other groups of the train part."""
         counts = self.counts[group]
         return bool((self.trained > counts)[counts > 0].all())
 
@@ -146,9 +161,10 @@ class _Deal:
 def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]:
     """Join groups that share a text, unless the joined group is too large for the train part.
 
-    Texts in few groups come first, because a text in very many, such as an error page, would join
-    everything. `groups` and `texts` are int64 (rows,), numbered from 0. Returns the joined group of
-    each row, and the number of texts that are still in several groups.
+    `groups` and `texts` are each row's group and text, int64 (rows,), numbered from 0. Texts in few
+    groups are joined by first, because a text in very many, such as an error page, would join
+    everything. Returns the joined group of each row, and the number of texts that are still in
+    several groups.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -162,7 +178,10 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
     rank[shared[np.argsort(group_counts[shared], kind="stable")]] = np.arange(len(shared))
 
     def joined(count: int) -> np.ndarray:
-        """Return the components of groups that share one of the first `count` texts."""
+        """Return each row's group after groups with one of the first `count` texts are joined.
+
+        Texts are ordered by the number of their groups.
+        """
         is_first = rank[pair_texts] < count
         ends = pair_groups[is_first], nodes + pair_texts[is_first]
         edges = coo_array(
@@ -184,7 +203,11 @@ def join_groups(groups: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, int]
 
 
 def refuse_small(parts: Mapping[str, np.ndarray], groups: np.ndarray) -> None:
-    """Raise ValueError if large groups leave the validation or test part too few rows."""
+    """Raise ValueError if large groups leave the validation or test part too few rows.
+
+    `parts` has row indices by name of the part. Too few are fewer than 100 rows that are also fewer
+    than half of the part's share. `groups` are the groups of all rows.
+    """
     rows = len(groups)
     for name in PARTS[1:]:
         count = len(parts[name])

@@ -25,7 +25,10 @@ _SHOWN = 5
 
 
 class Task(ABC):
-    """Base class of tasks, which convert labels to numbers and fit a linear model to them."""
+    """Base class of tasks, which convert labels to numbers and fit a linear model to them.
+
+    A task is what a head learns: one of several classes, several labels per text, or a number.
+    """
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
@@ -42,37 +45,48 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(self, labels: Sequence[Any]) -> tuple[str, ...]:
-        """Return the names of the outputs of a head that learns these labels."""
+        """Return the names of the outputs of a head that learns these labels, one per logit."""
 
     @abstractmethod
     def targets(self, labels: Sequence[Any], outputs: tuple[str, ...]) -> np.ndarray:
-        """Convert labels to an array of numbers to train on.
+        """Convert labels to an array of numbers to train on, with a row per label.
 
-        Raises ValueError if a label is not among the outputs.
+        `outputs` are the names of the head's outputs. Raises ValueError if a label is not among
+        them.
         """
 
     @abstractmethod
     def check(self, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-        """Raise ValueError if there is nothing to learn, because all labels are the same."""
+        """Raise ValueError if there is nothing to learn, such as if all labels are the same.
+
+        `targets` are the labels as numbers, and `outputs` the names of the head's outputs.
+        """
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of each label, because every part needs some; {} for a regression."""
+        """Count the rows of each label, by name, to check that every part has some.
+
+        `targets` are the labels as numbers, and `outputs` the names of the labels. A regression has
+        no labels to count: {}.
+        """
         return {}
 
     @abstractmethod
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the stratum of each row for splitting into parts, int64 (rows,) from 0."""
+        """Return the stratum of each row for a stratified split, int64 (rows,) from 0."""
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
         """Return the name of each stratum: the labels, and "" for rows without a label.
 
-        A stratum's name selects its weight from ``class_weight``.
+        A row's weight in training is the value of ``class_weight`` for its stratum's name.
         """
         return [*outputs, ""]  # the last stratum has no label
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the loss of each row, float32 (rows,), from outputs (rows, outputs)."""
+        """Compute the loss of each row, float32 (rows,).
+
+        `outputs` are logits, (rows, outputs), and `targets` the labels as numbers.
+        """
 
     @abstractmethod
     def fit_linear(
@@ -80,12 +94,16 @@ class Task(ABC):
     ) -> Layer:
         """Fit a linear model of scikit-learn; return its weight and bias.
 
-        Their shapes are (outputs, dimensions) and (outputs,). `penalty` is the strength of the
-        penalty on the squared weights, relative to the sum of the losses over rows.
+        Their shapes are (outputs, dimensions) and (outputs,). `vectors` are embeddings (rows,
+        dimensions), `targets` the labels as numbers, and `weights` (rows,). `penalty` is the
+        strength of the penalty on the squared weights, relative to the sum of the losses over rows.
         """
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert a head's outputs to scores, (rows, outputs), such as probabilities."""
+        """Convert a head's logits (rows, outputs) to scores, such as probabilities.
+
+        They have the same shape.
+        """
         return outputs
 
 
@@ -96,7 +114,10 @@ class Classes(Task):
     problem_type = SINGLE_LABEL
 
     def read(self, labels: pd.Series) -> list[str]:
-        """Convert labels to texts, also whole numbers and booleans."""
+        """Convert labels (texts, whole numbers or booleans) to texts.
+
+        Raises TypeError for other values.
+        """
         return [_class_name(value, self.label_field) for value in labels.tolist()]
 
     def outputs(self, labels: Sequence[str]) -> tuple[str, ...]:
@@ -116,7 +137,7 @@ class Classes(Task):
             )
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows of each label."""
+        """Return the number of rows of each label, by label."""
         counts = np.bincount(targets, minlength=len(outputs)).tolist()
         return dict(zip(outputs, counts, strict=True))
 
@@ -125,7 +146,7 @@ class Classes(Task):
         return targets
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the cross-entropy of each row."""
+        """Compute the cross-entropy of each row, float32 (rows,), from logits and label indices."""
         from torch.nn import functional as F
 
         return F.cross_entropy(outputs, targets, reduction="none")
@@ -133,14 +154,18 @@ class Classes(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression. With two labels, the first output is always 0."""
+        """Fit a LogisticRegression; return its weight and bias.
+
+        They have a row for each label, also if there are two: then the first output is always 0.
+        `penalty` is the inverse of scikit-learn's ``C``.
+        """
         weight, bias = _logistic(vectors, targets, weights, penalty)
         if len(weight) == 1:
             weight, bias = np.vstack([0 * weight, weight]), np.append(0.0, bias)
         return weight, bias
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Return probabilities that add up to 1."""
+        """Return the softmax of logits, probabilities that add up to 1 in each row."""
         return softmax(outputs)
 
 
@@ -151,7 +176,10 @@ class MultiLabel(Task):
     problem_type = MULTI_LABEL
 
     def read(self, labels: pd.Series) -> list[list[str]]:
-        """Convert lists of labels to lists of texts; see `Classes.read`."""
+        """Convert lists of labels (texts, whole numbers or booleans) to lists of texts.
+
+        Raises TypeError for other values.
+        """
         rows = labels.tolist()
         for row in rows:
             if isinstance(row, str) or not isinstance(row, Iterable):
@@ -180,7 +208,10 @@ class MultiLabel(Task):
             raise ValueError(f"no row of {self.label_field!r} has a label: a head needs one")
 
     def examples(self, targets: np.ndarray, outputs: tuple[str, ...]) -> dict[str, int]:
-        """Count the rows with each label, and the rows without it."""
+        """Return the number of rows with each label, by label.
+
+        The number of rows without it is the value of "not " and the label.
+        """
         counts = targets.sum(axis=0).astype(int).tolist()
         without = {f"not {name}": len(targets) - n for name, n in zip(outputs, counts, strict=True)}
         return dict(zip(outputs, counts, strict=True)) | without
@@ -192,7 +223,7 @@ class MultiLabel(Task):
         return np.where(targets.any(axis=1), rarest, targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the binary cross-entropy of each row, averaged over labels."""
+        """Compute the binary cross-entropy of each row, averaged over labels, float32 (rows,)."""
         from torch.nn import functional as F
 
         return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
@@ -200,12 +231,15 @@ class MultiLabel(Task):
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a LogisticRegression for each label."""
+        """Fit a LogisticRegression for each label; return their stacked weights and biases.
+
+        `penalty` is the inverse of scikit-learn's ``C``.
+        """
         layers = [_logistic(vectors, column, weights, penalty) for column in targets.T]
         return np.vstack([weight for weight, _ in layers]), np.hstack([bias for _, bias in layers])
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
-        """Return an independent probability for each label."""
+        """Return the sigmoid of logits: an independent probability for each label."""
         return sigmoid(outputs)
 
 
@@ -216,7 +250,10 @@ class Regression(Task):
     problem_type = REGRESSION
 
     def read(self, labels: pd.Series) -> list[float]:
-        """Convert numbers and booleans to floats."""
+        """Convert a column of numbers or booleans to a list of floats.
+
+        Raises TypeError for texts and other values, and ValueError for infinity.
+        """
         try:
             numbers = pd.to_numeric(labels).to_numpy(dtype=np.float64)
             if pd.api.types.is_string_dtype(labels.dtype):
@@ -246,23 +283,32 @@ class Regression(Task):
             )
 
     def strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return a stratum for each grade, or ten strata with equal numbers of rows."""
+        """Return a stratum for each grade, or ten strata with about equal numbers of rows.
+
+        Targets are grades if they are few whole numbers. The result is int64 (rows,).
+        """
         if grades_of(targets) is not None:
             return np.unique(targets, return_inverse=True)[1]
         return np.digitize(targets, np.quantile(targets, np.arange(1, BINS) / BINS))
 
     def strata_names(self, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-        """Return the name of each stratum: its grade as text, or "" if targets are no grades."""
+        """Return the name of each stratum: its grade as text, or "" if targets are no grades.
+
+        Grades are few whole numbers.
+        """
         return [f"{grade:g}" for grade in np.unique(targets)] if grades_of(targets) else [""] * BINS
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the squared error of each row."""
+        """Compute the squared error of each row, float32 (rows,)."""
         return (outputs[:, 0] - targets) ** 2
 
     def fit_linear(
         self, vectors: np.ndarray, targets: np.ndarray, weights: np.ndarray, penalty: float
     ) -> Layer:
-        """Fit a ridge regression."""
+        """Fit a ridge regression with ``alpha=penalty``; return its weight and bias.
+
+        Their shapes are (1, dimensions) and (1,).
+        """
         from sklearn.linear_model import Ridge
 
         fitted = Ridge(alpha=penalty).fit(vectors, targets, weights)
@@ -274,8 +320,10 @@ def row_weights(
 ) -> np.ndarray:
     """Return the training weight of each row, by stratum, float32 (rows,).
 
-    Weights are those of scikit-learn's `class_weight`. With ``balanced``, all strata have the same
-    total weight in the first `trained` rows.
+    `strata` are indices in `names`. With ``settings["balanced"]``, all strata have the same total
+    weight in the first `trained` rows, as by scikit-learn's "balanced". Otherwise weights are the
+    values of ``settings["class_weight"]`` by name, 1 for others. Raises TypeError for unknown
+    names.
     """
     weights = settings["class_weight"] or {}
     check_names("class_weight is by label, and there is", "label", weights, names)
@@ -287,7 +335,11 @@ def row_weights(
 
 
 def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example for each of the three parts."""
+    """Raise ValueError unless every label has three examples, one for each part.
+
+    The parts are train, validation and test. For several labels per text, three rows without the
+    label are needed, too.
+    """
     counts = task.examples(targets, outputs)
     rare = [f"{label!r} ({count})" for label, count in counts.items() if count < LEAST_EXAMPLES]
     if rare:
@@ -299,7 +351,11 @@ def refuse_rare(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> No
 
 
 def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> None:
-    """Raise ValueError unless every label has an example among the targets of the train part."""
+    """Raise ValueError unless every label has an example among the rows of the train part.
+
+    `targets` are the labels of these rows, and `outputs` the names of all labels. For several
+    labels per text, a row without each label is needed, too.
+    """
     if missing := untrained(task, targets, outputs):
         raise ValueError(
             f"the groups with {', '.join(map(repr, missing))} are all in the validation and test "
@@ -309,7 +365,11 @@ def refuse_untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) 
 
 
 def untrained(task: Task, targets: np.ndarray, outputs: tuple[str, ...]) -> list[str]:
-    """Return the labels without an example among the targets of the train part."""
+    """Return the labels without an example among the rows of the train part.
+
+    `targets` are the labels of these rows, and `outputs` the names of all labels. For several
+    labels per text, "not " and a label is returned if all rows have it.
+    """
     return [label for label, count in task.examples(targets, outputs).items() if not count]
 
 
@@ -342,7 +402,7 @@ def _class_name(value: object, label_field: str) -> str:
 
 
 def _in_order(labels: set[str]) -> tuple[str, ...]:
-    """Sort labels, as numbers if all are numbers."""
+    """Return the labels in a tuple, sorted as numbers if all are numbers, else as texts."""
     if all(re.fullmatch(r"-?\d+", label) for label in labels):
         return tuple(sorted(labels, key=int))
     return tuple(sorted(labels))

@@ -218,7 +218,7 @@ class TrainedHead:
         Parameters
         ----------
         embeddings : numpy.ndarray
-            float32 (texts, numbers), from the `embedder`.
+            float32 (texts, dimensions), from the `embedder`.
 
         Returns
         -------
@@ -242,9 +242,9 @@ class TrainedHead:
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame or cudf.DataFrame
         text_field : str, optional
-            Column of the text. Default: that of training.
+            Column of the text. Default: the column used in training.
         label_field : str, optional
-            Column of the labels. Default: that of training.
+            Column of the labels. Default: the column used in training.
         group : str, optional
             Column, such as the host. Rows with the same value are not independent, which makes
             intervals wider.
@@ -278,10 +278,11 @@ class TrainedHead:
     def save(self, directory: StrPath) -> Path:
         """Write the head, its card and its evaluation's page to a directory; replace an older head.
 
-        `HeadClassifier` runs the head from there. A head of ``kind="pooler"`` is saved as a whole
-        BertForSequenceClassification, which `FineWebEduClassifier` (for a regression) and
-        `DistributedDataClassifier` run. All files are replaced at once: readers see the older head
-        or this one, also if the process is killed meanwhile.
+        Returns the path of the directory. `HeadClassifier` runs the head from there. A head of
+        ``kind="pooler"`` is saved as a whole BertForSequenceClassification, which
+        `FineWebEduClassifier` (for a regression) and `DistributedDataClassifier` run. All files are
+        replaced at once: readers see the older head or this one, also if the process is killed
+        meanwhile.
 
         Raises
         ------
@@ -375,9 +376,10 @@ class TrainedHead:
 
 
 def fit_settings(**arguments: Any) -> dict[str, Any]:
-    """Return the settings of a head's record, from the arguments of `TrainedHead.fit`.
+    """Return the settings to record with a head, by name, from the arguments of `TrainedHead.fit`.
 
-    Raises TypeError or ValueError if one of them is invalid.
+    Class weights are by label as text, and "balanced" becomes ``balanced=True``. Raises TypeError
+    or ValueError if an argument is invalid.
     """
     weight = arguments["class_weight"]
     settings = arguments | {
@@ -390,7 +392,7 @@ def fit_settings(**arguments: Any) -> dict[str, Any]:
 
 
 def _check_record(record: Mapping[str, Any], file: Path) -> None:
-    """Raise CheckpointError if a training record, read from a file, has unknown settings."""
+    """Raise CheckpointError if a training record, read from `file`, has unknown settings."""
     backbone, settings = record["backbone"], record["settings"]
     if not (
         isinstance(backbone["model"], str)
@@ -418,7 +420,9 @@ def _fit(
 ) -> TrainedHead:
     """Split rows, train, and evaluate on the test part, or by cross-validation if that is small.
 
-    If other rows are passed for validation, they are appended to the labelled rows.
+    `settings` are the arguments of `TrainedHead.fit`. `validation` are further rows, with which the
+    penalty or epoch is selected; the validation part of `labelled` is then used for training, too.
+    Raises ValueError if labels or groups do not suffice.
     """
     labels = task.read(labelled.labels)
     outputs = task.outputs(labels)
@@ -498,7 +502,10 @@ def _fit(
 
 
 def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return tables about a head's data, settings and versions, for the page and the card."""
+    """Return tables about a head's data, settings and versions, for the page and the card.
+
+    The tables are dicts of name and value, by title.
+    """
     named = {name: value for name, value in record["settings"].items() if value is not None}
     trained = {name: value for name, value in record["training"].items() if name != "losses"}
     return {
@@ -509,7 +516,11 @@ def _about(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _check_fit(settings: Mapping[str, Any]) -> None:
-    """Raise unless settings are valid and libraries are installed, before texts are embedded."""
+    """Raise ValueError or TypeError if `settings`, the arguments of `Head.fit`, are invalid.
+
+    Raises ModuleNotFoundError if scikit-learn or scipy is missing. Called before texts are
+    embedded.
+    """
     check_values(
         TrainedHead.fit, {name: value for name, value in settings.items() if name != "seed"}
     )
@@ -539,14 +550,17 @@ def _check_fit(settings: Mapping[str, Any]) -> None:
 
 
 def by_label(weights: object) -> Any:
-    """Convert the labels of class weights to texts; weights that are no dict are unchanged."""
+    """Convert the labels of class weights to texts; weights that are no mapping are unchanged."""
     if not isinstance(weights, Mapping):
         return weights
     return {f"{k:g}" if isinstance(k, float) else str(k): number for k, number in weights.items()}
 
 
 def check_directory(directory: StrPath, kind: Kind) -> Path:
-    """Return the directory to save a head in. Raises FileExistsError if it has another model."""
+    """Return the path of the directory to save a head in. It need not exist.
+
+    An interrupted save there is finished. Raises FileExistsError if it has another model.
+    """
     folder = Path(os.fspath(directory)).expanduser()
     finish_saving(folder)
     if kind != "pooler":
@@ -557,7 +571,10 @@ def check_directory(directory: StrPath, kind: Kind) -> Path:
 
 
 def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
-    """Return the embedder for a head, made from a model's name if `backbone` is one."""
+    """Return the embedder for a head of this `kind`, made from a model's name if `backbone` is one.
+
+    Raises TypeError or ValueError for a backbone that the head cannot use.
+    """
     if not isinstance(backbone, (str, os.PathLike, Embedder)):
         raise TypeError(f"backbone={backbone!r}: pass a Hub name, a directory, or an Embedder")
     if not isinstance(backbone, Embedder):
@@ -573,7 +590,7 @@ def _embedder_of(backbone: StrPath | Embedder, kind: str) -> Embedder:
 
 
 def _backbone_of(embedder: Embedder) -> Backbone:
-    """Describe the embedder of a head, for the head's own files."""
+    """Return the embedder's model and settings, to store in the head's own files."""
     identity, sentence = embedder.model.identity, sentence_model(embedder.model.checkpoint)
     return Backbone(
         model=identity.name,
