@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """Name of a model pinned to a version, so that all workers read the same files."""
+    """Name of a model, pinned to a commit or a digest of files, so that all workers read the same."""
 
     name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
@@ -86,9 +86,9 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish an interrupted save in a model directory; return True if there was one.
+    """Finish a save of a model directory that another process was interrupted in.
 
-    Raises ModelNotFoundError if it cannot be finished.
+    Returns True if files were moved. Raises ModelNotFoundError if the save cannot be finished.
     """
     try:
         has_moved = finish_saving(folder)

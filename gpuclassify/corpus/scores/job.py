@@ -96,14 +96,18 @@ class AssignBuckets(Pipeline):
     overwrite : bool
         Replace columns that the dataset already has.
     backend : {"pandas", "cudf"}
-        Library of the frames that classifiers get.
+        Library of the frames that stages get. With "cudf", only workers use cudf. Classifiers
+        alone get pandas frames, because the host tokenizes their texts.
     on_error : {"raise", "quarantine"}
-        Stop at a file, line or row that cannot be read or scored, or leave it out and describe it
-        in ``_quarantine/`` of the output.
+        Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
+        job, or is left out and described in ``_quarantine/`` of the output.
     source_field : str, optional
-        Column with the origin of rows, such as "url_host"; the report counts rows by its values.
+        Column with the origin of rows, such as "url_host"; the report counts rows read and rows
+        written by its values.
     examples : int
-        Number of the most certain texts, and of the least certain, that the report shows per label.
+        Number of the most certain texts, and of the least certain, that the report shows for each
+        label and each reason why rows are dropped. 0 for none. A job may continue with another
+        number.
 
     Raises
     ------
