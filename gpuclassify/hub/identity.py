@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """Name of a model, pinned to a commit or a digest of files, so that all workers read the same."""
+    """Name of a model, pinned to a commit or to a digest, so that all workers read equal files."""
 
     name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`

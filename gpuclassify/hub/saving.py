@@ -137,7 +137,10 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if another user's complete save of a model directory was interrupted."""
+    """Raise PermissionError if a model directory has a complete save of another user.
+
+    The files of such a save are still in a hidden folder, because it was interrupted.
+    """
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
             raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")

@@ -114,9 +114,9 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load a model for ``from_pretrained``, from safetensors only.
+        """Load a model for ``from_pretrained``, from safetensors only; it can be trained further.
 
-        Every tensor must fit, unlike in the mixin's own loading.
+        Raises CheckpointError unless the file has exactly the tensors of the network.
         """
         if isinstance(token, str):
             hub.remember_token(model_id, token)

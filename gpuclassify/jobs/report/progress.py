@@ -153,7 +153,7 @@ class JobProgress:
             self._print()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show progress of a step of a job, such as "edges of buckets": `done` of `total` parts.
+        """Show progress of a step of a job, such as "embeddings": `done` of `total` parts are done.
 
         A part is a slice of the input that one task processes. If `title` is new, the last line of
         the previous step stays.
