@@ -395,8 +395,8 @@ def read_file(
 ) -> Result:
     """Return ``read(file)`` for the opened file of a model that is a single file.
 
-    From the Hub, only the byte ranges that `read` reads are downloaded. It gets the file at offset
-    0, and is called again if the Hub did not answer.
+    From the Hub, only the byte ranges that `read` reads are downloaded. `read` gets the file at
+    offset 0, and is called again if the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:

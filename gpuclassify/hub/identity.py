@@ -86,9 +86,10 @@ def resolve(
 
 
 def _settle(folder: Path) -> bool:
-    """Finish a save of a model directory that another process was interrupted in.
+    """Finish an interrupted save in a model directory; return True if there was one.
 
-    Returns True if files were moved. Raises ModelNotFoundError if the save cannot be finished.
+    The files of such a save are still in a hidden folder. Raises ModelNotFoundError if they cannot
+    be moved, such as those of another user.
     """
     try:
         has_moved = finish_saving(folder)

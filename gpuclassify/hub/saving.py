@@ -139,7 +139,8 @@ def config_text(directory: Path) -> str | None:
 def refuse_unfinished(directory: Path) -> None:
     """Raise PermissionError if a model directory has a complete save of another user.
 
-    The files of such a save are still in a hidden folder, because it was interrupted.
+    The files of such a save are still in a hidden folder, because it was interrupted. Also raised
+    if such a folder was copied.
     """
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):

@@ -367,9 +367,10 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     """Return the maximum number of tokens that a network's positions allow, and a flag.
 
-    The number is None for relative positions without a table, which have no limit. The flag is
-    True if longer texts would fail, as with a table of learned positions. It is False if the model
-    only loses quality beyond the number, as with rotary positions, or if there is no limit.
+    `sizes` is the network's configuration. The number is None for relative positions without a
+    table, which have no limit. The flag is True if longer texts would fail, as with a table of
+    learned positions. It is False if the model only loses quality beyond the number, as with rotary
+    positions, or if there is no limit.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length

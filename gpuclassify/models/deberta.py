@@ -81,6 +81,8 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         """Save to a directory like `huggingface_hub.PyTorchModelHubMixin`, but atomically.
 
         All files of an earlier save are replaced at once; an existing model card (README.md) stays.
+        `settings` go to the mixin's method, whose result is returned: the URL of the commit if the
+        model is pushed to the Hub, else None.
         """
         directory = Path(save_directory)
         settings.setdefault("repo_id", directory.name)

@@ -161,7 +161,7 @@ def check_tensors(
 def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
     """Build the network of a checkpoint on torch's meta device: shapes, but no weights.
 
-    `custom` is a network that the user builds in place of it.
+    `custom` is a network that the user builds in place of the checkpoint's.
     """
     with building_lock, torch.device("meta"):
         return _build(checkpoint, custom)
@@ -374,10 +374,11 @@ def pretrained(
     config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
 ) -> Any:
-    """Build a network by a transformers class, and load its weights from `directory`.
+    """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
-    ``needed(names)`` selects the tensors that it must have. Raises CheckpointError, which calls the
-    model `owner`, if these are missing or misshaped, or the files have other tensors.
+    `loader` is a class such as `AutoModel`. ``needed(names)`` selects the tensor names that the
+    files must have. Raises CheckpointError, which calls the model `owner`, if these are missing or
+    misshaped, or the files have other tensors.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(

@@ -330,7 +330,10 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the pooling module's settings, from its folder in `modules`; {} without modules."""
+        """Read the pooling module's settings; {} without modules.
+
+        `modules` has the folder of each module by kind, such as "Pooling".
+        """
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"

@@ -22,7 +22,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
     """Load the Jinja template of an HTML page from a folder of a package.
 
     The template escapes all values, and may import from ``parts.html.j2``. It gets filters for
-    numbers and times, and `filters`.
+    numbers and times, and the functions `filters` by name.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 

@@ -48,20 +48,21 @@ _INTERVALS = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of columns of labels or scores; see `agreement`.
+    """Agreement of columns of labels or scores: statistics of all rows, and rows that differ.
 
     Attributes
     ----------
     between : tuple of str
-        Columns.
+        Columns that are compared.
     kind : {"labels", "grades", "scores"}
         Type of the values: labels, grades (few distinct whole numbers), or other numbers.
     rows : int
         Rows with a value in at least two of the columns.
     figures : pandas.DataFrame
-        ``group`` (a value of the column `by`, None for all rows), ``figure``, ``between`` (a pair
-        of columns, or all), ``rows``, ``value`` and its 95% interval from ``low`` to ``high``.
-        NaN if undefined, such as the correlation with a constant.
+        ``group`` (a value of the column `by`, None for all rows), ``figure`` (name of a statistic,
+        such as "kappa"), ``between`` (a pair of columns, or all), ``rows``, ``value`` and its 95%
+        interval from ``low`` to ``high``. NaN if undefined, such as the correlation with a
+        constant.
     confusion : dict of (str, str) to pandas.DataFrame
         By pair of columns: rows, or the sum of their weights, by value of the first and the second
         column. Empty for scores.
@@ -87,7 +88,7 @@ class Agreement:
         return html_table("Agreement", rows)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Yield a tuple of texts for each figure: name, columns, rows, value and interval."""
+        """Yield a tuple of texts for each statistic: name, columns, rows, value and interval."""
         for row in _records(self.figures):
             value, low, group = row["value"], row["low"], row["group"]
             yield (
@@ -99,7 +100,7 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values by name, with the 20 rows that differ most."""
+        """Return the attributes as JSON values by name, with at most 20 rows that differ most."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -113,7 +114,7 @@ class Agreement:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write an HTML page with the figures, and the rows that differ most, to a file.
+        """Write an HTML page with the statistics, and the rows that differ most, to a file.
 
         The page loads nothing from a network.
         """
@@ -290,11 +291,11 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples of each figure: name, columns, number of rows, value, low and high end.
+    """Yield a tuple for each statistic: name, columns, number of rows, value, low and high end.
 
-    The name is a key of `FIGURES`, and the columns are joined by a comma. The ends are those of the
-    95% interval; value and ends are NaN if undefined. `values` is float (rows, columns), with NaN
-    for null. `kind` is "labels", "grades" or "scores".
+    The name is a key of `FIGURES`, such as "kappa", and the columns are joined by a comma. The ends
+    are those of the 95% interval; value and ends are NaN if undefined. `values` is float (rows,
+    columns), with NaN for null. `kind` is "labels", "grades" or "scores".
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):

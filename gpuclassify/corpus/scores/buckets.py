@@ -250,7 +250,7 @@ class ScoreBuckets(Declared, RowWiseMap):
         return {**about, **super().identity(), "edges": edges.digest()}
 
     def code(self, show: Callable[[Any], str] = short) -> str:
-        """Return the constructor call as Python code, with edges shortened."""
+        """Return the constructor call as Python code, with edges shortened; `show` is not used."""
         return super().code(short)
 
     def check(self, frame: Frame) -> None:
@@ -302,8 +302,8 @@ def keep_top(
 
     The threshold is the highest score for which the rows with at least this score have that share.
     It is exact, and all rows with this score stay. Rows without a score are dropped. A dataset
-    without rows, such as an empty shard, is returned as it is. Reads the dataset as often as
-    `score_edges`.
+    without rows, such as an empty shard, is returned as it is. Columns of float32 are read in two
+    passes, others in four.
 
     Parameters
     ----------
@@ -328,7 +328,8 @@ def keep_top(
     Raises
     ------
     TypeError, ValueError
-        As for `score_edges`, or `share` is out of range.
+        A column is missing or of another type, a weight is negative, there is no score, there are
+        more than 1,000 groups, or `share` is out of range.
     """
     check_number("share", share, "a share such as 0.1")
     if not 0 < share <= 1:

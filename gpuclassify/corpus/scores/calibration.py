@@ -13,7 +13,10 @@ FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Rows with a score and a label, sorted by descending score."""
+    """Scores, labels (positive or not) and weights of rows, sorted by descending score.
+
+    Each is an array (rows,). The weights are None if all are 1.
+    """
 
     scores: np.ndarray  # float (rows,)
     is_positive: np.ndarray  # bool (rows,)
@@ -36,7 +39,7 @@ class Labelled(NamedTuple):
         return Labelled(self.scores[rows], self.is_positive[rows], weights)
 
     def weight(self) -> np.ndarray:
-        """Return each row's weight, float64 (rows,)."""
+        """Return each row's weight, float64 (rows,); 1 without weights."""
         return np.ones(len(self.scores)) if self.weights is None else self.weights
 
 

@@ -31,7 +31,7 @@ TEXT_CHARS = 200  # characters of a moved row's text
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes from one setting of a classifier to another; see `compare`.
+    """Differences between the results of two classifiers, a and b, on the same rows.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Comparison:
         Columns are ``text``, and for each classifier ``label_a`` or ``label_b``, ``score_a`` or
         ``score_b`` (the largest score of a row), and ``kept_a`` or ``kept_b``.
     points : list of (float, float)
-        The two classifiers' scores of at most a thousand rows.
+        The largest score of a row by each classifier, for at most a thousand rows.
     """
 
     names: tuple[str, str]
@@ -88,7 +88,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes except `points` as JSON values by name; `moved` has 20 rows."""
+        """Return the attributes except `points` as JSON values by name; at most 20 `moved` rows."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)
@@ -213,7 +213,7 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
 
 
 class _Run:
-    """Results of one classifier for the rows of a frame, and the seconds that they took."""
+    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken."""
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)

@@ -46,11 +46,11 @@ class ScoringReport(ReportPart):
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return numbers for the job's JSON report, from the report of its classifiers.
+        """Return counts and problems for the job's JSON report, from its classifiers' report.
 
-        `directory` is the output of the job. Keys are ``rows_read``, ``left_out``, ``empty_files``,
-        ``textless``, ``warnings`` and ``problems``. Empty if no classifier ran. `job` and `stages`
-        are not used.
+        `directory` is the output of the job. Keys are ``rows_read``, ``left_out`` (unreadable files
+        and rows), ``empty_files``, ``textless`` (files without text), ``warnings`` and
+        ``problems``. Empty if no classifier ran. `job` and `stages` are not used.
         """
         try:
             report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
@@ -186,7 +186,7 @@ class AssignBuckets(Pipeline):
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Run what precedes the last pass: score documents by classifiers, and find the edges.
+        """Score documents by classifiers, and find the edges, before documents are written.
 
         Returns the source to read scored documents from, and the edges, or None if the job is
         finished (`is_done`, and the edges are saved). Results of an earlier run are used again.

@@ -43,7 +43,7 @@ Counts = Mapping[str, tuple[int, int]]  # rows and tokens by cell
 
 @dataclass(frozen=True)
 class MixCell:
-    """Rows and tokens of a cell, and its part of the mixture.
+    """Rows and tokens of a cell (rows with equal values in some columns), and its epochs.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Mix(Saved):
         token_field: str = "tokens",
         on_error: OnError = "raise",
     ) -> Mix:
-        """Count the tokens of each cell in one pass, and compute its epochs.
+        """Count the tokens of each cell in one pass, and compute its epochs (copies of a row).
 
         Parameters
         ----------
@@ -294,6 +294,8 @@ class Mix(Saved):
 class SelectedCell:
     """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
 
+    A cell is the rows with the same values in some columns, such as the topic.
+
     Attributes
     ----------
     planned_rows : int
@@ -326,7 +328,8 @@ class MixComparison:
     Attributes
     ----------
     cells : dict of tuple to SelectedCell
-        Cells of the mixture and of the selection, by the values of `by`; None for null.
+        Cells of the mixture and of the selection, by the values of the columns that define a cell;
+        None for null.
     """
 
     cells: Mapping[tuple[Any, ...], SelectedCell]
@@ -355,7 +358,10 @@ class MixComparison:
 
 @declared
 class MixSettings(Declared):
-    """Arguments of `Mix.plan` except the dataset, checked before anything is counted."""
+    """Settings of a data mixture: columns that define cells, tokens, weights and epochs.
+
+    They are checked before anything is counted.
+    """
 
     by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
     tokens: float
@@ -407,7 +413,7 @@ class MixSettings(Declared):
         """Count the tokens of each cell, and compute its epochs in the mixture.
 
         `compute` runs a list of delayed tasks, and returns their results. Raises ValueError without
-        tokens; logs a warning if tokens are missing.
+        tokens; logs a warning if the mixture lacks tokens because epochs are limited.
         """
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):

@@ -67,7 +67,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample, as sent to workers: arguments of `sample`, and a condition on rows."""
+    """Settings of a sample: size, strata, score to be near to, ids, seed, and condition on rows."""
 
     n: int
     by: tuple[str, ...]
@@ -436,5 +436,8 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows of a partition whose hashes of ids, as of `Draw.keys`, are in `keys`."""
+    """Return the rows of a partition, as pandas, whose hash of the id is in `keys`, uint64.
+
+    `draw` has the column of ids, and the seed of the hash.
+    """
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

@@ -101,7 +101,10 @@ class ApplyThresholds(Declared, RowFilter):
         return self.keep_field is None
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the new columns for decision and probability, if they are named."""
+        """Return the fields of the new columns: decision (bool) and probability (float32).
+
+        A column without a name is left out.
+        """
         fields = []
         if self.keep_field is not None:
             fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))

@@ -276,7 +276,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError if the target is unknown or a list of numbers has another length."""
+        """Raise ValueError if the target is unknown or a list of numbers has a wrong length."""
         check_choice("target", self.target, TARGETS)
         for value, counts in self.few.items():
             if len(counts) != 2:
@@ -531,9 +531,10 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Join labelled rows by group, numbers of incomplete rows, and labels of several partitions.
+    """Join labelled rows of several partitions, by group.
 
-    Raises ValueError for too many groups.
+    A partition has rows by group, the number of incomplete rows, and some labels; so has the
+    result. Raises ValueError for too many groups.
     """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:

@@ -231,8 +231,8 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
     histogram goes from the lowest to the highest bin with rows, including empty bins between them.
 
     A bin includes its lower edge, and the last bin also its upper edge, as in ``numpy.histogram``.
-    So a bin that would hold only the `largest` score is joined to the bin below: scores from 0 to 1
-    get no bin that begins at 1.
+    So a bin that would hold only the `largest` score (None if unknown) is joined to the bin below:
+    scores from 0 to 1 get no bin that begins at 1.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)

@@ -171,9 +171,10 @@ def column_labels(
 ) -> dict[str, ColumnLabels]:
     """Return the counts of the labels in each column, by column.
 
-    `written` and `labelled` are rows written, by column and label, and by column. `stages` are
-    counts of classifiers, as in `JobSummary`. If a classifier labels the column, its counts before
-    filters are used. Otherwise, the counts of rows written stand for them.
+    `written` has rows written by column and label, and `labelled` rows whose value is not null by
+    column. `stages` has counts by classifier, as in `JobSummary`. If a classifier labels the
+    column, its counts before filters are used. Otherwise, the counts of rows written stand for
+    them.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -221,15 +222,16 @@ class JobSummary:
     rows_read : int
         Number of rows of the input that could be read, including those that filters drop.
     rows_written : int
-        Number of rows in the output. An annotation set also has a row for each line or row left
-        out, which is not counted here.
+        Number of rows in the output. An output of annotations (new columns only) also has a row for
+        each line or row left out, which is not counted here.
     labels : dict of str to int
         Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
         Working time of this run, from the start of its first part to the end of its last part;
         without start-up and listing of the input.
     totals : dict of str to float
-        Statistics of `RunStats` by name, summed over all parts; for peaks, the maximum.
+        Counts, seconds and peaks of the models' runs by name, such as "tokens", summed over all
+        parts; for peaks, the maximum.
     columns : dict of str to dict
         Rows written by label, for every label column.
     labelled : dict of str to int
@@ -432,7 +434,7 @@ class JobSummary:
         add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes except `running`, and the two speeds, as JSON values by name."""
+        """Return attributes except `running`, and rows and tokens per second, as JSON values."""
         speeds = {"rows_per_second": self.rows_per_second}
         hidden = ("running", "_with_texts")
         values = {name: value for name, value in vars(self).items() if name not in hidden}
