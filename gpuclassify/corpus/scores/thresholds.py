@@ -76,8 +76,8 @@ class GroupThreshold:
         ``precision``, ``recall`` and ``keep_share`` at the threshold: value, and low and high end
         of its 95% interval. Empty without a threshold.
     best_precision : float
-        The highest value of the target, such as the precision, at any threshold. If thresholds are
-        cautious, the highest lower end of its interval.
+        The highest precision at any threshold. If thresholds are cautious, the highest lower end of
+        the target's interval.
     calibration : dict, optional
         Probability of a positive label by score: points of a piecewise linear function, or slope
         and intercept of a sigmoid.
