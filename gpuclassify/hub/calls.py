@@ -35,11 +35,11 @@ class ModelAccessError(PermissionError):
 
 
 class MissingOrPrivateError(ModelNotFoundError, ModelAccessError):
-    """Error raised when a model is missing or hidden from the caller: the Hub does not say."""
+    """Error raised when a model is either missing or private; the Hub does not say which."""
 
 
 class ModelChangedError(RuntimeError):
-    """Error raised when a model directory's files have changed since the model was resolved."""
+    """Error raised when a model directory's files have changed since it was pinned to a digest."""
 
 
 class DatasetMissingError(FileNotFoundError):
@@ -101,8 +101,9 @@ def is_busy(error: Exception) -> bool:
 def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
     """Return ``call()``, a huggingface_hub call about the dataset repository `repo`, with retries.
 
-    The call must be safe to repeat. Raises DatasetAccessError, DatasetMissingError,
-    HubRefusedError or HubUnreachableError at once, and HubBusyError after the last try.
+    The call must be safe to repeat: it is made up to `tries` times while the Hub is busy. Raises
+    DatasetAccessError, DatasetMissingError, HubRefusedError or HubUnreachableError at once, and
+    HubBusyError after the last try.
     """
     return retried(lambda: _answer(call, lambda err: _explain(err, repo)), is_busy, tries=tries)
 
@@ -110,6 +111,7 @@ def ask(repo: str, call: Callable[[], Answer], *, tries: int = TRIES) -> Answer:
 def ask_model(name: str, revision: str, call: Callable[[], Answer], tries: int = TRIES) -> Answer:
     """Return ``call()``, a huggingface_hub call about the model `name`, with retries.
 
+    The Hub is asked at most `tries` times while it is busy. `revision` is for error messages.
     Raises ModelNotFoundError, ModelAccessError or HubUnreachableError.
     """
     try:
@@ -139,7 +141,10 @@ def _answer(call: Callable[[], Answer], explain: Callable[[BaseException], Excep
 
 
 def unreachable(name: str, revision: str, reason: str) -> str:
-    """Return the error message for a model that is not cached while the Hub is out of reach."""
+    """Return the error message for a model that is not cached while the Hub is out of reach.
+
+    `reason` says why the Hub cannot be reached, such as "HF_HUB_OFFLINE=1 is set".
+    """
     return (
         f"{name} at {revision} is not (completely) in the cache, there is no directory "
         f"{Path(name).absolute()}, and the Hub cannot be reached: {reason}. Run `hf download "

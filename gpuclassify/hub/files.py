@@ -91,15 +91,18 @@ def read_json(
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file in a model's directory, its keys in the file's order."""
+    """Read a JSON object from a file in a model's directory, its keys in the file's order.
+
+    Raises CheckpointError if the file holds no valid JSON object.
+    """
     return _parse_object(_read_text(path, str(path)), str(path))
 
 
 def parse_json(text: str, owner: str) -> Any:
     """Parse JSON text from a file of an untrusted model; messages call the file `owner`.
 
-    Raises CheckpointError unless it is JSON of at most `DEEPEST` levels with numbers within
-    float64's range. NaN and Infinity are accepted, because transformers writes them.
+    Raises CheckpointError unless it is valid JSON, nested at most 100 levels deep, with numbers
+    within float64's range. NaN and Infinity are accepted, because transformers writes them.
     """
     try:
         content = json.loads(text, parse_int=_parse_int, parse_float=_parse_float)
@@ -203,7 +206,10 @@ def download(
 
 
 def _with_own_weights(folder: Path, name: str) -> Path:
-    """Return `folder`; raise CheckpointError if its weight index names files outside of it."""
+    """Return `folder`, after checking that its weight index names only files inside of it.
+
+    Otherwise raises CheckpointError, whose message calls the model `name`.
+    """
     if is_file(folder / INDEX):
         _read_weight_map(read_json_file(folder / INDEX), name)
     return folder
@@ -321,7 +327,10 @@ def _remote_shapes(identity: Identity, filename: str) -> dict[str, tuple[int, ..
 
 
 class ModelFile(NamedTuple):
-    """Model that is a single file (such as fastText's), pinned to a commit or a file's digest."""
+    """Model that is a single file (such as fastText's), pinned to a commit or a file's digest.
+
+    The identity has the Hub name or directory, and the version; the file name is relative to it.
+    """
 
     identity: Identity
     filename: str
@@ -386,8 +395,8 @@ def read_file(
 ) -> Result:
     """Return ``read(file)`` for the opened file of a model that is a single file.
 
-    From the Hub, only the byte ranges that `read` reads are downloaded. It gets the file at offset
-    0, and is called again if the Hub did not answer.
+    From the Hub, only the byte ranges that `read` reads are downloaded. `read` gets the file at
+    offset 0, and is called again if the Hub did not answer.
     """
     identity, filename = model
     if identity.is_directory or _cached_file(identity, filename, cache_dir) is not None:
@@ -511,10 +520,11 @@ def _cached_listing(identity: Identity, cache_dir: Location | None) -> list[str]
 
 
 def _snapshot_if_unplugged(identity: Identity, cache_dir: Location | None) -> Path | None:
-    """Return a Hub model's cached snapshot if the Hub must be asked and does not answer, else None.
+    """Return the folder of a Hub model's cached snapshot if the Hub does not answer, else None.
 
-    The Hub need not be asked if the cache has a listing of the model's files: then the result is
-    None without a request. Raises HubUnreachableError if the snapshot lacks weights.
+    None without a request if the cache has a listing of the model's files, because the Hub then
+    need not be asked. Raises HubUnreachableError if the Hub does not answer and the snapshot lacks
+    weights.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.file_download import repo_folder_name

@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors format itself 
 
 @dataclass(frozen=True)
 class Identity:
-    """Name of a model pinned to a version, so that all workers read the same files."""
+    """Name of a model, pinned to a commit or to a digest, so that all workers read equal files."""
 
     name: str  # Hub name, or the absolute path of a directory
     revision: str  # the commit's 40 hex digits, or "sha256:..." of `directory_digest`
@@ -88,7 +88,8 @@ def resolve(
 def _settle(folder: Path) -> bool:
     """Finish an interrupted save in a model directory; return True if there was one.
 
-    Raises ModelNotFoundError if it cannot be finished.
+    The files of such a save are still in a hidden folder. Raises ModelNotFoundError if they cannot
+    be moved, such as those of another user.
     """
     try:
         has_moved = finish_saving(folder)

@@ -39,7 +39,7 @@ _LOCK = ".lock"
 def workshop(directory: Path) -> Iterator[Path]:
     """Yield a new hidden folder in `directory` for unfinished files, removed after the block.
 
-    The directory is created if need be.
+    The directory is created if need be. Interrupted saves in it are finished or removed first.
     """
     directory.mkdir(parents=True, exist_ok=True)
     sweep(directory)
@@ -62,9 +62,11 @@ def workshop(directory: Path) -> Iterator[Path]:
 
 
 def sweep(directory: Path) -> None:
-    """Finish this user's committed saves in a directory, and remove folders of unfinished saves.
+    """Finish or remove interrupted saves in a model directory, whose files are in hidden folders.
 
-    Folders that another process has locked, and other users' committed saves, stay.
+    Complete saves by this user are finished: their files are moved to the directory. Incomplete
+    ones are removed, except folders that another process has locked. Complete saves by other users
+    stay.
     """
     for folder in directory.glob(f"{_HIDDEN}*"):
         if folder.is_symlink() or (exists(folder / _DECIDED) and not _is_own(folder)):
@@ -77,10 +79,10 @@ def sweep(directory: Path) -> None:
 
 @contextlib.contextmanager
 def saving(directory: Path) -> Iterator[Path]:
-    """Yield a folder to write a model into, which atomically replaces the model in `directory`.
+    """Yield a folder to write a model into; after the block, it replaces the model in `directory`.
 
-    Nothing is replaced if the block raises. Files with other names stay. The digest of the weights
-    is added to ``config.json``.
+    The replacement is atomic. Nothing is replaced if the block raises. Files with other names stay.
+    The digest of the weights is added to ``config.json``.
     """
     with workshop(directory) as folder:
         yield folder
@@ -112,7 +114,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_saving(directory: Path) -> bool:
-    """Finish this user's interrupted saves in a model directory; return True if there was one."""
+    """Move the files of this user's complete but interrupted saves into a model directory.
+
+    Returns True if there was such a save.
+    """
     interrupted = list(filter(_is_own, _committed(directory)))
     for folder in interrupted:
         _move_files(folder)
@@ -132,14 +137,18 @@ def config_text(directory: Path) -> str | None:
 
 
 def refuse_unfinished(directory: Path) -> None:
-    """Raise PermissionError if another user's save in a model directory is unfinished."""
+    """Raise PermissionError if a model directory has a complete save of another user.
+
+    The files of such a save are still in a hidden folder, because it was interrupted. Also raised
+    if such a folder was copied.
+    """
     for folder in _committed(directory):
         if not _is_own(folder) and exists(folder / _DECIDED):
             raise PermissionError(f"{folder.name} is another user's, or a copy of such a folder")
 
 
 def _committed(directory: Path) -> list[Path]:
-    """Return the hidden folders of a model directory's committed saves, with files to be moved."""
+    """Return the hidden folders of complete saves whose files were not all moved to `directory`."""
     if exists(directory / CONFIG):
         return []
     return [path.parent for path in directory.glob(f"{_HIDDEN}*/{_DECIDED}")]
@@ -201,7 +210,11 @@ def _is_own(folder: Path) -> bool:
 
 
 def _commit(directory: Path, folder: Path) -> None:
-    """Commit a save: from now on, files in the hidden `folder` count as those of `directory`."""
+    """Commit a save of the model in `directory`, whose new files are in the hidden `folder`.
+
+    Moves the old ``config.json`` into the folder, which marks the save as complete. Other saves are
+    finished first.
+    """
     while True:
         with contextlib.suppress(FileNotFoundError):
             (directory / CONFIG).rename(folder / _DECIDED)
@@ -212,9 +225,9 @@ def _commit(directory: Path, folder: Path) -> None:
 
 
 def _move_files(folder: Path) -> None:
-    """Move a committed save's files to their targets, and remove its hidden folder.
+    """Move the files of a complete save from its hidden folder to the model directory.
 
-    Several processes may do so at once.
+    Removes the folder. Several processes may do so at once.
     """
     try:
         targets = _targets(folder)
@@ -231,7 +244,7 @@ def _move_files(folder: Path) -> None:
 
 
 def _targets(folder: Path) -> dict[Path, Path]:
-    """Map each file in a save's hidden folder to its target in the model directory.
+    """Map each file in a save's hidden folder to its new path in the model directory.
 
     Hidden files and symbolic links are left out. Raises NotADirectoryError if a target's folder is
     reached through a symbolic link below the model directory.

@@ -12,11 +12,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Convert each logit to a probability of its own, float32, without overflow."""
+    """Apply the logistic function to each logit, without overflow; float32, of the same shape."""
     small = np.exp(-np.abs(logits))
     return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
 
 
 def relu(values: np.ndarray) -> np.ndarray:
-    """Replace negative numbers by 0."""
+    """Return an array with negative numbers replaced by 0."""
     return np.maximum(values, 0)

@@ -122,7 +122,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
     """Raise CheckpointError unless an adapter is a LoRA adapter with supported settings only.
 
-    `name` is the adapter's name, for messages.
+    `settings` is the parsed ``adapter_config.json``. `name` is the adapter's name, for messages.
     """
     peft_type = settings.get("peft_type")
     if peft_type != "LORA":
@@ -159,12 +159,12 @@ def check_is_lora(settings: Mapping[str, Any], name: str) -> None:
 
 
 def without_expressions(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return an adapter's settings with regular expressions replaced by the names that they match.
+    """Return a LoRA adapter's settings with regular expressions replaced by the names they match.
 
-    `names` are the network's modules and parameters. ``target_modules`` and ``exclude_modules``
-    become lists of names, and the keys of ``rank_pattern`` and ``alpha_pattern`` become expressions
-    that match these names literally. Raises CheckpointError for an expression that cannot be
-    matched in linear time.
+    `settings` is the parsed ``adapter_config.json``, and `names` are the network's modules and
+    parameters. ``target_modules`` and ``exclude_modules`` become lists of names, and the keys of
+    ``rank_pattern`` and ``alpha_pattern`` become expressions that match these names literally.
+    Raises CheckpointError for an expression that cannot be matched in linear time.
     """
     replicated = sum(end - start for start, end in settings.get("layer_replication") or ())
     known = {*names}

@@ -141,7 +141,7 @@ def checking_values(owner: object) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """Settings of an embedding model: how token states become a text's embedding."""
+    """Settings of an embedding model: pooling, prompts, and steps after pooling."""
 
     pooling: str = "mean"  # or "cls", or "last"
     is_normalized: bool = False  # embeddings have length 1
@@ -177,9 +177,10 @@ class SentenceModel:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Description of a model at a pinned revision, read from its ``config.json``.
+    """Description of a model at a pinned revision: architecture, labels and sizes, but no weights.
 
-    Small, immutable and equal for equal models, so that it can be sent to workers and hashed.
+    Read from the model's ``config.json``. Small, immutable and equal for equal models, so that it
+    can be sent to workers and hashed.
     """
 
     identity: Identity
@@ -202,12 +203,12 @@ class Checkpoint:
 
     @property
     def output_count(self) -> int:
-        """Number of outputs of the network for one text; 0 if only a run can tell."""
+        """Number of outputs of the network for one text; 0 if unknown before the network is run."""
         return sum(size for _, size in self.heads) or len(self.labels)
 
     @property
     def embedding_width(self) -> int | None:
-        """Number of dimensions of an embedding; None if the configuration does not tell."""
+        """Number of dimensions of an embedding; None if the configuration does not state it."""
         sentence = self.sentence or SentenceModel()
         width = sentence.width or state_width(self.sizes)
         return width and min(width, sentence.truncate_dim or width)
@@ -230,7 +231,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A network that a subclass or the user builds, in place of one built by the checkpoint."""
+    """Function that builds a network, in place of the one that a model's ``config.json`` describes.
+
+    A subclass or the user supplies it, and may also supply a tokenizer.
+    """
 
     # Builds the module, with random weights, from the parsed ``config.json``.
     build: Callable[[dict[str, Any]], nn.Module]
@@ -248,7 +252,7 @@ def read_checkpoint(
     has_own_module: bool = False,
     cache_dir: str | None = None,
 ) -> Checkpoint:
-    """Describe the text classifier at `identity` by its ``config.json``.
+    """Return a description of the text classifier at `identity`, read from its ``config.json``.
 
     `base_model` and `problem_type` override the checkpoint's own. With `has_own_module`, the user
     builds the network, so the configuration may hold anything. Raises CheckpointError for models
@@ -283,10 +287,11 @@ def read_checkpoint(
 def read_required_json(
     identity: Identity, filename: str, otherwise: str, cache_dir: str | None
 ) -> dict[str, Any]:
-    """Read a JSON file that the model at `identity` must have, such as ``config.json``.
+    """Read a JSON file that the model at `identity` must have, such as ``config.json``, as a dict.
 
-    If it is missing, CheckpointError is raised: "NAME is no saved model: it has no config.json",
-    where `otherwise` is "is no saved model".
+    If it is missing, raises CheckpointError with `otherwise` in the message, as in "NAME is no
+    saved model: it has no config.json". Also raises it for static embedding models, and for
+    implausible numbers of layers or labels.
     """
     content = hub.read_json(identity, filename, cache_dir=cache_dir)
     is_static = content is not None and is_model2vec(content)
@@ -362,9 +367,10 @@ def labels_in_order(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def position_limit(sizes: Mapping[str, Any]) -> tuple[int | None, bool]:
     """Return the maximum number of tokens that a network's positions allow, and a flag.
 
-    The number is None for relative positions without a table, which have no limit. The flag is
-    True if longer texts would fail, as with a table of learned positions. It is False if the model
-    only loses quality beyond the number, as with rotary positions, or if there is no limit.
+    `sizes` is the network's configuration. The number is None for relative positions without a
+    table, which have no limit. The flag is True if longer texts would fail, as with a table of
+    learned positions. It is False if the model only loses quality beyond the number, as with rotary
+    positions, or if there is no limit.
     """
     kind = sizes.get("model_type")
     if kind == "mpt":  # its attention biases are a table of fixed length
@@ -423,7 +429,7 @@ def _sequence_classifier(
 
 
 def read_token_classifier(identity: Identity, *, cache_dir: str | None = None) -> Checkpoint:
-    """Describe the token classifier at `identity`, saved by transformers, by ``config.json``.
+    """Return a description of the token classifier at `identity`, saved by transformers.
 
     Raises CheckpointError for models whose heads do not label tokens.
     """
@@ -464,9 +470,10 @@ def _adapted_classifier(
     problem_type: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a text classifier that is a LoRA adapter of another model, its base.
+    """Return a description of a text classifier that is a LoRA adapter of another model, its base.
 
-    `adapter` is the adapter's configuration. `base_model` overrides the base that is named there.
+    `adapter` is the parsed ``adapter_config.json``. `base_model` overrides the base that is named
+    there, and `problem_type` the base's problem type.
     """
     check_is_lora(adapter, identity.name)
     shapes = hub.read_tensor_shapes(identity, ADAPTER_WEIGHTS, cache_dir=cache_dir)
@@ -497,10 +504,11 @@ def has_tokenizer(identity: Identity, cache_dir: str | None = None) -> bool:
 def find_tokenizer(
     checkpoint: Checkpoint, base_model: str | None = None, cache_dir: str | None = None
 ) -> Checkpoint:
-    """Return the checkpoint with `tokenizer` set to its base model, if it has no tokenizer itself.
+    """Return the checkpoint, with `tokenizer` set to its base model if it has no tokenizer itself.
 
     A checkpoint names its base model if it was saved as a plain torch module or adapter. For any
     other one, `base_model` must be passed; it overrides the base model that the checkpoint names.
+    Raises CheckpointError if there is neither a tokenizer nor a base model.
     """
     names_base = checkpoint.layout in (LINEAR_HEAD, OWN_MODULE) or checkpoint.base is not None
     if not (names_base or base_model is not None):
@@ -528,9 +536,10 @@ def _with_base_model(
     base_model: str | None,
     cache_dir: str | None,
 ) -> Checkpoint:
-    """Describe a checkpoint whose ``config.json`` names a base model in place of sizes.
+    """Return a description of a model whose ``config.json`` names a base model in place of sizes.
 
-    Sizes are read from `base_model`; if None, from the base model that ``config.json`` names.
+    Sizes, such as the number of layers, are read from the configuration of `base_model`; if None,
+    of the base model that `config` names. `layout` is the constant for the network's architecture.
     """
     # Heads are in the order of the keys in the file.
     sizes = {str(name): int(size) for name, size in config.get("target_sizes", {}).items()}
@@ -554,11 +563,11 @@ def read_backbone(
     cache_dir: str | None = None,
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Return the configuration of the backbone called `base_model`, which has its sizes.
+    """Return the parsed ``config.json`` of the backbone called `base_model`, which has its sizes.
 
     It is looked for in a folder of the checkpoint `identity`, then among known backbones, then as a
-    directory or on the Hub. There is no default, because tensor shapes do not reveal every wrong
-    size, such as the number of attention heads.
+    directory or on the Hub, at `revision`. There is no default, because tensor shapes do not reveal
+    every wrong size, such as the number of attention heads.
     """
     if identity is not None and "/" not in base_model:
         own = hub.read_json(identity, f"{base_model}/config.json", cache_dir=cache_dir)

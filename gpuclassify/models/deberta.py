@@ -81,6 +81,8 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         """Save to a directory like `huggingface_hub.PyTorchModelHubMixin`, but atomically.
 
         All files of an earlier save are replaced at once; an existing model card (README.md) stays.
+        `settings` go to the mixin's method, whose result is returned: the URL of the commit if the
+        model is pushed to the Hub, else None.
         """
         directory = Path(save_directory)
         settings.setdefault("repo_id", directory.name)
@@ -114,9 +116,9 @@ class Deberta(FirstTokenHead, PyTorchModelHubMixin):
         token: str | bool | None,
         **_: object,
     ) -> Deberta:
-        """Load a model for ``from_pretrained``, from safetensors only.
+        """Load a model for ``from_pretrained``, from safetensors only; it can be trained further.
 
-        Every tensor must fit, unlike in the mixin's own loading.
+        Raises CheckpointError unless the file has exactly the tensors of the network.
         """
         if isinstance(token, str):
             hub.remember_token(model_id, token)

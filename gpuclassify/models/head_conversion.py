@@ -32,7 +32,7 @@ Layer = tuple[np.ndarray, np.ndarray]  # weight (outputs, inputs) and bias (outp
 
 
 class PublishedLayout(NamedTuple):
-    """Known kind of published head file: its layers' names, and settings that the file lacks."""
+    """Known format of published classification heads: layer names, and settings that files lack."""
 
     name: str
     layers: tuple[str, ...]
@@ -41,7 +41,10 @@ class PublishedLayout(NamedTuple):
     backbone: Backbone
 
     def fits(self, layers: Mapping[str, Layer]) -> bool:
-        """Tell whether a file's `layers` have this layout's names, 768 inputs and one output."""
+        """Tell whether a file's layers have this format's names, 768 inputs and one output.
+
+        `layers` has weights (outputs, inputs) and biases (outputs,) by layer name.
+        """
         weights = [weight for weight, _ in layers.values()]
         is_wide = bool(weights) and weights[0].shape[1] == 768 and len(weights[-1]) == 1
         return tuple(layers) == self.layers and is_wide
@@ -81,10 +84,12 @@ def convert_head(
 ) -> tuple[HeadNetwork, str | None]:
     """Convert a file with a classification head to a directory that `HeadClassifier` reads.
 
-    A head is some dense layers on the embedding of a text. Returns the head, and the name of the
-    known layout that the file has ("JQL" or "FineWeb2-HQ"), or None. Settings that are not passed
-    come from that layout. Two labels may name the single output of a binary classifier.
-    ``output_activation="none"`` means no activation.
+    A head is some dense layers on the embedding of a text; `source` is a safetensors, npz or torch
+    file. Returns the head, and the name of the published format that the file has ("JQL" or
+    "FineWeb2-HQ"), or None. Settings that are not passed come from that format. `backbone` has
+    settings of the embedding model by name: ``model``, ``pooling`` and other fields of `Backbone`.
+    Two labels may name the single output of a binary classifier. ``output_activation="none"`` means
+    no activation.
     """
     path = Path(os.fspath(source)).expanduser()
     layers = _find_layers(path, _read_tensors(path))
@@ -177,11 +182,12 @@ class _Omitted:
 
 
 def _read_pickle(path: Path) -> dict[str, np.ndarray]:
-    """Read the tensors of a head from a pickle with torch, without running its code.
+    """Read the tensors of a head from a pickle with torch, by name, without running its code.
 
-    They are at the top level, or under a key such as Lightning's "state_dict". Lightning's
-    checkpoints also hold hyper-parameters and callback states of any class; these are not needed,
-    and become empty dictionaries.
+    They are at the top level, or under a key such as Lightning's "state_dict"; {} if there are
+    none. Lightning's checkpoints also hold hyper-parameters and callback states of any class; these
+    are not needed, and become empty dictionaries. Raises CheckpointError if torch cannot read the
+    file.
     """
     import torch
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals

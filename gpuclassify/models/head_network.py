@@ -74,7 +74,7 @@ class HeadCheckpoint(Checkpoint):
 
 @dataclass(frozen=True, eq=False)
 class HeadNetwork:
-    """Classification head on embeddings, in memory.
+    """Classification head in memory: dense layers that map embeddings of texts to outputs.
 
     Raises CheckpointError if the layers, labels and activations do not fit each other.
     """
@@ -123,7 +123,7 @@ class HeadNetwork:
         }
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors of the head's ``model.safetensors`` by name."""
+        """Return weights and biases by their names in the file, such as "layers.0.weight"."""
         return {
             f"layers.{number}.{kind}": tensor
             for number, layer in enumerate(self.layers)
@@ -133,7 +133,7 @@ class HeadNetwork:
     def save(self, directory: StrPath) -> Path:
         """Save the head in a directory, atomically replacing a head that is there.
 
-        Raises FileExistsError if the directory holds another model.
+        Returns the directory. Raises FileExistsError if it holds another model.
         """
         folder = Path(os.fspath(directory)).expanduser()
         refuse_other_model(folder)
@@ -151,9 +151,10 @@ class HeadNetwork:
 
 
 def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckpoint:
-    """Describe the head on embeddings at `identity` by ``config.json`` and the weights' header.
+    """Return a description of the classification head on embeddings at `identity`.
 
-    Raises CheckpointError if it is no such head, or its files do not fit each other.
+    Reads ``config.json`` and the header of the weight file. Raises CheckpointError if it is no such
+    head, or its files do not fit each other.
     """
     name, files = identity.name, hub.list_files(identity, cache_dir=cache_dir)
     if missing := [file for file in (CONFIG, WEIGHTS) if file not in files]:
@@ -178,7 +179,7 @@ def read_head(identity: Identity, *, cache_dir: str | None = None) -> HeadCheckp
 
 
 def load_head(checkpoint: HeadCheckpoint, *, cache_dir: str | None = None) -> HeadNetwork:
-    """Load the head on embeddings that `checkpoint` describes into memory.
+    """Load the classification head that `checkpoint` describes, with weights, into memory.
 
     Raises CheckpointError if the weights do not have the saved digest, or ModelChangedError if the
     files have changed since they were described.
@@ -240,9 +241,10 @@ def _check_config(config: Mapping[str, Any], name: str) -> None:
 def _check_widths(
     shapes: Mapping[str, tuple[int, ...]], labels: tuple[str, ...], name: str
 ) -> tuple[int, ...]:
-    """Return the head's widths: each layer's number of inputs, and the last one's outputs.
+    """Return the widths of a head: each layer's number of inputs, then the last one's outputs.
 
-    Raises CheckpointError if the tensors' shapes do not fit each other or the labels.
+    `shapes` are shapes of tensors by name. Raises CheckpointError, which calls the head `name`, if
+    they do not fit each other or the labels.
     """
     count = max(len(shapes) // 2, 1)
     weights = [shapes.get(f"layers.{number}.weight", ()) for number in range(count)]

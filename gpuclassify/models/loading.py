@@ -84,9 +84,9 @@ def load_module(
 ) -> nn.Module:
     """Build the network of a checkpoint, and load its weights from `directory`, on the CPU.
 
-    `custom` is a network that the user builds; a LoRA adapter in `adapter_directory` is merged into
-    the weights. Raises CheckpointError if tensors are missing, unknown, misshaped or changed since
-    saving.
+    The network is in evaluation mode, without gradients. `custom` is a network that the user
+    builds; a LoRA adapter in `adapter_directory` is merged into the weights. Raises CheckpointError
+    if tensors are missing, unknown, misshaped or changed since saving.
     """
     has_weights = custom is not None and custom.has_weights
     if not has_weights:
@@ -131,9 +131,9 @@ def longest_input(
 
 
 def _table_limit(module: nn.Module) -> int | None:
-    """Return the number of tokens that a network's smallest table of positions has entries for.
+    """Return the maximum number of tokens that a network's tables of learned positions allow.
 
-    Returns None if the network has no such table.
+    The smallest table counts. Returns None if the network has no such table.
     """
     limits = []
     for name, part in module.named_modules():
@@ -149,16 +149,20 @@ def _table_limit(module: nn.Module) -> int | None:
 def check_tensors(
     checkpoint: Checkpoint, cache_dir: str | None = None, custom: OwnModule | None = None
 ) -> None:
-    """Compare a checkpoint's safetensors headers with its network's tensors, before a job starts.
+    """Compare the tensors of a checkpoint's safetensors headers with the tensors of its network.
 
-    Raises CheckpointError, which names tensors that are missing, unknown or misshaped.
+    `custom` is a network that the user builds. Weights are not downloaded for it. Raises
+    CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     module = build_without_memory(checkpoint, custom)
     check_headers(checkpoint, shapes_of(module.state_dict()), cache_dir, _tied_names(module))
 
 
 def build_without_memory(checkpoint: Checkpoint, custom: OwnModule | None = None) -> nn.Module:
-    """Build the network of a checkpoint on torch's meta device: shapes, but no weights."""
+    """Build the network of a checkpoint on torch's meta device: shapes, but no weights.
+
+    `custom` is a network that the user builds in place of the checkpoint's.
+    """
     with building_lock, torch.device("meta"):
         return _build(checkpoint, custom)
 
@@ -175,7 +179,7 @@ def _tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def check_own_module(checkpoint: Checkpoint, custom: OwnModule, unpacks: bool) -> None:
-    """Try a user's network on torch's meta device, without weights, before a job starts.
+    """Run a user's network on torch's meta device, without weights, to find errors before a job.
 
     With `unpacks`, the network is called with ``input_ids`` and ``attention_mask`` as keyword
     arguments, else with one dict of them. Raises CheckpointError if it does not take these, or has
@@ -370,10 +374,11 @@ def pretrained(
     config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
 ) -> Any:
-    """Build a network by a transformers class, and load its weights from `directory`.
+    """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
-    ``needed(names)`` selects the tensors that it must have. Raises CheckpointError, which calls the
-    model `owner`, if these are missing or misshaped, or the files have other tensors.
+    `loader` is a class such as `AutoModel`. ``needed(names)`` selects the tensor names that the
+    files must have. Raises CheckpointError, which calls the model `owner`, if these are missing or
+    misshaped, or the files have other tensors.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -403,7 +408,10 @@ def pretrained(
 
 
 def _merge_adapter(network: PreTrainedModel, checkpoint: Checkpoint, directory: Path) -> nn.Module:
-    """Return the network with the LoRA adapter in `directory` merged into its weights."""
+    """Merge the LoRA adapter in `directory` into a network's weights, and return the network.
+
+    `checkpoint` describes the network.
+    """
     with torch.device("meta"):
         shell = _build(checkpoint, None)
     config, tensors = load_adapter(directory, shell, network.device)
@@ -423,10 +431,10 @@ def check_adapter(
     network: PreTrainedModel,
     cache_dir: str | None = None,
 ) -> None:
-    """Compare a LoRA adapter's safetensors headers with the tensors that its base model needs.
+    """Compare a LoRA adapter's safetensors headers with the tensors that its settings require.
 
-    `network` is the base model on torch's meta device. Raises CheckpointError, which names tensors
-    that are missing, unknown or misshaped.
+    `checkpoint` has the settings, and `network` is the base model on torch's meta device. Raises
+    CheckpointError, which names tensors that are missing, unknown or misshaped.
     """
     shapes = _without_base(hub.read_tensor_shapes(adapter, ADAPTER_WEIGHTS, cache_dir=cache_dir))
     expected = adapter_shapes(json.loads(checkpoint.adapter_json), network, adapter.name)
@@ -436,10 +444,11 @@ def check_adapter(
 def adapter_shapes(
     settings: Mapping[str, Any], network: PreTrainedModel, owner: str = ""
 ) -> Shapes:
-    """Return the tensor shapes that a LoRA adapter with these settings has.
+    """Return the tensor shapes, by name, that a LoRA adapter with these settings has.
 
-    `network` is the base model on torch's meta device, and is changed. Raises CheckpointError,
-    which calls the adapter `owner`, if the settings do not fit the network.
+    `settings` is the parsed ``adapter_config.json``. `network` is the base model on torch's meta
+    device, and is changed. Raises CheckpointError, which calls the adapter `owner`, if the settings
+    do not fit the network.
     """
     peft = import_peft()
     try:
@@ -455,11 +464,12 @@ def adapter_shapes(
 def load_adapter(
     directory: Path, network: PreTrainedModel, device: torch.device
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Load a LoRA adapter from `directory`: peft's configuration, and tensors on `device`.
+    """Load a LoRA adapter from `directory`.
 
-    `network` is the base model on torch's meta device. Tensors keep their saved names and
-    precision. The base model that the adapter names is not looked up, because it may be a path on
-    the machine where the adapter was trained.
+    Returns peft's configuration, and tensors by name on `device`, with their saved names and
+    precision. `network` is the base model on torch's meta device. The base model that the adapter
+    names is not looked up, because it may be a path on the machine where the adapter was trained.
+    Raises CheckpointError if files are missing, or do not fit the network.
     """
     missing = [n for n in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not exists(directory / n)]
     if missing:
@@ -489,7 +499,10 @@ def import_peft() -> ModuleType:
 
 
 def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
-    """Convert a LoRA adapter's settings to peft's configuration, for its base model `network`."""
+    """Convert a LoRA adapter's parsed ``adapter_config.json`` to peft's `LoraConfig`.
+
+    `network` is its base model. Raises CheckpointError if peft does not apply a setting.
+    """
     names = itertools.chain(network.named_modules(), network.named_parameters())
     settings = without_expressions(settings, (name for name, _ in names))
     # Some initializations of an adapter would change the base weights.
@@ -502,5 +515,8 @@ def _lora_config(settings: Mapping[str, Any], network: PreTrainedModel) -> Any:
 
 
 def _without_base(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Drop the base model's tensors, which peft may save together with an adapter's tensors."""
+    """Return an adapter's tensors by name, without tensors of its base model.
+
+    peft may save both in one file.
+    """
     return {name: value for name, value in tensors.items() if ".base_layer.weight" not in name}

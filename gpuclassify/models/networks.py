@@ -27,12 +27,18 @@ def mean_of_tokens(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.
 
 
 def first_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's first token; arguments are as for `mean_of_tokens`."""
+    """Return the hidden state of each row's first token that is not padding, (rows, width).
+
+    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. Float32.
+    """
     return _rows_at(states, attention_mask.argmax(dim=1)).float()
 
 
 def last_token(states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the hidden state of each row's last token; arguments are as for `mean_of_tokens`."""
+    """Return the hidden state of each row's last token that is not padding, (rows, width).
+
+    `states` are (rows, tokens, width), and the mask (rows, tokens) is 0 for padding. Float32.
+    """
     columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     return _rows_at(states, (attention_mask * columns).argmax(dim=1)).float()
 
@@ -42,7 +48,10 @@ def _rows_at(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 class FirstTokenHead(nn.Module):
-    """A backbone with one linear layer on the first token's state: ``model.*`` and ``fc.*``."""
+    """A backbone with one linear layer on the first token's hidden state.
+
+    Its tensors are called ``model.*`` and ``fc.*``.
+    """
 
     def __init__(self, backbone: nn.Module, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +63,10 @@ class FirstTokenHead(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute logits (rows, outputs) from token ids and attention mask, each (rows, width)."""
+        """Compute logits (rows, outputs) from token ids and mask, each (rows, tokens).
+
+        `extra` are further arguments of the backbone.
+        """
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         columns = attention_mask.argmax(dim=1)
         return self.fc(self.dropout(_rows_at(hidden.last_hidden_state, columns)))
@@ -81,8 +93,9 @@ class PooledHeads(nn.Module):
     ) -> torch.Tensor:
         """Compute the concatenated logits of all heads, (rows, sum of sizes).
 
-        Token ids and attention mask are (rows, width). Special tokens are part of the mean, which
-        is computed in float32 for any dtype of the weights.
+        Token ids and attention mask are (rows, tokens); `extra` are further arguments of the
+        backbone. Special tokens are part of the mean, which is computed in float32 for any dtype of
+        the weights.
         """
         hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask, **extra)
         states = hidden.last_hidden_state
@@ -108,9 +121,10 @@ class FirstTokenLevels(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
     ) -> torch.Tensor:
-        """Compute levels from token ids and attention mask, each (rows, width).
+        """Compute a level for each head, such as 0 to 3, from token ids and mask (rows, tokens).
 
-        The result is (rows, heads), whole numbers in the dtype of the network.
+        The result is (rows, heads), whole numbers in the dtype of the network. `extra` are further
+        arguments of the backbone.
         """
         hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
@@ -163,7 +177,7 @@ class TokenAverage(nn.Module):
     def average(self, ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Compute embeddings, float32 (texts, width), from the concatenated token ids of texts.
 
-        `starts` are the offsets of the texts in `ids`.
+        `starts` are the offsets at which texts begin in `ids`.
         """
         return self.dense(self.vectors(ids, starts).float())
 

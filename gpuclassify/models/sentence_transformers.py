@@ -93,12 +93,13 @@ def read_embedding_checkpoint(
     truncate_dim: int | None = None,
     cache_dir: str | None = None,
 ) -> Checkpoint:
-    """Describe the embedding model at `identity` by its files.
+    """Return a description of the embedding model at `identity`, read from its files.
 
-    `pooling`, `normalize` and `truncate_dim` override the files. Without files of
-    sentence-transformers, that library's defaults hold: the last token of a causal language model,
-    the mean of all tokens of any other model, not normalized. Raises CheckpointError, which names
-    modules and settings that would give other embeddings here than in sentence-transformers.
+    `pooling` ("mean", "cls" or "last"), `normalize` and `truncate_dim` (dimensions kept) override
+    the files. Without files of sentence-transformers, that library's defaults hold: the last token
+    of a causal language model, the mean of all tokens of any other model, not normalized. Raises
+    CheckpointError, which names modules and settings that would give other embeddings here than in
+    sentence-transformers.
     """
     files = _Files(identity, cache_dir)
     modules = files.modules()
@@ -183,7 +184,10 @@ def _has_sigmoid(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Files:
-    """Reader and checker of a model's files of sentence-transformers; each file may be missing."""
+    """Reader of a model's files in the format of sentence-transformers, which also checks them.
+
+    Each file may be missing. `model_type` is "SentenceTransformer" or "CrossEncoder".
+    """
 
     identity: Identity
     cache_dir: str | None
@@ -191,17 +195,20 @@ class _Files:
 
     @property
     def have_model_type(self) -> bool:
-        """Whether sentence-transformers saved the files, of a model of the type `model_type`."""
+        """Whether sentence-transformers saved the files, as a model of the class `model_type`."""
         if _MODULES not in hub.list_files(self.identity, cache_dir=self.cache_dir):
             return False
         return self.settings().get("model_type", _SENTENCE) == self.model_type
 
     def settings(self) -> dict[str, Any]:
-        """Read ``config_sentence_transformers.json``, the settings of the whole model."""
+        """Read the whole model's settings, ``config_sentence_transformers.json``; {} without it."""
         return self._read(_SETTINGS) or {}
 
     def sizes(self) -> dict[str, Any]:
-        """Read and check the network's ``config.json``, which has its sizes."""
+        """Read the network's ``config.json``, which has its sizes, such as the number of layers.
+
+        Raises CheckpointError if it is missing, or the model is an adapter or an encoder-decoder.
+        """
         config, name = self._read("config.json"), self.identity.name
         if self._read("adapter_config.json") is not None:
             raise CheckpointError(
@@ -228,7 +235,11 @@ class _Files:
         return is_model2vec(self._read("config.json") or {})
 
     def table(self, folder: str) -> tuple[dict[str, Any], SentenceModel]:
-        """Read the sizes of a static model's table of token vectors, and the model's settings."""
+        """Return the size of a static model's table of token vectors, and the model's settings.
+
+        The first dict has ``model_type``, ``vocab_size`` and ``hidden_size``. `folder` has the
+        weights.
+        """
         name, weights = self.identity.name, f"{folder}/{WEIGHTS}".lstrip("/")
         shapes = hub.read_tensor_shapes(self.identity, weights, cache_dir=self.cache_dir)
         is_model2vec = "embeddings" in shapes  # sentence-transformers has "embedding.weight"
@@ -319,7 +330,10 @@ class _Files:
         return folder_of_module
 
     def pooling_config(self, modules: Mapping[str, str]) -> dict[str, Any]:
-        """Read the pooling module's settings, from its folder in `modules`; {} without modules."""
+        """Read the pooling module's settings; {} without modules.
+
+        `modules` has the folder of each module by kind, such as "Pooling".
+        """
         if not modules:
             return {}
         filename = f"{modules['Pooling']}/config.json"
@@ -358,8 +372,8 @@ class _Files:
     def _are_lower_cased(self, present: Collection[str]) -> bool:
         """Tell whether the model's tokenizer converts texts to lower case.
 
-        If there is a ``tokenizer.json``, its normalizer decides. ``do_lower_case`` in
-        ``tokenizer_config.json`` affects WordPiece vocabularies only.
+        `present` are names of the model's files. If there is a ``tokenizer.json``, its normalizer
+        decides. ``do_lower_case`` in ``tokenizer_config.json`` affects WordPiece vocabularies only.
         """
         if "tokenizer.json" in present:
             return _lowers((self._read("tokenizer.json") or {}).get("normalizer"))
@@ -367,7 +381,11 @@ class _Files:
         return "vocab.txt" in present and config.get("do_lower_case") is True
 
     def prompts(self) -> tuple[tuple[tuple[str, str], ...], str | None, int | None]:
-        """Read the prompts (names and texts), the default prompt's name, and `truncate_dim`."""
+        """Return the prompts as (name, text), the default prompt's name, and `truncate_dim`.
+
+        The latter is the number of dimensions of embeddings to keep. Name and number are None if
+        the files state none.
+        """
         config, name = self.settings(), self.identity.name
         kind = config.get("model_type", _SENTENCE)
         if kind != self.model_type:
@@ -434,7 +452,8 @@ def _lowers(normalizer: Mapping[str, Any] | None) -> bool:
 def _is_plain(name: str, value: Any, model_type: str) -> bool:
     """Tell whether this package may ignore a setting of a model's Transformer module.
 
-    It may if the setting does not affect outputs, or has the value that this package works by.
+    It may if the setting does not affect outputs, or has the only value that this package supports.
+    `model_type` is "SentenceTransformer" or "CrossEncoder".
     """
     if name in _HARMLESS or value is None or value == _PLAIN[model_type].get(name):
         return True

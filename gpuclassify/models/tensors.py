@@ -69,7 +69,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
 
 
 def needed_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Select the tensor names that a checkpoint's weights must have, because they affect outputs.
+    """Select the tensor `names` that a checkpoint's weights must have, because they affect outputs.
 
     An embedding model needs no pooler and no legacy buffer; a base model needs no tensor that its
     LoRA adapter replaces.
@@ -125,8 +125,8 @@ def check_headers(
 def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
     """Compare the SHA-256 of the weights in `directory` with the digest saved in ``config.json``.
 
-    Nothing happens without a saved digest. Raises CheckpointError if the digests differ, or
-    ModelChangedError if the model was saved again since it was described.
+    Nothing is done without a saved digest. Raises CheckpointError if the digests differ, or
+    ModelChangedError if the model was saved again since `checkpoint` was made.
     """
     saved = checkpoint.config.get(WEIGHTS_DIGEST)
     if saved is None or checkpoint.config.get(WEIGHTS_NAME) != WEIGHTS:
@@ -143,9 +143,9 @@ def check_digest(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
-    """Raise CheckpointError unless the tensors of the model `owner` have the expected shapes.
+    """Raise CheckpointError unless a model's tensors have the expected names and shapes.
 
-    Missing and unknown names are refused, too.
+    Messages call the model `owner`.
     """
     refuse_wrong_tensors(
         owner,
@@ -156,7 +156,7 @@ def compare_shapes(owner: str, shapes: Shapes, expected: Shapes) -> None:
 
 
 def misshaped(shapes: Shapes, expected: Shapes) -> list[str]:
-    """Describe each tensor whose shape is not the expected one, for a message."""
+    """Return a text for each tensor whose shape is not the expected one, for error messages."""
     return [
         f"{name} {tuple(shapes[name])} instead of {tuple(expected[name])}"
         for name in sorted(shapes.keys() & expected.keys())
@@ -169,8 +169,8 @@ def refuse_wrong_tensors(
 ) -> None:
     """Raise CheckpointError if any of the three collections has an element; the error lists some.
 
-    `missing` and `unknown` are tensor names of the model `owner`, and `misshaped` descriptions by
-    the function of that name.
+    `missing` and `unknown` are tensor names of the model `owner`. `misshaped` are texts, each on a
+    tensor and its wrong shape.
     """
     problems = [
         f"{len(names)} tensors {problem}: {some_of(sorted(names))}"
@@ -192,10 +192,10 @@ def refuse_wrong_tensors(
 
 
 def known_shapes(checkpoint: Checkpoint) -> Shapes | None:
-    """Return the tensor shapes that a checkpoint must have, without building the network.
+    """Return the shapes, by name, of the tensors that a checkpoint must have.
 
-    Returns None unless the backbone is a BERT, DeBERTa-v3 or published GTE model, and the
-    configuration states all sizes.
+    They are computed from its configuration, without building the network. Returns None unless the
+    backbone is a BERT, DeBERTa-v3 or published GTE model, and the configuration states all sizes.
     """
     if checkpoint.layout not in (LINEAR_HEAD, POOLED_HEADS, *LOADED_BY_TRANSFORMERS):
         return None
@@ -269,7 +269,10 @@ def _backbone_shapes(sizes: dict[str, Any]) -> Iterator[tuple[str, _Shape]]:
 
 
 def gte_shapes(sizes: Mapping[str, Any]) -> Iterator[tuple[str, _Shape]]:
-    """Yield names and shapes of a published GTE encoder's tensors, for sizes by `gte_sizes`."""
+    """Yield names and shapes of the tensors of a GTE encoder, as published.
+
+    `sizes` is its configuration in transformers' format, a result of `gte_sizes`.
+    """
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     yield "embeddings.word_embeddings.weight", (sizes["vocab_size"], width)
     if kinds := sizes["type_vocab_size"]:

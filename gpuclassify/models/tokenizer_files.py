@@ -34,7 +34,11 @@ _MASK_TAKES_SPACE = {
 
 
 def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
-    """Load the tokenizer of a checkpoint from a directory; each call returns a new object."""
+    """Load the tokenizer of a checkpoint from a directory, as a new transformers tokenizer.
+
+    Its maximum length is the checkpoint's, if it states one. Raises CheckpointError if no tokenizer
+    loads, or the model lacks an embedding for one of its tokens.
+    """
     most = None if checkpoint.sentence is None else checkpoint.sentence.max_tokens
     settings: dict[str, Any] = {} if most is None else {"model_max_length": most}
     if checkpoint.layout == STATIC and checkpoint.sentence is not None:
@@ -46,9 +50,9 @@ def load_tokenizer(checkpoint: Checkpoint, directory: Path) -> Any:
 
 
 def _load_static(checkpoint: Checkpoint, file: Path) -> Any:
-    """Load the tokenizer of a static embedding model, which adds no special tokens.
+    """Load the tokenizer of a static embedding model, without special tokens around a text.
 
-    Its length limit is the model's, if there is one.
+    `file` is a ``tokenizer.json``. The maximum length is the model's, if there is one.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -66,10 +70,10 @@ def read_tokenizer(
     """Load the tokenizer in a directory, as an object of transformers.
 
     Token ids are those of ``tokenizer.json`` or, without that file, those that transformers 4 gives
-    from the vocabulary files. `is_for_counts` is enough to count tokens: the tokenizer's own class,
-    which imports torch, is not used, so that its settings, such as segment ids, may be missing.
-    `settings` are passed to ``from_pretrained``. Raises CheckpointError, which calls the model
-    `owner`, if no tokenizer loads.
+    from the vocabulary files. With `is_for_counts`, the tokenizer is only used to count tokens: its
+    own class, which imports torch, is not used, so that settings such as segment ids may be
+    missing. `settings` are passed to ``from_pretrained``. Raises CheckpointError, which calls the
+    model `owner`, if no tokenizer loads.
     """
     from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
@@ -99,10 +103,11 @@ def read_tokenizer(
 
 
 def _load_file(directory: Path, is_for_counts: bool, settings: dict[str, Any]) -> Any:
-    """Load a tokenizer with the steps of ``tokenizer.json``.
+    """Load a tokenizer that normalizes, splits and decodes as ``tokenizer.json`` says.
 
     Special tokens, maximum length, and the sides of padding and truncation are declared by the
-    class that ``tokenizer_config.json`` names; `is_for_counts` is explained at `read_tokenizer`.
+    class that ``tokenizer_config.json`` names. With `is_for_counts`, this class is not used, which
+    saves the import of torch. `settings` are passed to ``from_pretrained``.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -157,9 +162,10 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> Any:
-    """Make a transformers tokenizer use `backend`, without truncation and padding; return it.
+    """Make a transformers tokenizer use the fast tokenizer `backend`, and return it.
 
-    Declarations of special tokens that `backend` lacks are removed.
+    Truncation and padding of `backend` are turned off. Declarations of special tokens that it lacks
+    are removed.
     """
     backend.no_truncation()
     backend.no_padding()
@@ -174,7 +180,7 @@ def _replace_backend(tokenizer: PreTrainedTokenizerBase, backend: Tokenizer) -> 
 def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any]) -> Any:
     """Load a tokenizer from vocabulary files, with the token ids that transformers 4 gives.
 
-    `models` are the names of SentencePiece files.
+    `models` are the names of SentencePiece files. `settings` are passed to ``from_pretrained``.
     """
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
@@ -200,11 +206,11 @@ def _load_vocabulary(directory: Path, models: list[str], settings: dict[str, Any
 def _convert(
     tokenizer: PreTrainedTokenizerBase, kind: str, config: dict[str, Any], file: Path
 ) -> None:
-    """Give a tokenizer the steps and normalization of a SentencePiece file, as transformers 4 did.
+    """Make a tokenizer normalize and split as the SentencePiece file says, as transformers 4 did.
 
-    `kind` is the name of the tokenizer's class without "Tokenizer". transformers 5 still has the
-    converters of version 4, which read attributes of the tokenizer. Raises ValueError if the
-    class is not known.
+    `kind` is the name of the tokenizer's class without "Tokenizer", and `config` the parsed
+    ``tokenizer_config.json``. transformers 5 still has the converters of version 4, which read
+    attributes of the tokenizer. Raises ValueError if the class is not known.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import (

@@ -22,7 +22,7 @@ def page_template(package: str, folder: str, name: str, **filters: Callable[...,
     """Load the Jinja template of an HTML page from a folder of a package.
 
     The template escapes all values, and may import from ``parts.html.j2``. It gets filters for
-    numbers and times, and `filters`.
+    numbers and times, and the functions `filters` by name.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -75,7 +75,7 @@ _MARKDOWN = re.compile(r"[\\`*_\[\]|~$@#]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 
 
 def markdown(text: str) -> str:
-    """Escape all signs of Markdown in a line of text."""
+    """Escape all signs of Markdown and HTML, and invisible characters, in a line of text."""
     return escape(_MARKDOWN.sub(r"\\\g<0>", visible(text, "")), quote=False)
 
 
@@ -88,12 +88,12 @@ def short_number(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with a noun, such as ``1 file`` or ``2 files``."""
+    """Return a number with a noun in the singular or plural, such as ``1 file`` or ``2 files``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def counted_kinds(counts: Mapping[str, int]) -> str:
-    """Join counts with their nouns in the singular, the keys, in order: ``1 file, 3 lines``."""
+    """Join counts by noun, sorted by noun: ``1 file, 3 lines`` for ``{"line": 3, "file": 1}``."""
     return ", ".join(counted(number, kind) for kind, number in sorted(counts.items()))
 
 
@@ -114,7 +114,10 @@ def readable_time(seconds: float) -> str:
 
 
 def text_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Format pairs of a name and a text as lines with aligned texts; long lines are wrapped."""
+    """Format (name, text) pairs as lines of at most 100 characters, with aligned texts.
+
+    Longer texts are wrapped.
+    """
     indent = " " * (NAME_WIDTH + 1)
     wrap = textwrap.TextWrapper(
         LINE_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -123,7 +126,7 @@ def text_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines with aligned columns."""
+    """Return a line of text for each row of cells, with aligned columns."""
     cells = [[visible(cell, "") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     pairs = (zip(row, widths, strict=True) for row in cells)
@@ -131,7 +134,7 @@ def text_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Format pairs of a name and a text as an HTML table, in the notebook's colours."""
+    """Format (name, text) pairs as an HTML table with a title, in the notebook's text colour."""
     cells = "".join(
         f'<tr><th scope="row" style="{CELL}">{escape(name)}</th>'
         f'<td style="{TEXT}">{escape(text)}</td></tr>'

@@ -12,7 +12,7 @@ MOST_ROWS = 30  # rows of a table of labels or sources
 
 
 class Tile(NamedTuple):
-    """Number at the top of an HTML page, with its name."""
+    """Number at the top of an HTML page, with its name below it."""
 
     value: str
     name: str
@@ -83,14 +83,14 @@ class Section(NamedTuple):
 def sections_page(title: str, under: Iterable[str], sections: Iterable[Section]) -> str:
     """Render sections as one HTML file without scripts, fonts or pictures from elsewhere.
 
-    The lines `under` the title come before the sections.
+    The lines `under` are shown between the title and the sections.
     """
     template = page_template("gpuclassify", "pages", "sections.html.j2")
     return template.render(title=title, under=[*under], sections=[*sections])
 
 
 class PagePart(NamedTuple):
-    """Additions of a `ReportPart` to the HTML page of a job's report."""
+    """Sections, tiles and title that a `ReportPart` adds to the HTML page of a job's report."""
 
     title: str = ""  # first word of the page's title
     tiles: Sequence[Tile] = ()
@@ -101,15 +101,18 @@ class PagePart(NamedTuple):
 
 
 def annotates(report: Mapping[str, Any]) -> bool:
-    """Return whether a report's job writes annotations (new columns), and so drops no row."""
+    """Return whether a job only writes annotations (new columns), and so drops no row.
+
+    `report` is the content of the job's ``report.json``.
+    """
     return bool(report["settings"]["output"].get("annotations"))
 
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Base class of additions to a job's report by a head, a mapper or a recipe.
+    """Base class of additions to a job's report by a classifier, another stage, or a kind of job.
 
-    A part reads only the metadata in the output, so that a report can be written again.
+    It reads only the metadata in the output, so that a report can be written again.
     """
 
     # Descriptions of reasons to drop rows, added to `gpuclassify.mapping.stage_counts.REASONS`.
@@ -118,13 +121,16 @@ class ReportPart:
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return entries for ``report.json``, empty if the part does not apply to the job.
+        """Return values to add to ``report.json``, by name; empty if there is nothing to add.
 
         `directory` is the `Store` of the output, `job` the content of its ``job.json``, and
-        `stages` the counts of all records, by stage.
+        `stages` the row counts of the job, by stage.
         """
         return {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return the additions to the HTML page; `report` is ``report.json`` with the `entries`."""
+        """Return sections and tiles to add to the HTML page of a job's report.
+
+        `report` is ``report.json``, with the values that `entries` returned.
+        """
         return PagePart()

@@ -48,20 +48,21 @@ _INTERVALS = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of columns of labels or scores; see `agreement`.
+    """Agreement of columns of labels or scores: statistics of all rows, and rows that differ.
 
     Attributes
     ----------
     between : tuple of str
-        Columns.
+        Columns that are compared.
     kind : {"labels", "grades", "scores"}
         Type of the values: labels, grades (few distinct whole numbers), or other numbers.
     rows : int
         Rows with a value in at least two of the columns.
     figures : pandas.DataFrame
-        ``group`` (a value of the column `by`, None for all rows), ``figure``, ``between`` (a pair
-        of columns, or all), ``rows``, ``value`` and its 95% interval from ``low`` to ``high``.
-        NaN if undefined, such as the correlation with a constant.
+        ``group`` (a value of the column `by`, None for all rows), ``figure`` (name of a statistic,
+        such as "kappa"), ``between`` (a pair of columns, or all), ``rows``, ``value`` and its 95%
+        interval from ``low`` to ``high``. NaN if undefined, such as the correlation with a
+        constant.
     confusion : dict of (str, str) to pandas.DataFrame
         By pair of columns: rows, or the sum of their weights, by value of the first and the second
         column. Empty for scores.
@@ -87,7 +88,7 @@ class Agreement:
         return html_table("Agreement", rows)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Yield the lines of a table: name, columns, rows, value and interval of each figure."""
+        """Yield a tuple of texts for each statistic: name, columns, rows, value and interval."""
         for row in _records(self.figures):
             value, low, group = row["value"], row["low"], row["group"]
             yield (
@@ -99,7 +100,7 @@ class Agreement:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with the rows that differ most."""
+        """Return the attributes as JSON values by name, with at most 20 rows that differ most."""
         return {
             "between": [*self.between],
             "kind": self.kind,
@@ -113,7 +114,10 @@ class Agreement:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write an HTML page to a file, which opens without a network."""
+        """Write an HTML page with the statistics, and the rows that differ most, to a file.
+
+        The page loads nothing from a network.
+        """
         figures = Table(_COLUMNS, [*self.lines()], is_cross=True)
         sections = [Section("Figures", [figures, Text(_INTERVALS)])]
         for (one, other), counts in self.confusion.items():
@@ -232,7 +236,10 @@ def agreement(
 
 
 def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.DataFrame:
-    """Return the columns as a pandas frame. Raises ValueError unless each exists once."""
+    """Return the columns `needed`, and `text_field` if it exists, as one pandas frame in memory.
+
+    Raises ValueError unless each of `needed` exists once.
+    """
     empty = dataset._meta if is_dask_frame(dataset) else dataset.iloc[:0]
     for name in needed:
         ScoreColumns((), by=name).check(empty)
@@ -242,9 +249,10 @@ def _columns_of(dataset: Any, needed: list[str], text_field: str | None) -> pd.D
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None, np.ndarray]:
-    """Return the distinct labels of all columns, and each value's index in that list.
+    """Return the values of the columns `names` as float64 (rows, columns), NaN for null.
 
-    Indices are float64 (rows, columns), NaN for null. For columns of numbers, return None and the
+    For columns of labels, the first result is the sorted list of all distinct labels, and the array
+    has indices into it. For columns of numbers, the first result is None, and the array has the
     numbers.
     """
     numeric = [name for name in names if frame[name].dtype.kind in "fiu"]
@@ -265,7 +273,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str]) -> tuple[list[str] | None
 
 
 def _plain(key: str) -> str:
-    """Decode a `group_key` (JSON), and return its value as text; `ALL` is unchanged."""
+    """Return a group's value, given as JSON such as ``'"de"'``, as text; "null" is unchanged."""
     return key if key == ALL else str(json.loads(key))
 
 
@@ -283,9 +291,11 @@ def _weights(frame: pd.DataFrame, name: str | None) -> np.ndarray:
 def _figures(
     values: np.ndarray, weights: np.ndarray, names: Sequence[str], kind: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield each figure as a tuple: name, columns, number of rows, value, low and high end.
+    """Yield a tuple for each statistic: name, columns, number of rows, value, low and high end.
 
-    `kind` is that of `Agreement`. The ends are those of the 95% interval.
+    The name is a key of `FIGURES`, such as "kappa", and the columns are joined by a comma. The ends
+    are those of the 95% interval; value and ends are NaN if undefined. `values` is float (rows,
+    columns), with NaN for null. `kind` is "labels", "grades" or "scores".
     """
     calls: list[tuple[str, np.ndarray, Figures]] = []
     for one, other in itertools.combinations(range(len(names)), 2):
@@ -307,10 +317,11 @@ def _figures(
 
 
 def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes the figures of columns `a` and `b` for given row indices.
+    """Return a function from row indices to the agreement of columns `a` and `b` in these rows.
 
-    `bootstrap` calls the function a thousand times, so that scikit-learn, at milliseconds per call,
-    is too slow; scipy's correlation takes no weights.
+    Its result is a dict of values by name, such as "kappa" (a key of `FIGURES`), None if undefined.
+    `kind` is "labels", "grades" or "scores". `bootstrap` calls the function a thousand times, so
+    that scikit-learn, at milliseconds per call, is too slow; scipy's correlation takes no weights.
     """
     codes = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     labels = [column.astype(np.int64) for column in (a, b)] if kind == "labels" else []
@@ -339,13 +350,14 @@ def _pair_figures(a: np.ndarray, b: np.ndarray, weights: np.ndarray, kind: str) 
 
 
 def _alpha(values: np.ndarray, weights: np.ndarray, kind: str) -> Figures:
-    """Return a function that computes Krippendorff's alpha for given row indices.
+    """Return a function from row indices to ``{"alpha": Krippendorff's alpha of these rows}``.
 
-    `bootstrap` calls the function.
+    `values` is float (rows, columns), with NaN for null, and at least two values per row. For
+    `kind` "labels" they are indices of labels, and alpha is nominal; else it is interval alpha.
 
-    One-hot labels let nominal and interval alpha share one formula: the squared distance of two
-    different labels is 2, and sums of vectors and of their squares give the distances of all pairs.
-    Weights are scaled to a mean of 1.
+    One-hot labels let both share one formula: the squared distance of two different labels is 2,
+    and sums of vectors and of their squares give the distances of all pairs. Weights are scaled to
+    a mean of 1.
     """
     is_given = ~np.isnan(values)
     counts = is_given.sum(axis=1)
@@ -387,10 +399,11 @@ def _confusions(
 def _differing(
     frame: pd.DataFrame, values: np.ndarray, weights: np.ndarray, kind: str
 ) -> pd.DataFrame:
-    """Return at most a thousand rows whose values differ, sorted by difference, largest first.
+    """Return at most a thousand rows of `frame` whose `values` differ, largest difference first.
 
-    For labels, that is the number of distinct labels in a row, else the highest minus the lowest
-    number.
+    `values` is float (rows, columns), with NaN for null. The difference of a row is the number of
+    its distinct labels if `kind` is "labels", else its highest minus its lowest number. Of equal
+    differences, the largest weight comes first.
     """
     ordered = np.sort(values, axis=1)  # null last
     if kind == "labels":

@@ -47,12 +47,12 @@ class ScoreEdges(Saved):
     n : int
         Number of buckets, from 0 for the lowest scores to n - 1.
     edges : dict of str to dict to list of float
-        Lowest score of each bucket except the first (n - 1 numbers), by score column and value of
-        `by`, such as ``"de"``, and None for null; without groups there is one, None.
+        Lowest score of each bucket except the first (n - 1 numbers), by score column, then by value
+        of `by`, such as ``"de"``, and None for null. Without `by`, the only inner key is None.
     by : str, optional
         Column of groups.
     weight : str, optional
-        Weight of the rows.
+        Column with the weight of each row, or "bytes" for the bytes of the text; None for 1.
     """
 
     n: int
@@ -125,7 +125,12 @@ def score_edges(
 def score_columns(
     scores: str | Sequence[str], weight: str | None, by: str | None, text_field: str
 ) -> ScoreColumns:
-    """Check the arguments that name columns; see `score_edges`. Returns them as one object."""
+    """Check the arguments that name columns, and return them as one object.
+
+    `scores` are columns of numbers, `weight` is a column, "bytes" or None, and `by` is a column of
+    groups. `text_field` is the column whose bytes are counted for "bytes". Raises ValueError for
+    invalid names.
+    """
     names = label_tuple("scores", scores, keep_order=True)
     if names is None:
         raise ValueError("scores=None: name a column of scores, or several")
@@ -133,7 +138,7 @@ def score_columns(
 
 
 def check_buckets(n: int) -> None:
-    """Raise ValueError unless `n` is a possible number of score buckets."""
+    """Raise ValueError unless `n`, the number of score buckets, is from 2 to 1,000."""
     check_count("n", n)
     if not 2 <= n <= MOST_BUCKETS:
         raise ValueError(f"n={n!r} buckets: pass 2 to {MOST_BUCKETS:,}")
@@ -142,7 +147,11 @@ def check_buckets(n: int) -> None:
 def find_edges(
     dataset: Frame | LazyFrame, columns: ScoreColumns, n: int, compute: Compute = compute_here
 ) -> ScoreEdges:
-    """Find the edges of score buckets; see `score_edges`. `compute` runs delayed tasks."""
+    """Find the scores that divide each score column, per group, into `n` buckets of equal weight.
+
+    `columns` names the columns of scores, weights and groups. `compute` runs a list of delayed
+    tasks, and returns their results. Raises ValueError if a column has no scores.
+    """
 
     def ranks(total: int) -> list[int]:
         return [max(1, -(-total * k // n)) for k in range(1, n)]
@@ -164,9 +173,12 @@ def add_buckets(
     bucket_field: str = "bucket",
     overwrite: bool = False,
 ) -> Any:
-    """Add the bucket of each score, and a combined score bucket, to a dataset.
+    """Add an integer column with the bucket of each score, and a combined bucket, to a dataset.
 
-    Applies `ScoreBuckets` with these arguments.
+    Calls ``ScoreBuckets(edges, ...)(dataset)`` with these arguments: `edges` are the result of
+    `score_edges` or its file, `combine` is the function that combines a row's buckets, and
+    `bucket_field` is the column of the combined bucket. With `overwrite`, existing columns are
+    replaced. Returns a frame of the dataset's type.
     """
     mapper = ScoreBuckets(edges, combine=combine, bucket_field=bucket_field, overwrite=overwrite)
     return mapper(dataset)
@@ -214,7 +226,7 @@ class ScoreBuckets(Declared, RowWiseMap):
 
     @property
     def columns(self) -> ScoreColumns:
-        """Names of the score columns, and of the column of groups."""
+        """Names of the score columns and of the column of groups, as one object."""
         return ScoreColumns(tuple(self.edges.edges), by=self.edges.by)
 
     def with_edges(self, edges: ScoreEdges) -> ScoreBuckets:
@@ -223,36 +235,39 @@ class ScoreBuckets(Declared, RowWiseMap):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Names of the score columns, and of the column of groups."""
+        """Names of the columns that the mapper reads: score columns, and the column of groups."""
         return tuple(self.columns.needed)
 
     def schema(self) -> pa.Schema:
-        """Return the fields of a bucket column for each score, and of the combined bucket."""
+        """Return the int64 fields of a bucket column per score, and of the combined bucket."""
         names = [*(f"{name}_bucket" for name in self.edges.edges), self.bucket_field]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, with a digest instead of the edges."""
+        """Return the settings that change results, by name, with a digest instead of the edges."""
         edges, scores = self.edges, ", ".join(self.edges.edges)
         about = {"scores": scores, "n": edges.n, "weight": edges.weight, "by": edges.by}
         return {**about, **super().identity(), "edges": edges.digest()}
 
     def code(self, show: Callable[[Any], str] = short) -> str:
-        """Return the constructor call as Python code, with edges shortened."""
+        """Return the constructor call as Python code, with edges shortened; `show` is not used."""
         return super().code(short)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the columns of scores exist, and the bucket columns do not."""
+        """Raise unless `frame`, perhaps empty, has the score columns, and no bucket columns.
+
+        Bucket columns may exist if `overwrite` is set.
+        """
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
-        """Return an empty frame with the bucket columns."""
+        """Return `frame` without rows, but with the new bucket columns, for Dask's meta."""
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: Any = None) -> Any:
-        """Add the bucket columns to a pandas or cudf frame."""
+        """Add the bucket columns to a pandas or cudf frame; `meta_dtypes` is not used."""
         codes, groups = self.columns.groups(frame)
         buckets = np.full((len(self.edges.edges), len(frame)), UNKNOWN, np.int64)
         for column, (name, edges) in zip(buckets, self.edges.edges.items(), strict=True):
@@ -283,12 +298,12 @@ def keep_top(
     by: str | None = None,
     text_field: str = "text",
 ) -> Any:
-    """Return the rows with the highest scores that have a `share` of the total weight.
+    """Return the rows with the highest scores that together have a `share` of the total weight.
 
     The threshold is the highest score for which the rows with at least this score have that share.
     It is exact, and all rows with this score stay. Rows without a score are dropped. A dataset
-    without rows, such as an empty shard, is returned as it is. Reads the dataset as often as
-    `score_edges`.
+    without rows, such as an empty shard, is returned as it is. Columns of float32 are read in two
+    passes, others in four.
 
     Parameters
     ----------
@@ -297,8 +312,13 @@ def keep_top(
         Column of numbers.
     share : float
         Share of the weight to keep, in (0, 1].
-    weight, by, text_field
-        As in `score_edges`; with `by`, the share of each group stays.
+    weight : str, optional
+        Column of whole numbers, or ``"bytes"`` for the bytes of the text in UTF-8. Default: each
+        row has the weight 1.
+    by : str, optional
+        Column, such as the language: the share of each of its groups stays.
+    text_field : str
+        Column of text, for ``weight="bytes"``.
 
     Returns
     -------
@@ -308,7 +328,8 @@ def keep_top(
     Raises
     ------
     TypeError, ValueError
-        As for `score_edges`, or `share` is out of range.
+        A column is missing or of another type, a weight is negative, there is no score, there are
+        more than 1,000 groups, or `share` is out of range.
     """
     check_number("share", share, "a share such as 0.1")
     if not 0 < share <= 1:

@@ -13,7 +13,10 @@ FOLDS, BINS = 5, 10  # folds to estimate reliability, and bins of its result
 
 
 class Labelled(NamedTuple):
-    """Rows with a score and a label, sorted by descending score."""
+    """Scores, labels (positive or not) and weights of rows, sorted by descending score.
+
+    Each is an array (rows,). The weights are None if all are 1.
+    """
 
     scores: np.ndarray  # float (rows,)
     is_positive: np.ndarray  # bool (rows,)
@@ -23,25 +26,29 @@ class Labelled(NamedTuple):
     def of(
         cls, scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray | None = None
     ) -> Labelled:
-        """Sort rows by score, label and weight, so that the order of the input has no effect."""
+        """Return labelled rows, sorted by descending score, from arrays in any order.
+
+        Equal scores are sorted by label and weight, so that the order of the input has no effect.
+        """
         keys = (is_positive, -scores) if weights is None else (weights, is_positive, -scores)
         return cls(scores, is_positive, weights).take(np.lexsort(keys))
 
     def take(self, rows: Any) -> Labelled:
-        """Return the rows with these indices, or in this slice or mask."""
+        """Return the selected rows: `rows` is an array of indices, a slice, or a bool mask."""
         weights = None if self.weights is None else self.weights[rows]
         return Labelled(self.scores[rows], self.is_positive[rows], weights)
 
     def weight(self) -> np.ndarray:
-        """Return each row's weight, float64 (rows,)."""
+        """Return each row's weight, float64 (rows,); 1 without weights."""
         return np.ones(len(self.scores)) if self.weights is None else self.weights
 
 
 def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
-    """Fit the probability of a positive label as a function of the score; return it as JSON values.
+    """Fit the probability of a positive label as a function of the score.
 
     `kind` is "isotonic", for isotonic regression, or "sigmoid", for the sigmoid of J. Platt (1999).
-    `calibrated` applies the result.
+    Returns JSON values for `calibrated`: lists ``scores`` and ``probabilities``, the points of a
+    piecewise linear function, or ``slope`` and ``intercept`` of a sigmoid.
     """
     scores, weights = rows.scores.astype(np.float64), rows.weight()
     if kind == "isotonic":
@@ -70,7 +77,11 @@ def fit_calibration(kind: str, rows: Labelled) -> dict[str, Any]:
 
 
 def check_calibration(calibration: dict[str, Any]) -> None:
-    """Raise ValueError unless the JSON values of a calibration are as `fit_calibration` returns."""
+    """Raise ValueError unless a calibration, read from JSON, has the keys of one of its two kinds.
+
+    These are ``slope`` and ``intercept``, or two lists of equal length, ``scores`` (ascending) and
+    ``probabilities``.
+    """
     lists = [values for values in calibration.values() if isinstance(values, list)]
     is_sigmoid = {*calibration} == {"slope", "intercept"} and not lists
     is_isotonic = (
@@ -87,7 +98,10 @@ def check_calibration(calibration: dict[str, Any]) -> None:
 
 
 def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
-    """Return the calibrated probability of each score, float64 (rows,); NaN for NaN."""
+    """Return the probability of a positive label for each score, float64 (rows,); NaN for NaN.
+
+    `calibration` is a result of `fit_calibration`.
+    """
     scores = scores.astype(np.float64)
     if "slope" in calibration:
         with np.errstate(over="ignore"):
@@ -98,8 +112,10 @@ def calibrated(calibration: dict[str, Any], scores: np.ndarray) -> np.ndarray:
 def reliability(kind: str, rows: Labelled) -> list[list[float]]:
     """Compare calibrated probabilities with the shares of positive labels, in ten bins of rows.
 
-    Probabilities are cross-validated: each fold is predicted by a calibration of the other folds. A
-    bin has mean probability, share, both ends of its interval, and number of rows.
+    Returns a list of five numbers for each bin, by ascending probability: mean probability, share
+    of positive labels, low and high end of the share's 95% interval, and number of rows. `kind` is
+    "isotonic" or "sigmoid". Probabilities are cross-validated: each fold is predicted by a
+    calibration of the other folds.
     """
     folds = np.arange(len(rows.scores)) % FOLDS
     predicted = np.zeros(len(folds))

@@ -31,7 +31,7 @@ TEXT_CHARS = 200  # characters of a moved row's text
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes from one setting of a classifier to another; see `compare`.
+    """Differences between the results of two classifiers, a and b, on the same rows.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Comparison:
         Columns are ``text``, and for each classifier ``label_a`` or ``label_b``, ``score_a`` or
         ``score_b`` (the largest score of a row), and ``kept_a`` or ``kept_b``.
     points : list of (float, float)
-        The two classifiers' scores of at most a thousand rows.
+        The largest score of a row by each classifier, for at most a thousand rows.
     """
 
     names: tuple[str, str]
@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def changed(self) -> float:
-        """Share of rows with different labels, or with different decisions if that is larger."""
+        """Larger of two shares of rows: with different labels, and kept by only one classifier."""
         return max(self.changed_labels or 0.0, self.changed_rows or 0.0)
 
     @property
@@ -88,7 +88,7 @@ class Comparison:
         return html_table("Comparison", self._lines())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with the rows that moved most."""
+        """Return the attributes except `points` as JSON values by name; at most 20 `moved` rows."""
         moved = self.moved.head(MOST_MOVED).astype(object)
         plain = {
             figure.name: getattr(self, figure.name)
@@ -98,7 +98,10 @@ class Comparison:
         return plain | {"moved": moved.where(moved.notna(), None).to_dict("records")}
 
     def save(self, path: str | Path) -> None:
-        """Write an HTML page to a file, which opens without a network."""
+        """Write an HTML page with the figures, labels, and the rows that moved most, to a file.
+
+        The page loads nothing from a network.
+        """
         figures = [line for line in self._lines() if line[0]]
         sections = [Section("Figures", [Table(("figure", "value"), figures)])]
         labels = sorted(self.agreement.items(), key=lambda item: item[1][1])[:MOST_LABELS]
@@ -133,7 +136,10 @@ class Comparison:
 
 
 def _outcome(row: Mapping[Any, Any], side: str) -> str:
-    """Format the label, score and decision that one setting gives a row."""
+    """Format one classifier's label, score and decision for a row, such as "spam 0.93, dropped".
+
+    `row` has the columns of `Comparison.moved`; `side` is "a" or "b".
+    """
     label, score = row[f"label_{side}"], row[f"score_{side}"]
     known = (f"{label}" * bool(pd.notna(label)), f"{score:.4g}" * bool(pd.notna(score)))
     return " ".join(filter(None, known)) + ", dropped" * (not row[f"kept_{side}"])
@@ -207,7 +213,7 @@ def _first_rows(dataset: Any, mapper: TextMapper, limit: int | None) -> pd.DataF
 
 
 class _Run:
-    """Results of one classifier for the rows of a frame, and the seconds that they took."""
+    """Results of one classifier on a frame: labels, scores, rows kept, texts and seconds taken."""
 
     def __init__(self, mapper: TextMapper, frame: pd.DataFrame) -> None:
         mapper.check(frame)
@@ -237,7 +243,10 @@ class _Run:
             self.scores = best[:, None]
 
     def values(self) -> pd.DataFrame:
-        """Return the label, the largest score, and the decision of each row."""
+        """Return a frame with the columns ``label``, ``score`` (the largest of a row) and ``kept``.
+
+        Labels are None, and scores NaN, where the classifier writes none.
+        """
         rows = len(self.texts)
         return pd.DataFrame(
             {
@@ -251,13 +260,19 @@ class _Run:
 
 
 def _spans_in(mapper: TextMapper, arrays: Mapping[str, pa.Array]) -> Spans | None:
-    """Return the spans in a mapper's new columns; None if it has no column of spans."""
+    """Return the spans that a mapper found; None if it writes no column of spans.
+
+    `arrays` are the mapper's new columns by name.
+    """
     columns = [arrays[field.name] for field in mapper.schema() if field.type == SPANS]
     return Spans.from_arrow(columns) if columns else None
 
 
 def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
-    """Return, by label, the number of spans in `a`, and the share of them that `b` also has."""
+    """Return, by label, the number of spans in `a`, and the share of them that `b` also has.
+
+    Spans are equal if text, position and label are.
+    """
     every, same = Counter(a.keys()), Counter(a.keys()) & Counter(b.keys())
     counts, shared = Counter[str](), Counter[str]()
     for (*_, label), count in every.items():
@@ -268,9 +283,10 @@ def _agreement_of_spans(a: Spans, b: Spans) -> dict[str, tuple[int, float]]:
 
 
 def _numbers(array: pa.Array) -> np.ndarray | None:
-    """Return the numbers in a column of scores or embeddings, (rows, numbers).
+    """Return the scores or embeddings of a column, float32 (rows, numbers), NaN for null.
 
-    None for a column of other values, or of lists of different lengths.
+    Fields of a struct column are joined. None for a column of other values, or of lists of
+    different lengths.
     """
     if pa.types.is_struct(array.type):
         parts = [numbers for part in array.flatten() if (numbers := _numbers(part)) is not None]

@@ -41,14 +41,16 @@ READ_ONCE = ("rows_read", "left_out", "empty_files", "textless")
 
 
 class ScoringReport(ReportPart):
-    """Report part with counts of the classifiers, which run before the pass that adds buckets."""
+    """Part of a job's report with row counts of classifiers, which run before buckets are added."""
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return counts of rows read and left out, from the report of the classifiers' pass.
+        """Return counts and problems for the job's JSON report, from its classifiers' report.
 
-        Empty if no classifier ran.
+        `directory` is the output of the job. Keys are ``rows_read``, ``left_out`` (unreadable files
+        and rows), ``empty_files``, ``textless`` (files without text), ``warnings`` and
+        ``problems``. Empty if no classifier ran. `job` and `stages` are not used.
         """
         try:
             report = report_of(directory.below(f"{FOLDER}/{SCORED}"))
@@ -73,8 +75,9 @@ class AssignBuckets(Pipeline):
     Parameters
     ----------
     stages : iterable
-        As of a `Pipeline`, beginning with a reader. With an `AnnotationWriter`, only the buckets
-        are written, and the input must have the scores, as a column or an annotation.
+        A reader of files, any classifiers and other mappers, and a writer. With an
+        `AnnotationWriter`, only the buckets are written, and the input must have the scores, as a
+        column or an annotation.
     scores : str or sequence of str
         Columns of numbers that the input has or a classifier writes.
     n : int
@@ -92,8 +95,19 @@ class AssignBuckets(Pipeline):
         Column of the combined bucket.
     overwrite : bool
         Replace columns that the dataset already has.
-    backend, on_error, source_field, examples
-        As of `Pipeline`.
+    backend : {"pandas", "cudf"}
+        Library of the frames that stages get. With "cudf", only workers use cudf. Classifiers
+        alone get pandas frames, because the host tokenizes their texts.
+    on_error : {"raise", "quarantine"}
+        Whether a broken file, a line that cannot be read or a row that cannot be scored stops the
+        job, or is left out and described in ``_quarantine/`` of the output.
+    source_field : str, optional
+        Column with the origin of rows, such as "url_host"; the report counts rows read and rows
+        written by its values.
+    examples : int
+        Number of the most certain texts, and of the least certain, that the report shows for each
+        label and each reason why rows are dropped. 0 for none. A job may continue with another
+        number.
 
     Raises
     ------
@@ -129,27 +143,28 @@ class AssignBuckets(Pipeline):
     last_step = "buckets"
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless buckets can be made with the settings."""
+        """Raise TypeError or ValueError if the number of buckets or a column name is invalid."""
         check_buckets(self.n)
         self.buckets  # noqa: B018 - checks its arguments
 
     @functools.cached_property
     def columns(self) -> ScoreColumns:
-        """Names of the columns that edges are computed from."""
+        """Names of the columns that edges are computed from: scores, weight, groups, text."""
         return score_columns(self.scores, self.weight, self.by, self.text_field)
 
     @functools.cached_property
     def buckets(self) -> ScoreBuckets:
-        """Stage that adds score buckets.
-
-        It has no edges, which are not known before the job runs.
-        """
+        """Mapper that adds score buckets; without edges, which are computed by the job."""
         unknown: dict[str, Any] = {name: {} for name in self.columns.names}
         edges = ScoreEdges(self.n, unknown, self.by, self.weight)
         return ScoreBuckets(edges, **{name: getattr(self, name) for name in SETTINGS})
 
     def parts(self) -> tuple[Any, list[Any], FileWriter]:
-        """Return the reader, the stages (classifiers and `ScoreBuckets`), and the writer."""
+        """Return the reader, the mappers (classifiers, then `ScoreBuckets`), and the writer.
+
+        Raises TypeError unless the first stage is a reader of files, and ValueError if an
+        annotation writer follows classifiers.
+        """
         reader = self.stages[0] if self.stages else None
         if not isinstance(reader, FileReader):
             raise TypeError(
@@ -165,15 +180,16 @@ class AssignBuckets(Pipeline):
         return reader, [*classifiers, self.buckets], writer
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise unless the input has the scores, or the job's classifiers write them."""
+        """Raise unless the scores are columns of the input, or the job's classifiers write them."""
         self.columns.check(_scoring(job).meta(job.source.meta))
 
     def take_steps(
         self, job: RecipeJob, steps: Steps, is_done: bool
     ) -> tuple[Source, ScoreEdges] | None:
-        """Score documents and find edges; return the source of the scores, and the edges.
+        """Score documents by classifiers, and find the edges, before documents are written.
 
-        Return None if the job is finished.
+        Returns the source to read scored documents from, and the edges, or None if the job is
+        finished (`is_done`, and the edges are saved). Results of an earlier run are used again.
         """
         edges = kept_result(job, ScoreEdges)
         if is_done and edges is not None:
@@ -194,9 +210,9 @@ class AssignBuckets(Pipeline):
         return source, edges
 
     def _score(self, job: RecipeJob, steps: Steps, scoring: Chain) -> Source:
-        """Run the classifiers over the documents that have no scores yet.
+        """Run the classifiers over the documents that an earlier run of the job has not scored.
 
-        Returns the source of the copies of all documents with scores.
+        Returns the source that reads the scored copies of all documents.
         """
         scores = steps.job(
             SCORED,
@@ -211,7 +227,11 @@ class AssignBuckets(Pipeline):
         return steps.source(SCORED)
 
     def last_pass(self, job: RecipeJob, results: tuple[Source, ScoreEdges] | None) -> Job:
-        """Return the job that adds score buckets to the documents, or to their scored copies."""
+        """Return the job that adds score buckets to documents, and writes them.
+
+        `results` are the source of scored documents, and the edges; if None, `job` is returned as
+        it is.
+        """
         if results is None:
             return job
         source, edges = results
@@ -222,7 +242,7 @@ class AssignBuckets(Pipeline):
         return job.with_stages([self.buckets.with_edges(edges)])
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> JobSummary:
-        """Remove the scored copies, and add the classifiers' counts of the input to `summary`."""
+        """Remove the scored copies, add the classifiers' row counts to `summary`, and return it."""
         report = steps.take_over(SCORED, job, _scoring(job).report_parts)
         if report:
             vars(summary).update({name: report[name] for name in READ_ONCE})
@@ -235,9 +255,9 @@ def _scoring(job: RecipeJob) -> Chain:
 
 
 def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
-    """Read the result that the recipe's steps saved in an earlier run.
+    """Read a result, such as edges of buckets, that an earlier run of the job saved.
 
-    Returns None if it is missing or damaged.
+    `kind` is the class of the result. Returns None if the file is missing or damaged.
     """
     try:
         return kind.from_json(job.directory.read(job.recipe.ledger))
@@ -250,6 +270,9 @@ def kept_result(job: RecipeJob, kind: type[Saved]) -> Any:
 
 
 def keep_result(job: RecipeJob, result: Saved) -> None:
-    """Save the result of a recipe's steps, so that no later run computes it again."""
+    """Save a result, such as edges of buckets, to a file in the job's output.
+
+    A run that continues the job reads it with `kept_result` instead of computing it again.
+    """
     job.directory.make(job.recipe.folder)
     job.directory.replace(job.recipe.ledger, result.as_json().encode())

@@ -43,7 +43,7 @@ Counts = Mapping[str, tuple[int, int]]  # rows and tokens by cell
 
 @dataclass(frozen=True)
 class MixCell:
-    """Rows and tokens of a cell, and its part of the mixture.
+    """Rows and tokens of a cell (rows with equal values in some columns), and its epochs.
 
     Attributes
     ----------
@@ -75,8 +75,10 @@ class Mix(Saved):
     tokens : float
         Total tokens of the mixture.
     cells : dict of tuple to MixCell
-        Cells, by the values of `by`, such as ``("News", 3)``; None for null.
+        Rows, tokens and epochs by cell: a tuple of the values of `by`, such as ``("News", 3)``,
+        with None for null.
     max_epochs : float
+        Maximum number of epochs of a cell.
     """
 
     what: ClassVar[str] = "mix"
@@ -99,7 +101,7 @@ class Mix(Saved):
         token_field: str = "tokens",
         on_error: OnError = "raise",
     ) -> Mix:
-        """Count the tokens of each cell in one pass, and compute its epochs.
+        """Count the tokens of each cell in one pass, and compute its epochs (copies of a row).
 
         Parameters
         ----------
@@ -153,7 +155,10 @@ class Mix(Saved):
             return settings.find(read_columns(dataset, settings.read_fields, on_error))
 
     def check_saved(self) -> None:
-        """Raise ValueError unless cells have a value for each column, and numbers are in range."""
+        """Raise ValueError unless each cell has a value per column of `by`, and valid numbers.
+
+        Numbers are finite and not negative, epochs are at most `max_epochs`, and a cell has tokens.
+        """
         MixSettings(by=self.by, tokens=self.tokens, max_epochs=self.max_epochs)
         for name, cell in self.cells.items():
             if not isinstance(name, tuple) or len(name) != len(self.by):
@@ -183,8 +188,11 @@ class Mix(Saved):
         ----------
         dataset : dask.dataframe.DataFrame, pandas.DataFrame, cudf.DataFrame or FileReader
             Rows that were selected for the mixture, with its columns `by`.
-        token_field, on_error
-            See `plan`.
+        token_field : str
+            Column with each row's number of tokens; null is 0.
+        on_error : {"raise", "quarantine"}
+            Raise for the first file, line or row of a reader that cannot be read, or leave it out
+            and count it in Python's log.
 
         Returns
         -------
@@ -200,7 +208,10 @@ class Mix(Saved):
             return self.compared(counting, read_columns(dataset, counting.read_fields, on_error))
 
     def counting(self, token_field: str) -> MixSettings:
-        """Return the settings that count the rows and tokens of this mixture's cells."""
+        """Return settings to count rows and tokens by this mixture's cells.
+
+        `token_field` is the column of numbers of tokens.
+        """
         return MixSettings(by=self.by, tokens=self.tokens, token_field=token_field)
 
     def compared(
@@ -208,7 +219,8 @@ class Mix(Saved):
     ) -> MixComparison:
         """Count a selection's rows and tokens by cell, and compare them with this mixture.
 
-        `counting` has the settings of the count, and `compute` runs delayed tasks.
+        `counting` is a result of the method `counting`. `compute` runs a list of delayed tasks, and
+        returns their results.
         """
         counts = counting.count(dataset, compute)
         found = {group_value(cell): count for cell, count in counts.items()}
@@ -228,11 +240,11 @@ class Mix(Saved):
         return sum(cell.missing for cell in self.cells.values())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the lines of a table: a header, and a line for each cell."""
+        """Return the lines of a table as tuples of texts: a header, and a line for each cell."""
         return [_COLUMNS, *(_line(*pair) for pair in self.cells.items())]
 
     def notes(self) -> list[str]:
-        """Return sentences about the mixture as a whole, to show below the table."""
+        """Return sentences to show below the table: tokens used, and tokens that are missing."""
         total = sum(cell.tokens for cell in self.cells.values())
         used = self.tokens - self.missing
         notes = [f"{short_number(used)} tokens of {short_number(total)} that there are."]
@@ -244,16 +256,16 @@ class Mix(Saved):
         return notes
 
     def pictures(self) -> list[tuple[str, float, float]]:
-        """Return a bar for each cell: its name, and its tokens in the corpus and in the mixture.
+        """Return two bars for each cell: its name, and its tokens in the corpus and in the mixture.
 
-        Both numbers are divided by the largest number of all cells.
+        Both numbers are from 0 to 1, relative to the largest number of tokens of all cells.
         """
         cells = self.cells.items()
         most = max(number for _, cell in cells for number in (cell.tokens, cell.asked))
         return [(_name(name), cell.tokens / most, cell.asked / most) for name, cell in cells]
 
     def html(self) -> str:
-        """Render an HTML page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page with the table of cells and a bar chart; it loads no other files."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         bars = [
@@ -281,6 +293,8 @@ class Mix(Saved):
 @dataclass(frozen=True)
 class SelectedCell:
     """Rows and tokens selected from one cell of a mixture, compared with the tokens planned.
+
+    A cell is the rows with the same values in some columns, such as the topic.
 
     Attributes
     ----------
@@ -314,7 +328,8 @@ class MixComparison:
     Attributes
     ----------
     cells : dict of tuple to SelectedCell
-        Cells of the mixture and of the selection, by the values of `by`; None for null.
+        Cells of the mixture and of the selection, by the values of the columns that define a cell;
+        None for null.
     """
 
     cells: Mapping[tuple[Any, ...], SelectedCell]
@@ -334,13 +349,19 @@ class MixComparison:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values by name, for JSON."""
+        """Return ``{"cells": {cell: attributes of its SelectedCell}}`` for JSON.
+
+        A cell is the JSON list of its values.
+        """
         return {"cells": {group_key(name): asdict(cell) for name, cell in self.cells.items()}}
 
 
 @declared
 class MixSettings(Declared):
-    """Arguments of `Mix.plan`, checked before anything is counted."""
+    """Settings of a data mixture: columns that define cells, tokens, weights and epochs.
+
+    They are checked before anything is counted.
+    """
 
     by: str | Sequence[str] = setting(convert=functools.partial(label_tuple, "by", keep_order=True))
     tokens: float
@@ -349,7 +370,7 @@ class MixSettings(Declared):
     token_field: str = "tokens"
 
     def check_together(self) -> None:
-        """Raise ValueError unless `by` names columns, and numbers are in range."""
+        """Raise ValueError unless `by` names columns, and `tokens` and `max_epochs` are valid."""
         if self.by is None:
             raise ValueError("by=None: name the columns whose values are a cell")
         for name in ("tokens", "max_epochs"):
@@ -369,13 +390,17 @@ class MixSettings(Declared):
         return [*dict.fromkeys([*self.names, self.token_field])]
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame, which may be empty, has the columns of cells and tokens."""
+        """Raise unless `frame`, perhaps empty, has the columns of cells and of token counts."""
         require_columns(frame, self.read_fields)
         ScoreColumns((), weight=self.token_field).check(frame)
         cells_of(frame.iloc[:0], self.names)
 
     def count(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Counts:
-        """Count the rows and tokens of each cell; `compute` runs delayed tasks."""
+        """Count rows and tokens by cell, the combination of values of the columns `by`.
+
+        Returns (rows, tokens) by the cell's values as a JSON list, sorted. `compute` runs a list of
+        delayed tasks, and returns their results.
+        """
         frame = as_dask(dataset)
         self.check(frame._meta)
         count = dask.delayed(_part_counts, pure=True)
@@ -385,7 +410,11 @@ class MixSettings(Declared):
         return {cell: sums[cell] for cell in sorted(sums)}
 
     def find(self, dataset: Frame | LazyFrame, compute: Compute = compute_here) -> Mix:
-        """Count the tokens of each cell, and plan the mixture; `compute` runs delayed tasks."""
+        """Count the tokens of each cell, and compute its epochs in the mixture.
+
+        `compute` runs a list of delayed tasks, and returns their results. Raises ValueError without
+        tokens; logs a warning if the mixture lacks tokens because epochs are limited.
+        """
         counts = self.count(dataset, compute)
         if not sum(tokens for _, tokens in counts.values()):
             rows = sum(rows for rows, _ in counts.values())
@@ -405,7 +434,11 @@ class MixSettings(Declared):
 
 
 def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
-    """Count the rows and tokens of each cell (combination of values of `by`) in one partition."""
+    """Count the rows and tokens of each cell (combination of values of `by`) in one partition.
+
+    Returns (rows, tokens) by the cell's values as a JSON list. `columns` names the column of
+    tokens.
+    """
     codes, cells = cells_of(frame, by)
     refuse_many(cells)
     weights = columns.weights(frame)
@@ -418,7 +451,7 @@ def _part_counts(frame: Frame, by: list[str], columns: ScoreColumns) -> Counts:
 
 
 def _added(parts: Iterable[Counts]) -> Counts:
-    """Add the counts of several partitions. Raises ValueError for too many cells."""
+    """Add (rows, tokens) by cell of several partitions. Raises ValueError for too many cells."""
     sums: dict[str, tuple[int, int]] = {}
     for counts in parts:
         for cell, (rows, tokens) in counts.items():
@@ -431,9 +464,11 @@ def _added(parts: Iterable[Counts]) -> Counts:
 def _matched(
     entries: list[dict[str, Any]], by: list[str], counts: Counts
 ) -> list[tuple[float, list[str]]]:
-    """Return the weight of each entry of ``weights=``, and the cells that it matches.
+    """Return the weight of each entry of ``weights=``, and the keys in `counts` of matching cells.
 
-    Raises ValueError if two entries match one cell.
+    An entry such as ``{"topic": "News", "weight": 0.2}`` matches the cells with these values of
+    columns in `by`. Raises ValueError for invalid entries, for an entry without a cell, and if two
+    entries match one cell.
     """
     owners: dict[str, dict[str, Any]] = {}
     matched = []

@@ -54,7 +54,11 @@ STRATUM, ORDER, KEY, PART, AT = "stratum", "order", "key", "part", "at"
 
 
 class Candidates(NamedTuple):
-    """Rows of some partitions that may be in the sample, and the number of rows in each stratum."""
+    """Rows of some partitions that may be in the sample, and the number of all rows per stratum.
+
+    Columns of ``rows`` are stratum, random number, hash of the id, partition, and identity within
+    the partition.
+    """
 
     rows: pd.DataFrame
     counts: pd.Series  # rows by stratum
@@ -63,7 +67,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings of a sample, as sent to workers; see `sample`."""
+    """Settings of a sample: size, strata, score to be near to, ids, seed, and condition on rows."""
 
     n: int
     by: tuple[str, ...]
@@ -76,7 +80,7 @@ class Draw:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the columns that determine which rows are drawn."""
+        """Names of the columns that decide which rows are drawn: strata, score, id, condition."""
         condition = self.select.read_fields if self.select else ()
         names = [*self.by, self.near, self.id_field, *condition]
         return tuple(dict.fromkeys(filter(None, names)))
@@ -95,13 +99,14 @@ class Draw:
             )
 
     def keys(self, frame: Frame) -> np.ndarray:
-        """Return the hash of each row's id, uint64 (rows,)."""
+        """Return the hash of the seed and each row's id, uint64 (rows,)."""
         return id_keys(str(self.seed), frame, str(self.id_field))
 
     def sizes(self, frame: Frame) -> np.ndarray:
-        """Return the relative probability to draw each row, float64 (rows,).
+        """Return the relative probability to draw each row, float64 (rows,), from 0 to 1.
 
-        NaN without a score.
+        It is 1 at the score that rows should be near, or everywhere if there is no such score, and
+        NaN for rows without a score.
         """
         if self.near is None:
             return np.ones(len(frame))
@@ -109,10 +114,11 @@ class Draw:
         return 1 / (1 + np.abs(values - self.score) / self.width)
 
     def candidates(self, frame: Frame, keys: np.ndarray, part: int, at: np.ndarray) -> Candidates:
-        """Return the rows of partition `part` that may be in the sample, with random numbers.
+        """Return the first `n` + 1 rows of each stratum in a frame, by random numbers from `keys`.
 
-        `keys` are the hashes of the rows' ids, uint64 (rows,). `at` identifies each row within the
-        partition: its row number, or the hash of its id.
+        `keys` are hashes of the rows' ids, uint64 (rows,). `part` and `at`, the index of the
+        partition and each row's identity in it, become columns of the candidates. Rows without a
+        score are only counted.
         """
         codes, names = cells_of(frame, self.by)
         refuse_many(names, MOST_STRATA)
@@ -125,19 +131,26 @@ class Draw:
         return Candidates(rows, counts[counts > 0], int((~is_scored).sum()))
 
     def join(self, parts: Sequence[Candidates]) -> Candidates:
-        """Join candidates of several partitions, keeping the first `n` + 1 rows of each stratum."""
+        """Join candidates of several partitions, keeping the first `n` + 1 rows of each stratum.
+
+        Rows of a stratum are ordered by their random numbers.
+        """
         counts = pd.concat([part.counts for part in parts]).groupby(level=0).sum()
         refuse_many(counts.index, MOST_STRATA)
         rows = _first(pd.concat([part.rows for part in parts]), self.n + 1)
         return Candidates(rows, counts, sum(part.unscored for part in parts))
 
     def compute(self, source: _Files | _Partitions) -> Candidates:
-        """Compute the candidates of all partitions by Dask."""
+        """Compute the candidates of each partition of `source` by Dask, and join them."""
         (candidates,) = dask.compute(reduce_tree(self.join, source.candidates(self)))
         return candidates
 
     def weigh(self, candidates: Candidates, weight_field: str) -> pd.DataFrame:
-        """Return the drawn rows with their weights, sorted by part and `AT`."""
+        """Return the first `n` rows of each stratum, with weights in the column `weight_field`.
+
+        A weight is the number of rows of the dataset that the row represents, float64. Rows are
+        sorted by partition and their identity in it.
+        """
         rows, counts = candidates.rows, candidates.counts
         strata = rows.groupby(STRATUM, sort=False)
         rank, totals = strata.cumcount(), rows[STRATUM].map(counts)
@@ -265,9 +278,11 @@ def draw_rows(
     select: Select | None = None,
     on_error: OnError = "raise",
 ) -> pd.DataFrame:
-    """Draw rows of files that meet a condition, in the order of the files, without weights.
+    """Draw `n` rows of files at random, without weights, and return them in the order of the files.
 
-    Draws the same rows as `sample` does without strata; texts of other rows are not read.
+    `select` is a condition that all drawn rows meet; None draws from all rows. The same rows are
+    drawn as by `sample` without strata. Texts of other rows are not read. With `on_error`
+    "quarantine", unreadable rows are left out instead of raising.
     """
     draw = Draw(n, (), None, 0.0, 1.0, None, seed, select)
     with left_out_logged():
@@ -284,7 +299,7 @@ def _first(rows: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 class _Files:
-    """Rows of files to draw from. The index of its file piece and its row number identify a row."""
+    """Rows of files to draw from, identified by file (or range of a file) and row number."""
 
     def __init__(self, reader: FileReader, on_error: OnError) -> None:
         self.source, self.on_error = reader.find_parts(on_error), on_error
@@ -293,7 +308,7 @@ class _Files:
         share_tokens(reader.paths)
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return the delayed candidates of each part of the input."""
+        """Return a delayed `Candidates` for each part of the input, which one task reads."""
         names = {file.path: redacted(file.real) for file in self.source.files}
         known = replace(self.schema.projected(self._fields(draw)), has_positions=True)
         call, first, tasks = dask.delayed(_candidates_of_part, pure=True), 0, []
@@ -304,7 +319,11 @@ class _Files:
         return tasks
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the drawn rows; return the entries of `drawn` that can be read, and the rows."""
+        """Read the drawn rows with all columns.
+
+        `drawn` is a result of `Draw.weigh`. Returns the rows of `drawn` that can be read, and as
+        many rows of the files in the same order.
+        """
         call, fields = dask.delayed(_rows_at, pure=True), self._fields(draw)
         by_piece = {n: drawn[AT][drawn[PART] == n].tolist() for n in drawn[PART].unique().tolist()}
         tasks = [
@@ -319,29 +338,32 @@ class _Files:
         return drawn, schemas.to_pandas(pa.concat_tables(tables))
 
     def _fields(self, draw: Draw) -> tuple[str, ...]:
-        """Return the names of the columns to read before drawing; at least one, to count rows."""
+        """Return the names of the columns to read before drawing; at least one, to count rows.
+
+        These are the columns of strata, scores, ids and conditions.
+        """
         return draw.fields or tuple([*self.schema.annotation_fields, *self.schema.arrow.names][:1])
 
 
 @dataclass(frozen=True)
 class _RowFilter:
-    """Filter that keeps the rows with these row numbers while a file is read."""
+    """Filter that keeps the rows with the given row numbers, sorted, while a file is read."""
 
     read_fields: tuple[str, ...]
     numbers: list[int]
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows to keep, bool (rows,); see `RowFilter.choose`."""
+        """Return the mask of rows to keep, bool (rows,), from the row numbers in `columns`."""
         return np.isin(columns[ROW_POSITION].to_numpy(), self.numbers)
 
 
 def _rows_at(
     part: Part, schema: InputSchema, fields: tuple[str, ...], numbers: list[int], on_error: OnError
 ) -> tuple[pa.Table, np.ndarray]:
-    """Read the rows of a file piece that have these row numbers, in ascending order.
+    """Read the rows of a file, or of a range of it, that have these row numbers (ascending).
 
-    `fields` are the columns that were read to count rows. Returns the rows, and a mask of
-    `numbers`, which is true for rows that can be read.
+    `fields` are the columns that were read to draw rows. Returns the rows, and a mask of `numbers`,
+    which is true for rows that can be read.
     """
     rows, schema = _RowFilter(fields, numbers), replace(schema, has_positions=True)
     annotations = AnnotationReader(part, schema)
@@ -354,7 +376,11 @@ def _rows_at(
 def _candidates_of_part(
     part: Part, schema: InputSchema, draw: Draw, first: int, names: list[str], on_error: OnError
 ) -> Candidates:
-    """Return the candidates of a part of the input, whose first file piece has index `first`."""
+    """Read some files, or ranges of files, and return the rows that may be in the sample.
+
+    `part` lists the files that one task reads. `first` is the index of its first file among all
+    files of the input, and `names` are the file names that are hashed with row numbers.
+    """
     annotations, found = AnnotationReader(part, schema), []
     for number, (piece, name) in enumerate(zip(part.pieces, names, strict=True), first):
         table, problems, _ = read_table(piece, schema, on_error, annotations=annotations)
@@ -370,7 +396,7 @@ def _candidates_of_part(
 
 
 class _Partitions:
-    """Rows of a frame to draw from. A row is identified by its partition and the hash of its id."""
+    """Rows of a Dask frame to draw from, identified by partition and hash of the id."""
 
     def __init__(self, dataset: Frame | LazyFrame, draw: Draw) -> None:
         if draw.id_field is None:
@@ -382,14 +408,18 @@ class _Partitions:
         self.meta = self.frame._meta
 
     def candidates(self, draw: Draw) -> list[Delayed]:
-        """Return the delayed candidates of each partition."""
+        """Return a delayed `Candidates` for each partition."""
         call = dask.delayed(_candidates_of_partition, pure=True)
         parts = self.frame[list(draw.fields)].to_delayed()
         self.count = len(parts)
         return [call(part, draw, number) for number, part in enumerate(parts)]
 
     def rows(self, draw: Draw, drawn: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Compute the drawn rows; return `drawn`, and the rows."""
+        """Compute the drawn rows with all columns; return `drawn`, and the rows in the same order.
+
+        `drawn` is a result of `Draw.weigh`. If ids are not unique, there are more rows than in
+        `drawn`.
+        """
         call, parts = dask.delayed(_rows_with, pure=True), self.frame.to_delayed()
         keys = drawn[KEY].to_numpy()
         # Dask joins small files if few columns are read, so that partitions may have been others.
@@ -406,5 +436,8 @@ def _candidates_of_partition(frame: Frame, draw: Draw, number: int) -> Candidate
 
 
 def _rows_with(frame: Frame, draw: Draw, keys: np.ndarray) -> pd.DataFrame:
-    """Return the rows whose ids have these hashes."""
+    """Return the rows of a partition, as pandas, whose hash of the id is in `keys`, uint64.
+
+    `draw` has the column of ids, and the seed of the hash.
+    """
     return to_pandas(frame.iloc[np.flatnonzero(np.isin(draw.keys(frame), keys))])

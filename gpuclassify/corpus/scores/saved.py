@@ -32,9 +32,10 @@ _PLAIN: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class Saved:
-    """Base class of results that are saved as JSON: frozen dataclasses of plain values.
+    """Base class of frozen dataclasses that are saved as JSON with a digest of their values.
 
-    Keys of a ``Mapping[Any, ...]`` are values of groups, and have their `group_key` in the file.
+    Fields hold plain values. A field of type ``Mapping[Any, ...]`` may have keys such as None, 1 or
+    tuples, which become JSON texts in the file.
     """
 
     what: ClassVar[str]  # description of the content, for errors
@@ -89,13 +90,17 @@ class Saved:
         return json.dumps(_encoded(self) | {_DIGEST: self.digest()}, indent=1)
 
     def digest(self) -> str:
-        """Return the SHA-256 of all values, used to detect changes and to compare settings."""
+        """Return "sha256:" and the SHA-256 of all values, which changes when a value changes."""
         content = json.dumps(_encoded(self), sort_keys=True).encode()
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        """Parse the content of a file that `save` wrote. Raises ValueError if it is not valid."""
+        """Return the result in the content of a file that `save` wrote.
+
+        Raises ValueError if it is not valid, or if its values were changed (a digest is in the
+        file).
+        """
         try:
             values = json.loads(content)
             if not isinstance(values, dict):
@@ -113,7 +118,10 @@ class Saved:
         return result
 
     def check_saved(self) -> None:
-        """Raise ValueError if loaded values of the right types contradict each other."""
+        """Raise ValueError if loaded values have the right types, but contradict each other.
+
+        A subclass overrides this; the default accepts all values.
+        """
 
 
 def write_file(
@@ -121,7 +129,10 @@ def write_file(
     content: bytes,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a whole file to a path or URL, replacing an earlier one."""
+    """Write a whole file to a path or fsspec URL, replacing an earlier one.
+
+    `storage_options` are options for fsspec. Raises ValueError for a URL that cannot be written to.
+    """
     folder, name = posixpath.split(os.fspath(path))
     if "://" not in folder:
         replace_file(Path(path), content)
@@ -133,7 +144,10 @@ def write_file(
 
 
 def _encoded(value: Any, hint: Any = Any) -> Any:
-    """Convert a value of a hint's type to JSON data."""
+    """Convert a dataclass, mapping or plain value, whose type hint is `hint`, to JSON data.
+
+    Keys of mappings without str keys become JSON texts.
+    """
     if is_dataclass(value):
         hints = get_type_hints(type(value))
         return {f.name: _encoded(getattr(value, f.name), hints[f.name]) for f in fields(value)}
@@ -145,9 +159,10 @@ def _encoded(value: Any, hint: Any = Any) -> Any:
 
 
 def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """Convert JSON data to the type of the hint; `where` names it in errors.
+    """Convert JSON data to the type of a type hint, such as a dataclass or dict.
 
-    Raises ValueError for data of another type.
+    This is the inverse of `_encoded`. `where` describes the data in errors. Raises ValueError for
+    data of another type.
     """
     kinds = kinds_of(hint)
     if value is None and NoneType in get_args(hint):

@@ -76,19 +76,23 @@ class ApplyThresholds(Declared, RowFilter):
             )
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code, with the path instead of the thresholds."""
+        """Return the constructor call as Python code, with the path instead of the thresholds.
+
+        `show` formats the other arguments. Thresholds that were not loaded from a file appear as
+        ``<thresholds of SCORE>``.
+        """
         known, file = self.thresholds, self._file
         name = f"<thresholds of {visible(known.score, '')}>" if file is None else repr(file)
         return super().code(lambda value: name if value is known else show(value))
 
     @property
     def columns(self) -> ScoreColumns:
-        """Names of the score column, and of the column of groups."""
+        """Names of the score column and of the column of groups, as one object."""
         return ScoreColumns((self.thresholds.score,), by=self.thresholds.by)
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Names of the score column, and of the column of groups."""
+        """Names of the columns to read: the score column, and the column of groups if set."""
         return self.columns.needed
 
     @property
@@ -97,7 +101,10 @@ class ApplyThresholds(Declared, RowFilter):
         return self.keep_field is None
 
     def schema(self) -> pa.Schema:
-        """Return the fields of the new columns for decision and probability, if they are named."""
+        """Return the fields of the new columns: decision (bool) and probability (float32).
+
+        A column without a name is left out.
+        """
         fields = []
         if self.keep_field is not None:
             fields.append(pa.field(self.keep_field, pa.bool_(), nullable=False))
@@ -106,25 +113,29 @@ class ApplyThresholds(Declared, RowFilter):
         return pa.schema(fields)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that change results, with a digest instead of the thresholds."""
+        """Return the settings that change results, by name; a digest stands for the thresholds."""
         known = self.thresholds
         about = {"score": known.score, "by": known.by, known.target: known.value}
         return {**about, **super().identity(), "thresholds": known.digest()}
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the columns of score and groups exist, and the new columns do not."""
+        """Raise unless `frame`, perhaps empty, has columns of scores and groups, and no new column.
+
+        New columns, for decision and probability, may exist if `overwrite` is set.
+        """
         self.columns.check(frame)
         names, columns = self.schema().names, [*map(str, frame.columns)]
         check_are_new(names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Any:
-        """Return an empty frame with the new columns."""
+        """Return `frame` without rows, but with the new columns, for Dask's meta."""
         return self.map_frame(frame.iloc[:0])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Add the new columns to a pandas or cudf frame, and drop rows below their threshold.
+        """Add the columns of decision and probability, if named, and drop rows below thresholds.
 
-        No row is dropped if `keep_field` is set.
+        `frame` is a pandas or cudf frame. No row is dropped if `keep_field` is set. `meta_dtypes`
+        is not used.
         """
         plain = to_pandas(frame[[*self.read_fields]])
         keep, schema = self._keep(plain), self.schema()
@@ -138,16 +149,16 @@ class ApplyThresholds(Declared, RowFilter):
         return backend_of(frame).take_rows(frame, keep) if self.drops_rows else frame
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows that reach their threshold, bool (rows,).
+        """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
 
-        See `RowFilter.choose`.
+        `columns` has the columns of scores and groups.
         """
         return self._keep(schemas.to_pandas(columns))  # the dtypes of a job's frames
 
     def _keep(self, frame: Any) -> np.ndarray:
-        """Return the mask of rows that reach their threshold, bool (rows,).
+        """Return the mask of rows whose score reaches their group's threshold, bool (rows,).
 
-        A running job counts them.
+        If a job runs and rows are dropped, also adds the numbers of kept rows to its report.
         """
         started, stages = time.perf_counter(), current_run().stages
         values = self.columns.values(frame, self.thresholds.score)

@@ -73,10 +73,11 @@ class GroupThreshold:
         95% confidence interval of the threshold that all rows of the dataset would give, not only
         the labelled ones. An end is None if there are too few labels to determine it.
     figures : dict of str to [float, float, float]
-        ``precision``, ``recall`` and ``keep_share`` at the threshold, each with its interval.
+        ``precision``, ``recall`` and ``keep_share`` at the threshold: value, and low and high end
+        of its 95% interval. Empty without a threshold.
     best_precision : float
-        The highest value of the target, such as the precision, at any threshold. If thresholds are
-        cautious, the highest lower end of its interval.
+        The highest precision at any threshold. If thresholds are cautious, the highest lower end of
+        the target's interval.
     calibration : dict, optional
         Probability of a positive label by score: points of a piecewise linear function, or slope
         and intercept of a sigmoid.
@@ -104,10 +105,12 @@ class Thresholds(Saved):
     score, label : str
         Columns of the score and of the label.
     target : {"precision", "recall", "keep_share"}
+        Figure that thresholds must reach; ``keep_share`` is the share of rows kept.
     value : float
         Minimum of the target.
     groups : dict to GroupThreshold
-        By value of `by`, such as ``"de"``, and None for null; without groups there is one, None.
+        Threshold by value of `by`, such as ``"de"``, and None for null. Without `by`, the only key
+        is None.
     by : str, optional
         Column of groups.
     positive : list, optional
@@ -273,7 +276,7 @@ class Thresholds(Saved):
         )  # fmt: skip
 
     def check_saved(self) -> None:
-        """Raise ValueError unless names of groups are JSON values, and figures are complete."""
+        """Raise ValueError if the target is unknown or a list of numbers has a wrong length."""
         check_choice("target", self.target, TARGETS)
         for value, counts in self.few.items():
             if len(counts) != 2:
@@ -288,16 +291,22 @@ class Thresholds(Saved):
                 check_calibration(group.calibration)
 
     def of_groups(self) -> dict[str, GroupThreshold]:
-        """Return the threshold of each group by its `group_key`, and of the pooled group last."""
+        """Return the threshold of each group by the group's value as JSON.
+
+        The threshold of pooled groups, if any, is last; its key is "all others".
+        """
         pooled = {POOLED: self.pooled} if self.pooled else {}
         return {group_key(value): group for value, group in self.groups.items()} | pooled
 
     def of_group(self, value: Any) -> GroupThreshold | None:
-        """Return the threshold of rows with this value of `by`; None if there is none."""
+        """Return the threshold of rows with this value of `by`.
+
+        Without one, return the threshold of pooled groups; None if there is none either.
+        """
         return self.groups.get(group_value(group_key(value)), self.pooled)
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the lines of a table: a header, and a line for each group."""
+        """Return the lines of a table as tuples of texts: a header, and a line for each group."""
         groups = self.of_groups() if self.by is not None else {"all": self.of_group(None)}
         return [_COLUMNS, *(_line(name, group) for name, group in groups.items() if group)]
 
@@ -318,7 +327,7 @@ class Thresholds(Saved):
         return notes
 
     def html(self) -> str:
-        """Render an HTML page: one file without script, font or picture from elsewhere."""
+        """Render an HTML page with the table of groups and reliability; it loads no other files."""
         from gpuclassify.pages.sections import Bars, Block, Section, Table, Text, sections_page
 
         header, *lines = self.table()
@@ -345,7 +354,7 @@ class Thresholds(Saved):
 
 @dataclass(frozen=True)
 class _LabelColumns:
-    """Names of the columns of labelled rows, and the labels that are positive."""
+    """Names of the columns of scores, groups, labels and weights, and the positive labels."""
 
     scores: ScoreColumns
     label: str
@@ -353,9 +362,11 @@ class _LabelColumns:
     weight: str | None
 
     def read(self, labelled: Frame | LazyFrame) -> tuple[dict[str, Labelled], int]:
-        """Return the labelled rows of each group, sorted by score, by `group_key`.
+        """Return the labelled rows of each group, and the number of rows left out.
 
-        Also returns the number of rows without a score, label or weight.
+        Groups are values of the column of groups, as JSON. Rows are left out if they have no score,
+        label or weight. Raises ValueError if no rows are left, or all or none have a positive
+        label.
         """
         frame = as_dask(labelled)
         names = [*filter(None, [self.label, self.weight])]
@@ -383,9 +394,10 @@ class _LabelColumns:
         return groups, left_out
 
     def part(self, frame: Frame) -> PartRows:
-        """Read one partition's rows, by group.
+        """Read the labelled rows of one partition.
 
-        Returns them, the number of rows without a score, label or weight, and some labels as text.
+        Returns unsorted rows by group (a value as JSON), the number of rows without a score, label
+        or weight, and at most ten labels as text, for errors.
         """
         codes, groups = self.scores.groups(frame)
         refuse_many(groups)
@@ -408,7 +420,10 @@ class _LabelColumns:
         return by_group, int((~is_used).sum()), labels
 
     def _refuse_others(self, column: Any) -> None:
-        """Raise TypeError unless labels are true and false, or 1 and 0."""
+        """Raise TypeError unless the labels in `column` are true and false, or 1 and 0.
+
+        Null is ignored.
+        """
         known = column.dropna()
         others = known[~known.isin([0, 1])].unique()[:MOST_NAMED].tolist()
         if others or (column.dtype.kind in "OU" and column.dtype != object):
@@ -428,16 +443,20 @@ class _LabelColumns:
 
 
 class _Sums(NamedTuple):
-    """Sums of weights, and of squared weights, of all rows with at least each distinct score."""
+    """Sums of weights, and of squared weights, of all rows with at least a score, for each score.
+
+    Both are arrays (distinct scores,), by descending score.
+    """
 
     weights: np.ndarray
     squares: np.ndarray
 
     @classmethod
     def of(cls, weights: np.ndarray | None, mask: np.ndarray | None, last: np.ndarray) -> _Sums:
-        """Sum the weights (1 if None) of all rows, or of the rows in the mask, down to each score.
+        """Return the cumulative sums of weights, and of their squares, down to each distinct score.
 
-        `last` has the index of the last row with each distinct score.
+        Rows are sorted by descending score. `weights` None counts each row 1, and `mask` None sums
+        all rows. `last` has the index of the last row with each distinct score.
         """
         if weights is None:
             counts = last + 1 if mask is None else np.cumsum(mask)[last]
@@ -449,9 +468,11 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of one group, whose rows are sorted by score.
+    """Find the threshold of one group at which a target, such as "precision", is at least `value`.
 
-    The ends of its interval are the scores at which the target leaves its 95% confidence interval.
+    `rows` are sorted by descending score. The ends of the threshold's interval are the scores at
+    which `value` leaves the target's 95% confidence interval. With `cautious`, the conservative end
+    is the threshold. `calibration` is "isotonic", "sigmoid", or None for no probabilities.
     """
     # Last row of each distinct score, because rows with equal scores are kept together.
     last = np.flatnonzero(np.append(rows.scores[1:] != rows.scores[:-1], True))
@@ -459,9 +480,10 @@ def _fit_group(
     kept, right = _Sums.of(rows.weights, None, last), _Sums.of(rows.weights, rows.is_positive, last)
 
     def share(name: str, indices: Any) -> tuple[Any, Any]:
-        """Return a figure, such as recall, if the scores at `indices` are thresholds.
+        """Return a figure for each of the scores at `indices`, if that score is the threshold.
 
-        Also returns its denominator, as a number of independent rows; see `effective_rows`.
+        `name` is "precision", "recall" or "keep_share". Also returns the figure's denominator, as a
+        number of independent rows.
         """
         part = kept if name == "keep_share" else right
         whole, at = (kept, indices) if name == "precision" else (part, -1)
@@ -509,9 +531,10 @@ def _last(mask: np.ndarray) -> int | None:
 
 
 def _joined(parts: Sequence[PartRows]) -> PartRows:
-    """Concatenate the rows of several partitions by group.
+    """Join labelled rows of several partitions, by group.
 
-    Raises ValueError for too many groups.
+    A partition has rows by group, the number of incomplete rows, and some labels; so has the
+    result. Raises ValueError for too many groups.
     """
     by_group: dict[str, list[Labelled]] = {}
     for groups, _, _ in parts:
@@ -533,9 +556,9 @@ def _concatenated(parts: Iterable[Labelled]) -> Labelled:
 
 
 def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    """Return name and value of the only target that is not None, such as ("precision", 0.9).
+    """Return the name and value of the only target that is not None, such as ("precision", 0.9).
 
-    Raises ValueError unless exactly one target is given.
+    Raises ValueError unless exactly one target is given, above 0 and at most 1.
     """
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
@@ -551,7 +574,10 @@ def _only(targets: Mapping[str, float | None]) -> tuple[str, float]:
 
 
 def _unreached(target: str, value: float, cautious: bool, groups: Iterable[GroupThreshold]) -> str:
-    """Return the error message if no threshold of these groups reaches the target."""
+    """Return the error message if no threshold of `groups` has at least `value` of the `target`.
+
+    It names the best value. With `cautious`, the lower end of the target's interval is meant.
+    """
     best = math.floor(1_000 * max(group.best_precision for group in groups)) / 1_000
     which = "lower end" if cautious else target
     return (
@@ -561,7 +587,10 @@ def _unreached(target: str, value: float, cautious: bool, groups: Iterable[Group
 
 
 def _counts(few: Mapping[Any, Sequence[int]]) -> str:
-    """List groups with numbers of labelled and positive rows, smallest first, for messages."""
+    """Format groups with their numbers of labelled and positive rows as a text, for messages.
+
+    `few` has (labelled, positive) by group. At most ten groups are listed, smallest first.
+    """
     counts = ((group_key(value), pair) for value, pair in few.items())
     ordered = sorted(counts, key=lambda pair: (pair[1][0], pair[0]))
     shown = ", ".join(

@@ -32,9 +32,10 @@ MOST_LABELS_SHOWN, MOST_CHARS_SHOWN = 3, 300
 class JobProgress:
     """Display of a job's progress: fraction done, rows and tokens per second, time left, busy GPUs.
 
-    A context manager that shows progress during its block. Speeds are shown after the first part,
-    and the time left after three parts; both are shown earlier, after a fifth of the work. The
-    first part, the first row left out, and each step of a recipe print a line that stays.
+    A context manager that shows progress during its block. Speeds are shown after the first part (a
+    slice of the input that one task processes), and the time left after three parts; both are shown
+    earlier, after a fifth of the work. The first part, the first row left out, and each step of a
+    job print a line that stays.
 
     Parameters
     ----------
@@ -119,9 +120,9 @@ class JobProgress:
             self._bar.update(self._task, description=what, total=None, status="")
 
     def watch(self, title: str, client: Client | None, at_first: str = "waiting for rows") -> None:
-        """Use this title, and show the GPUs of this client's workers, from the next update on.
+        """Set the title, and the client whose workers' GPUs are shown, from the next update on.
 
-        `at_first` is shown until the first rows are done.
+        `at_first` is the text shown until the first rows are done.
         """
         self._title, self._client, self._at_first = title, client, at_first
 
@@ -134,10 +135,11 @@ class JobProgress:
             )
 
     def parts(self, done: int, total: int, summary: JobSummary) -> None:
-        """Show that `done` of `total` parts are done, and the counts in `summary`.
+        """Show that `done` of the input's `total` parts are done, and the counts in `summary`.
 
-        Pass this method to `gpuclassify.jobs.pipeline.Pipeline.run` as `report`. Until the next
-        call, the display also counts finished rows of unfinished parts.
+        A part is a slice of the input that one task processes. Pass this method to
+        `gpuclassify.jobs.pipeline.Pipeline.run` as `report`. Until the next call, the display also
+        counts finished rows of unfinished parts.
         """
         if self._job is None or summary is not self._job[2]:
             self._share = 0.0
@@ -151,7 +153,11 @@ class JobProgress:
             self._print()
 
     def step(self, title: str, done: int, total: int, summary: JobSummary) -> None:
-        """Show the parts done of a recipe's step `title`; the previous step's last line stays."""
+        """Show progress of a step of a job, such as "embeddings": `done` of `total` parts are done.
+
+        A part is a slice of the input that one task processes. If `title` is new, the last line of
+        the previous step stays.
+        """
         if title != self._title and self._line != self._printed:
             self._print()
         self._title = title
@@ -188,9 +194,10 @@ class JobProgress:
         self.share(self._share, status)
 
     def _speed(self, summary: JobSummary, begun_rows: int, is_over: bool) -> str:
-        """Return rows and tokens per second for a status line, and the working time if `is_over`.
+        """Return text for a status line: rows and tokens per second, such as ", 5.0 rows/s".
 
-        `begun_rows` are finished rows of unfinished parts.
+        `begun_rows` are finished rows of unfinished tasks. If `is_over`, the text ends with the
+        working time. Rows of earlier runs of the job are not counted.
         """
         rows, text = summary.run_rows + begun_rows, ""
         seconds = summary.running.elapsed_seconds if begun_rows else summary.elapsed_seconds
@@ -207,9 +214,10 @@ class JobProgress:
         return f"{text}, {seconds:.1f} s of working time" if is_over else text
 
     def _time_left(self, left: float, summary: JobSummary, begun_rows: int) -> str:
-        """Return the time left and the busy GPUs for a status line.
+        """Return text for a status line: the time left, and how busy the workers' GPUs are.
 
-        `left` is the ratio of the work left to the work that this run has done.
+        `left` is the ratio of the work left to the work that this run has done. `begun_rows` are
+        finished rows of unfinished tasks.
         """
         if self._client is not None and time.monotonic() - self._looked > self._look_every:
             self._looked = time.monotonic()

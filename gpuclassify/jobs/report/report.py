@@ -49,8 +49,9 @@ GPU_PEAKS = ("peak_device_bytes", "peak_torch_bytes", "peak_planned_bytes")
 def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
     """Write ``report.json``, ``report.html`` and a dataset card into a job output's ``_report/``.
 
-    `parts` are additions by heads, mappers and recipes. Returns the content of ``report.json``, and
-    raises like `report_of`.
+    `parts` are sections that classifiers and jobs add to the report. Returns the content of
+    ``report.json``. Raises FileNotFoundError if no job has begun in `directory`, and
+    DamagedMetadataError if its metadata cannot be parsed.
     """
     report = report_of(directory, parts)
     directory.make(posixpath.dirname(REPORTS[0]))
@@ -62,11 +63,11 @@ def write_report(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str
 
 
 def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, Any]:
-    """Return the report on a job's finished parts, as JSON values by name.
+    """Return the content of ``report.json``: counts, speeds and settings by name, as JSON values.
 
-    `directory` is the job's output. `parts` are additions by heads, mappers and recipes. Raises
-    FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its metadata
-    cannot be parsed.
+    `directory` is the job's output, of which finished slices of the input are counted. `parts` are
+    sections that classifiers and jobs add to the report. Raises FileNotFoundError if no job has
+    begun in `directory`, and DamagedMetadataError if its metadata cannot be parsed.
     """
     job = read_job(directory)
     summary = JobSummary(output=str(directory))
@@ -122,10 +123,10 @@ def report_of(directory: Store, parts: Sequence[ReportPart] = ()) -> dict[str, A
 
 
 def read_provenance(directory: Store) -> Provenance:
-    """Read the provenance of the job output in `directory`.
+    """Read from a job's output which models and data sources made its columns and rows.
 
-    Raises FileNotFoundError if no job has begun there, and DamagedMetadataError if its metadata
-    cannot be parsed.
+    Raises FileNotFoundError if no job has begun in `directory`, and DamagedMetadataError if its
+    metadata cannot be parsed.
     """
     job = read_job(directory)
     try:
@@ -142,9 +143,9 @@ def _throughput(
 ) -> tuple[float, list[list[float]]]:
     """Return the working time in seconds, and points of (seconds of working time, rows per second).
 
-    For each part, `times` has the start of its run, the part's start and end, in seconds since
-    1970, and its number of rows. Working time excludes the time between runs. There are at most
-    `MOST_POINTS` points.
+    `times` has a tuple for each finished slice of the input: the start of its run, and its own
+    start and end, in seconds since 1970, and its number of rows. Working time excludes the time
+    between runs. There are at most 60 points, at equal distances.
     """
     if not times:
         return 0.0, []
@@ -163,7 +164,11 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first `MOST_PROBLEMS` problems in the quarantine files with these names."""
+    """Read the first 20 lines of the quarantine files with these names.
+
+    A line is a JSON object about a file, line or row that could not be read or scored. Damaged
+    lines are skipped.
+    """
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -206,8 +211,9 @@ def _speed(summary: JobSummary, times: list[tuple[float, float, float, int]]) ->
 def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
     """Return the fraction of time that GPUs were busy while models ran, and their peak memory.
 
-    The dict has ``busy_share``, None if the driver does not report it (as for MIG slices), and the
-    `GPU_PEAKS` that are known, in bytes. Returns None if no model ran on a GPU.
+    `totals` are a job's statistics by name. The dict has ``busy_share``, from 0 to 1, or None if
+    the driver does not report it (as for MIG slices), and the `GPU_PEAKS` that are known, in bytes.
+    Returns None if no model ran on a GPU.
     """
     peaks = {name: totals[name] for name in GPU_PEAKS if name in totals}
     sampled_seconds = totals.get("device_sampled_seconds")
@@ -221,12 +227,12 @@ def _gpu(totals: dict[str, float]) -> dict[str, float | None] | None:
 def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[float, float, int]]:
     """Return a histogram of scores: the lower edge, upper edge and number of rows of each bin.
 
-    `counts` are rows by bin number as text; bin n begins at n * `SCORE_BIN_WIDTH`. The histogram
-    goes from the lowest to the highest bin with rows, including empty bins between them.
+    `counts` are rows by bin number as text; bins are 0.05 wide, and bin 0 begins at 0. The
+    histogram goes from the lowest to the highest bin with rows, including empty bins between them.
 
     A bin includes its lower edge, and the last bin also its upper edge, as in ``numpy.histogram``.
-    So a bin that would hold only the `largest` score is joined to the bin below: scores from 0 to
-    1 get no bin that begins at 1.
+    So a bin that would hold only the `largest` score (None if unknown) is joined to the bin below:
+    scores from 0 to 1 get no bin that begins at 1.
     """
     rows = {int(number): count for number, count in counts.items()}
     first, last = min(rows, default=0), max(rows, default=-1)
@@ -250,11 +256,12 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return a dict for each stage in order, with its ``name`` and the ``rows`` left after it.
+    """Return how many rows are left after each stage (classifier or filter), as a list of dicts.
 
-    A stage's ``dropped`` and ``would_drop`` are rows by reason. The first dict is `READ`. A dict
-    `OTHERS` is inserted if the number of rows changes between stages, because functions drop or
-    make rows, or rows fail. Without stages, the list is empty.
+    Each has ``name`` and ``rows``. Stages also have ``dropped`` and ``would_drop``, rows by reason.
+    The first dict has the rows read. A dict "other stages, left out" is inserted where the number
+    of rows changes between stages, because functions drop or make rows, or rows fail. Without
+    stages, the list is empty.
     """
     if not summary.stages:
         return []
@@ -273,9 +280,10 @@ def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
 
 
 def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings in a job's identity, by section.
+    """Return the settings of the reader, stages and writer that identify a job, by section.
 
-    Sections that list files are replaced by their number, ``files``, and an example, ``such as``.
+    Sections that list files are replaced by entries of the reader's section: ``files``, their
+    number, and ``such as``, the first one.
     """
     listed = {name: values for name, values in identity.items() if name.endswith(" file")}
     settings = {
@@ -294,7 +302,10 @@ def _settings(identity: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
-    """Render the result of `report_of` as an HTML page that needs no network; text is escaped."""
+    """Render the content of ``report.json`` as an HTML page that needs no network.
+
+    `parts` are the sections that classifiers and jobs add. All text is escaped.
+    """
     steps, stages = report["funnel"], report["stages"]
     rows_before = [step["rows"] for step in (*steps[:1], *steps[:-1])]
     added = [part.page(report) for part in parts]
@@ -335,9 +346,10 @@ def page(report: dict[str, Any], parts: Sequence[ReportPart] = ()) -> str:
 
 
 def _title(report: Mapping[str, Any], titles: Sequence[str]) -> str:
-    """Return the first word of the page's title, such as "Classified".
+    """Return the first word of the page's title, such as "Classified", for a job's report.
 
-    The first of `titles`, which report parts supply, is used unless the job annotates rows.
+    `titles` are proposed by sections that classifiers and jobs add. The first one is used, unless
+    the job only writes annotations ("Annotated").
     """
     if annotates(report):
         return "Annotated"
@@ -361,7 +373,10 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Escape a text for the HTML page, and highlight the passage between `MARKS`."""
+    """Escape a text for the HTML page, and highlight the passage between two marks.
+
+    The marks are the characters in `MARKS`, U+E000 and U+E001.
+    """
     escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         escaped = escaped.replace(sign, tag)
@@ -371,7 +386,7 @@ def _marked(text: str) -> Markup:
 def join_bins(
     bins: Sequence[tuple[float, float, int]], most: int = MOST_BARS
 ) -> list[tuple[float, float, int]]:
-    """Join neighbouring bins, which are (from, to, count), to at most `most` bins."""
+    """Join neighbouring bins of a histogram, (lower edge, upper edge, count), to at most `most`."""
     joined = -(-len(bins) // most)
     groups = [bins[start : start + joined] for start in range(0, len(bins), joined)]
     return [(group[0][0], group[-1][1], sum(count for *_, count in group)) for group in groups]
@@ -380,10 +395,11 @@ def join_bins(
 def most_crossed(
     counts: Mapping[str, Mapping[str, int]], most: int = MOST_CROSSED
 ) -> tuple[list[str], list[str], int, int]:
-    """Return the most frequent labels of the first and of the second column, at most `most` each.
+    """Return the most frequent labels of two columns, for a cross table of `most` by `most` cells.
 
-    Also returns the number of rows whose two labels are equal, and of all rows. `counts` are rows
-    by the label in the first column, then by the label in the second column.
+    `counts` are rows by the label in the first column, then by the label in the second column.
+    Returns labels of the first column, labels of the second column, the number of rows whose two
+    labels are equal, and the number of all rows.
     """
     by_row = {name: sum(row.values()) for name, row in counts.items()}
     by_column: dict[str, int] = {}

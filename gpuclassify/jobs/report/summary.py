@@ -42,8 +42,8 @@ OTHER, NO_SOURCE = "(other)", "(null)"  # names of all rare sources, and of rows
 def count_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, int]]:
     """Count rows by bin of score, for each column in `columns` that the table has.
 
-    Bins are ``floor(score / SCORE_BIN_WIDTH)``, as text. Scores are clipped to -`LARGEST_SCORE`
-    and `LARGEST_SCORE`. Null and non-finite scores are not counted.
+    Returns numbers of rows by column, then by bin: ``floor(score / 0.05)``, as text. Scores are
+    clipped to -10 and 10. Null and non-finite scores are not counted.
     """
     counts = {}
     for name in columns:
@@ -70,8 +70,8 @@ def largest_scores(table: pa.Table, columns: Sequence[str]) -> dict[str, float]:
 def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Count rows by bin of the text's length in characters, for each column.
 
-    `texts` are Arrow columns by name. A bin is named by its lower edge in `LENGTH_EDGES`, as text.
-    Null texts are not counted.
+    `texts` are Arrow columns by name. Returns numbers of rows by column, then by the bin's lower
+    edge in `LENGTH_EDGES`, as text. Null texts are not counted.
     """
     counts = {}
     for name, column in texts.items():
@@ -84,8 +84,9 @@ def count_lengths(texts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Count rows by the labels in two columns, for each pair of the table's columns in `columns`.
 
-    The result is by ``"FIRST and SECOND"``, then by the label in each column. Rows with a null in
-    either column and columns of lists or structs are left out.
+    Returns numbers of rows by ``"FIRST and SECOND"``, then by the label in the first column, then
+    by the label in the second. Rows with a null in either column and columns of lists or structs
+    are left out.
     """
     agreements = {}
     present = [name for name in columns if name in table.column_names]
@@ -102,8 +103,8 @@ def count_agreements(table: pa.Table, columns: Sequence[str]) -> dict[str, dict[
 def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, dict[str, int]]:
     """Count rows by value of the source column, before (`read`) and after filters (`written`).
 
-    Each value, as text, has a dict with ``read`` and ``written``. Rare values are folded by
-    `fold_rare`.
+    Each value, as text, has a dict with ``read`` and ``written``. Only the values with the most
+    rows read are listed; the others are summed up as "(other)". Null is "(null)".
     """
     counts: dict[str, dict[str, int]] = {}
     for kind, column in (("read", read), ("written", written)):
@@ -116,9 +117,10 @@ def count_sources(read: pa.ChunkedArray, written: pa.ChunkedArray) -> dict[str, 
 def fold_rare(
     counts: Mapping[str, dict[str, int]], most: int = MOST_LABELS
 ) -> dict[str, dict[str, int]]:
-    """Keep the `most` values with the most rows ``read``, sorted, and sum up others as `OTHER`.
+    """Keep the `most` values with the most rows ``read``, sorted, and sum up others as "(other)".
 
-    `counts` are in the form of `count_sources`.
+    `counts` has a dict with ``read`` and ``written``, numbers of rows, for each value of the source
+    column.
     """
     named = [item for item in counts.items() if item[0] != OTHER]
     named.sort(key=lambda item: (-item[1]["read"], item[0]))
@@ -169,8 +171,10 @@ def column_labels(
 ) -> dict[str, ColumnLabels]:
     """Return the counts of the labels in each column, by column.
 
-    Arguments are `JobSummary.columns`, `labelled` and `stages`. If a stage labels the column, its
-    counts before filters are used. Otherwise, the counts of rows written stand for them.
+    `written` has rows written by column and label, and `labelled` rows whose value is not null by
+    column. `stages` has counts by classifier, as in `JobSummary`. If a classifier labels the
+    column, its counts before filters are used. Otherwise, the counts of rows written stand for
+    them.
     """
     before: dict[str, Mapping[str, Any]] = {}
     for stage in stages.values():
@@ -188,9 +192,9 @@ def column_labels(
 
 
 def textless_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Return a list with a warning on files without any text; `counts` are their rows by name.
+    """Return a list with a warning on files without any text, or an empty list.
 
-    The list is empty if there are no such files.
+    `counts` are the numbers of rows of such files, by file name.
     """
     files = some_of([f"{name} ({rows:,} rows)" for name, rows in most_frequent(counts).items()])
     warning = (
@@ -207,36 +211,39 @@ def _count(bins: np.ndarray) -> dict[str, int]:
 
 @dataclass(repr=False)
 class JobSummary:
-    """Summary of a job.
+    """Summary of a job: counts of rows and tokens, speeds, and files written.
 
     Attributes
     ----------
     files : list of str
         Files written by this run and by earlier runs of the job.
     parts : int
-        Number of parts done. Small parts share a file.
+        Number of parts done: slices of the input that one task processes. Small parts share a file.
     rows_read : int
         Number of rows of the input that could be read, including those that filters drop.
     rows_written : int
-        Number of rows in the output. An annotation set also has a row for each line or row left
-        out, which is not counted here.
+        Number of rows in the output. An output of annotations (new columns only) also has a row for
+        each line or row left out, which is not counted here.
     labels : dict of str to int
         Rows written by label of the first label column, most frequent first.
     elapsed_seconds : float
         Working time of this run, from the start of its first part to the end of its last part;
         without start-up and listing of the input.
     totals : dict of str to float
-        Statistics of `RunStats` by name, summed over all parts; for peaks, the maximum.
+        Counts, seconds and peaks of the models' runs by name, such as "tokens", summed over all
+        parts; for peaks, the maximum.
     columns : dict of str to dict
         Rows written by label, for every label column.
     labelled : dict of str to int
         Rows written whose value is not null, for every label column.
     numbers : dict of str to dict
-        Rows written by bin of score, for every score column; see `count_scores`.
+        Rows written by bin of score, for every score column. A bin is ``floor(score / 0.05)``, as
+        text.
     largest : dict of str to float
         Largest score written, for every score column.
     lengths : dict of str to dict
-        Rows read by bin of the text's length, for every text column.
+        Rows read by bin of the text's length in characters, for every text column. A bin is named
+        by its lower edge.
     stages : dict of str to dict
         Counts of rows for each classifier, in order. ``read`` is the sum of ``kept`` and of
         ``dropped`` by reason; ``would_drop`` replaces ``dropped`` if `keep_field` keeps all rows.
@@ -244,8 +251,13 @@ class JobSummary:
         number of rows whose value is not null, and ``occurrences`` the number of times each label
         occurs, if a row may have it several times. Also ``truncated_texts``, and ``seconds`` of
         work.
-    examples, agreements, sources : dict of str to dict
-        See `gpuclassify.jobs.ledger.records.Record`.
+    examples : dict of str to dict
+        Example texts by classifier: ``labels`` (by label) and ``dropped`` (by reason) have pairs of
+        certainty and beginning of the text, and ``most`` is the number of texts at each end.
+    agreements : dict of str to dict
+        Rows written by pair of label columns, then by the label in each of them.
+    sources : dict of str to dict
+        Rows ``read`` and ``written``, by source column and its value.
     textless : dict of str to int
         Rows by file, for files without any text.
     empty_files : list of str
@@ -310,7 +322,7 @@ class JobSummary:
         return html_table("JobSummary", self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and text of each row of the displayed summary."""
+        """Yield name and text of each line of the summary as shown to users, such as "rows"."""
         share = f" ({self.rows_written / self.rows_read:.1%})" if self.rows_read else ""
         yield "rows", f"{self.rows_read:,} read, {self.rows_written:,} written{share}"
         size = f"{counted(len(self.files), 'file')}, {format_bytes(self.output_bytes)}"
@@ -341,14 +353,14 @@ class JobSummary:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on files without rows, and on files without texts."""
+        """Sentences on files without rows, and on files without texts; empty if there are none."""
         names = sorted(self.empty_files)
         empty = [f"{counted(len(names), 'empty file')}: {some_of(names)}"] if names else []
         return [*empty, *textless_warnings(self.textless)]
 
     @property
     def drops(self) -> list[str]:
-        """Lines of text on the numbers of rows that stages dropped or would drop, by reason."""
+        """Lines of text on the rows that each filtering stage dropped or would drop, by reason."""
         lines = []
         for name, stage in self.stages.items():
             for kind, words in (("dropped", "dropped"), ("would_drop", "would drop")):
@@ -376,7 +388,7 @@ class JobSummary:
         return tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     def add(self, record: Record, is_resumed: bool = False) -> None:
-        """Add the record of a finished part, or of a file of several parts, to the counts.
+        """Add the counts of a finished slice of the input, or of a file of several slices.
 
         `is_resumed` says that an earlier run finished it.
         """
@@ -422,7 +434,7 @@ class JobSummary:
         add_counts(self.textless, {p: n for p, n in textless.items() if p not in self._with_texts})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes except `running`, and the two speeds, as JSON values by name."""
+        """Return attributes except `running`, and rows and tokens per second, as JSON values."""
         speeds = {"rows_per_second": self.rows_per_second}
         hidden = ("running", "_with_texts")
         values = {name: value for name, value in vars(self).items() if name not in hidden}
