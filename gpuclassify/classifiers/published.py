@@ -65,7 +65,7 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default settings of the class, overridden by those of the entry.
+        """Default settings of the class, which the entry's settings override.
 
         In a family, names of columns contain `variant`, such as "language", in place of the word.
         """

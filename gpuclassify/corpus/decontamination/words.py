@@ -107,7 +107,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def new_words(size):
-    """Allocate the five buffers in which `read_words` writes the words of a text of `size` bytes.
+    """Allocate five buffers for the words that `read_words` finds in `size` bytes of text.
 
     They are for the words' bytes (uint8), their offsets (int64), sums of hashes (uint64), and the
     positions in the text at which words begin and end (int64).

@@ -242,7 +242,7 @@ def embedding_frame(
 def sample_frame(
     frame: Frame, partition: int, settings: SemanticDuplicates, embedder: Embedder | None
 ) -> pd.DataFrame:
-    """Embed a partition's documents, and return those with the `sample_size` smallest hashes.
+    """Embed a partition's documents, and return the `sample_size` documents with smallest hash.
 
     Columns are ``number``, the hash, and ``embedding``.
     """

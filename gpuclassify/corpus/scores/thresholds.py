@@ -468,7 +468,7 @@ class _Sums(NamedTuple):
 def _fit_group(
     rows: Labelled, target: str, value: float, cautious: bool, calibration: str | None
 ) -> GroupThreshold:
-    """Find the threshold of one group at which a target, such as "precision", is at least `value`.
+    """Find the threshold of one group for which a target, such as "precision", reaches `value`.
 
     `rows` are sorted by descending score. The ends of the threshold's interval are the scores at
     which `value` leaves the target's 95% confidence interval. With `cautious`, the conservative end

@@ -595,7 +595,7 @@ def sampled_schema(
     known: pa.Schema | None = None,
     kept: Collection[str] | None = None,
 ) -> pa.Schema:
-    """Infer the columns of JSON lines from `samples`, each of which has whole lines.
+    """Infer the columns of JSON lines from `samples` of whole lines.
 
     Columns named in `texts` get the type JSON. Columns of `known` are always in the result; see
     `common_schema`. If `kept` is given, rare columns are left out unless `kept` names them; see

@@ -256,7 +256,7 @@ def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 def _funnel(summary: JobSummary) -> list[dict[str, Any]]:
-    """Return how many rows are left after each stage (classifier or filter), as a list of dicts.
+    """Return the number of rows left after each stage (classifier or filter), as dicts.
 
     Each has ``name`` and ``rows``. Stages also have ``dropped`` and ``would_drop``, rows by reason.
     The first dict has the rows read. A dict "other stages, left out" is inserted where the number
