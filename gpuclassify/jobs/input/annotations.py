@@ -160,7 +160,8 @@ class AnnotationSet:
     def job_keys(self, files: Collection[str]) -> str:
         """Return the keys of the jobs that last annotated these files, joined to one text.
 
-        A key is a digest of a job's settings and input, so that the text differs if annotations do.
+        A key stands for a job's settings and input, and is new if the job starts over, so that the
+        text changes when annotations do.
         """
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
