@@ -65,7 +65,10 @@ class AnnotationRange:
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and the set's address, for tasks that read parts."""
+    """Columns of an annotation set, and the set's address, for tasks that read parts.
+
+    A set is a folder of Parquet files with columns that jobs wrote for the rows of input files.
+    """
 
     address: str
     fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
@@ -78,9 +81,10 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of one part's annotations, which opens each annotation file once to read a section.
+    """Reader of the annotations of one part, which are columns that jobs wrote for its rows.
 
-    A part consists of pieces: ranges of one or several input files. The methods take a piece.
+    A part consists of pieces: ranges of one or several input files. The methods take a piece. Each
+    annotation file is opened once, to read the row groups with the part's rows.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -150,7 +154,7 @@ class AnnotationReader:
         """Yield name and values of each annotation column, for the rows at `positions` of a piece.
 
         `positions` are row numbers or byte offsets, int64 (rows,). Values are null for rows without
-        annotations. Raises AnnotationError if such a row is in a set that should be complete.
+        annotations. Raises AnnotationError if an annotation set that is complete lacks a row.
         """
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
@@ -170,7 +174,11 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the Arrow types of annotation columns, which all annotation files are cast to."""
+        """Return the Arrow types of annotation columns, which all annotation files are cast to.
+
+        `fields` maps their names in annotation files, which the result has, to their names in
+        frames.
+        """
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(

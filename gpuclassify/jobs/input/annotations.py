@@ -66,7 +66,10 @@ class FileAnnotations:
 
 @dataclass
 class AnnotationSet:
-    """Annotation set (a folder of annotation files), as the records of its jobs describe it."""
+    """Annotation set, as the records of its jobs describe it.
+
+    It is a folder of Parquet files with columns that jobs wrote for the rows of input files.
+    """
 
     store: Store
     prefix: str = ""
@@ -277,7 +280,7 @@ class AnnotationSet:
     def check(
         self, states: Mapping[str, str], was_input: Callable[[str], bool], is_complete: bool
     ) -> bool:
-        """Check that the set is of this input; return True if every input file is annotated.
+        """Check that the set is of this input; return True if it is finished and has every file.
 
         `states` has the size and version of each input file, by name. `was_input` returns True for
         the name of a file that is gone but that the reader's paths match. Raises AnnotationError if

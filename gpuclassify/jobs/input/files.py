@@ -394,7 +394,7 @@ def _digest(file: InputFile, store: Store) -> str:
 
 
 def _bare(version: str) -> str:
-    """Strip quotes and the mark of weak ETags, ``W/``, from a version, so that versions compare."""
+    """Strip quotes and the mark of weak ETags, ``W/``, so that equal versions compare equal."""
     return version.removeprefix("W/").strip('"')
 
 

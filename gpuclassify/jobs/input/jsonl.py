@@ -463,7 +463,7 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
 def frequent_columns(
     schema: pa.Schema, samples: Sequence[bytes], kept: Collection[str]
 ) -> pa.Schema:
-    """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
+    """Return the schema without columns in less than 1% of the lines, if it has more than 500.
 
     Each row of a frame would have all of them. Columns are counted in the lines of `samples`, and
     those named in `kept` stay. Lines with fields that the schema lacks are refused when they are
@@ -502,8 +502,9 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
     """Return the type with integers in place of floating point if all values are integers.
 
-    `kind` is the type of the `values` of a column, or at any nesting of its lists and objects.
-    `name` is the name of the column and fields, for a warning about integers that lose digits.
+    `kind` is the type of `values`, which are from a column of some lines. In lists and objects,
+    types are replaced at any nesting. `name` is the name of the column and fields, for a warning
+    about integers that lose digits.
     """
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
@@ -589,7 +590,7 @@ def _check_line(line: bytes) -> bool:
 
 
 def _check_structure(text: bytes) -> None:
-    """Raise BadLineError if a line is nested too deep, or holds too many values."""
+    """Raise BadLineError if a line is nested over 1,000 deep, or holds over 4 million values."""
     # Without escapes, every other quote begins a string.
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     level = values = quotes = 0
@@ -608,7 +609,7 @@ def _check_structure(text: bytes) -> None:
 
 
 def _check_depth(schema: pa.Schema) -> None:
-    """Raise BadLineError if a column is nested deeper than `DEEPEST_COLUMN`."""
+    """Raise BadLineError if a column is nested over 99 deep, where a list counts twice."""
     inner = [(field.type, 1, field.name) for field in schema]
     while inner:
         kind, level, name = inner.pop()

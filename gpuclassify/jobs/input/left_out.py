@@ -60,7 +60,10 @@ def left_out_logged() -> Iterator[None]:
 
 
 def _client() -> Any:
-    """Return the current Dask client without importing distributed; None if it is asynchronous."""
+    """Return the current Dask client without importing distributed.
+
+    Returns None if there is none, or if it is asynchronous.
+    """
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # there is none
         client = distributed and distributed.default_client()

@@ -166,8 +166,9 @@ class PartFinder:
     def find(self) -> InputParts:
         """Find the parts and columns, from footers of Parquet files and samples of JSON lines.
 
-        Raises UnreadableInputError as `schema` does, and for unreadable files and lines unless
-        they are quarantined or `expected`.
+        Raises UnreadableInputError if nothing can be read, if columns of the files do not fit
+        together, or if one is missing. Raises it for unreadable files and lines, too, unless
+        `on_error` is "quarantine" or the file is in `expected`.
         """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
@@ -319,7 +320,8 @@ class PartFinder:
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
         """Return the problem of each Parquet file that is broken or does not fit `schema`, by path.
 
-        Raises UnreadableInputError for the first problem unless it is quarantined or `expected`.
+        Raises UnreadableInputError for the first problem, unless `on_error` is "quarantine" or the
+        file is in `expected`.
         """
         parts = []
         for file in self.files:
@@ -336,7 +338,8 @@ class PartFinder:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
         `offset` is the file's byte offset in the input. A run is cut to shares only in local files,
-        because each share fetches all of the run.
+        because each share fetches all of the run. A file that does not fit `schema` is one part
+        with a problem.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)

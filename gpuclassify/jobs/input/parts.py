@@ -66,8 +66,9 @@ CURES = {
 class Part:
     """Piece of an input that a task reads: row groups of a Parquet file, or a byte range of lines.
 
-    A line belongs to the part in whose byte range it begins, after decompression. Several small
-    files may form one part: each file is a piece, and the pieces after the first are `followers`.
+    A line belongs to the part in whose byte range it begins, after decompression. A `share` limits
+    the part to a fraction of its rows or bytes. Several small files may form one part: each file is
+    a piece, and the pieces after the first are `followers`.
     """
 
     path: str  # path or URL of the file
@@ -176,7 +177,7 @@ class InputSchema:
 
     @property
     def annotation_fields(self) -> list[str]:
-        """Names of the columns that annotation sets hold."""
+        """Names of the columns of `arrow` that annotation sets hold."""
         names = (name for columns in self.annotations for name in columns.fields.values())
         return [name for name in names if name in self.arrow.names]
 
@@ -326,9 +327,9 @@ def read_table(
     The table has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The
     fraction is below 1 only if a `limit` ended a whole file. Unreadable files, lines and rows are
     returned as problems if `on_error` is "quarantine", or if annotations list them as left out.
-    Otherwise the first problem raises UnreadableInputError, with the advice of `CURES`.
-    `annotations` is the part's reader, made here if None. If only annotation columns are read and
-    their set is complete, the input file is not opened.
+    Otherwise the first problem raises UnreadableInputError. `annotations` is the reader of
+    annotations of the whole part, made here if None. If only annotation columns are read and their
+    set is complete, the input file is not opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -497,10 +498,10 @@ def read_lines(
 ) -> Lines:
     """Read the lines of a part; `limit` applies only if the part is a whole file.
 
-    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is a
-    share, the whole file is read. A compressed file is decompressed from its beginning to the end
-    of the part. If the file is damaged, the result has the lines before the damage, and the error
-    in `cut`. Raises BrokenContentError for a decompression bomb.
+    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is only
+    a share of its file (``part.share``), the whole file is read. A compressed file is decompressed
+    from its beginning to the end of the part. If the file is damaged, the result has the lines
+    before the damage, and the error in `cut`. Raises BrokenContentError for a decompression bomb.
     """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None and codec is None:

@@ -36,11 +36,11 @@ _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
 
 
 def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = None) -> pa.Schema:
-    """Merge schemas into one that holds the values of all, with columns without values as text.
+    """Merge schemas into one with all their columns, where columns without values are text.
 
-    `counts` has the number of files or lines with each schema: if the types of a column conflict,
-    the most frequent type wins. Columns of `known` are always in the result, and their types have
-    the least weight.
+    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
+    `counts` has the number of files or lines with each schema. Columns of `known` are always in the
+    result, and their types have the least weight.
     """
     columns = []
     for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
@@ -50,10 +50,10 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 
 
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """Merge schemas into one with all columns, each of a type that holds the values of all.
+    """Merge schemas into one with all their columns.
 
-    `counts` has the number of files or lines with each schema. If the types of a column conflict,
-    the most frequent one wins.
+    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
+    `counts` has the number of files or lines with each schema.
     """
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
@@ -78,10 +78,9 @@ def json_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return why columns of a file do not fit into the columns `common`, by name; {} if all do.
+    """Return why `common` cannot hold a file's values without loss, by column; {} if it can.
 
-    `schema` has the columns of the file. They fit if `common` has them and can hold their values
-    without loss.
+    `schema` has the columns of the file. Columns that `common` lacks are ignored.
     """
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -169,7 +168,10 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """Return the Arrow type with this name; raise ValueError, with the column, if there is none."""
+    """Return the Arrow type with a name such as "double" or "json".
+
+    Raises ValueError, which names the `column`, if there is none.
+    """
     if name == "json":
         return pa.json_()
     try:
@@ -221,7 +223,10 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Read the types of folder columns from the manifests of the jobs that wrote the files."""
+    """Read the types of columns from folder names such as ``lang=de``, by name of the column.
+
+    They are in ``job.json`` if a job wrote the files, and missing otherwise.
+    """
     roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
     for root in roots:
@@ -267,7 +272,10 @@ def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str 
 
 
 def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Fill nulls in the columns `fields` with a path's folder names, such as ``lang=de``."""
+    """Return the table with nulls in the columns `fields` filled from a path's folder names.
+
+    ``lang=de`` fills the column ``lang`` with "de".
+    """
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():

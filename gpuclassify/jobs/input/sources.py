@@ -231,7 +231,7 @@ class FrameSource:
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return the Dask frame; the arguments matter only to `FileSource`."""
+        """Return the Dask frame. The arguments are ignored, because they are about files."""
         return self._frame
 
     def partitions(self) -> list[Delayed]:
@@ -277,7 +277,7 @@ def frame_names(frame: Any) -> tuple[list[str], list[str]]:
     """Return the input files of a Dask frame, and the paths that its readers were given.
 
     They are found if `read_files` or Dask's `read_parquet` made the frame. Of the latter, only
-    paths are known, for each of which the files have a made-up name.
+    paths are known, and a made-up name in each stands for its files.
     """
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
@@ -303,12 +303,14 @@ def as_source(
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position of a row)
-    that are needed and not in the files. With `keeps_partitions`, a frame has the same partitions
-    each time it is read. With `is_slow`, parts of files are small; see `FileReader.find_parts`.
+    If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
+    raises. With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position
+    of a row) that are needed and not in the files. With `keeps_partitions`, a frame has the same
+    partitions each time it is read. With `is_slow`, the parts of a small input of files are small,
+    to balance workers.
 
-    Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
-    if the files are empty.
+    Raises TypeError for other objects, and UnreadableInputError if files cannot be read, do not fit
+    together, or are empty.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed, is_slow=is_slow)
