@@ -25,7 +25,7 @@ OPTIONS = ("backend", "on_error", "source_field", "examples")
 
 
 def stage_list(stages: Any) -> list[Any]:
-    """Return stages as a list; TypeError for a set, which has no order."""
+    """Return stages as a list; raise TypeError for a set, which has no order."""
     check_ordered("stages", stages)
     return list(stages)
 
@@ -91,7 +91,7 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return the settings of the report, as arguments for `gpuclassify.jobs.job.make_job`."""
+        """Return the settings that only the report needs, as arguments for `make_job`."""
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values
