@@ -237,7 +237,10 @@ def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) 
 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
-    """Return whether a job uses the GPUs of workers that have one."""
+    """Return whether a job uses the GPUs of workers that have one.
+
+    It does if its frames are of the library "cudf", or if a model of its `mappers` takes a GPU.
+    """
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 

@@ -98,7 +98,8 @@ class PartsNote(str):
 class Job:
     """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
-    A job that adds new files to an annotation set first finishes the `earlier` jobs of the set.
+    A part is a slice of the input that one task reads and writes. A job that adds new files to an
+    annotation set first finishes the `earlier` jobs of the set.
     """
 
     source: Source
@@ -191,7 +192,11 @@ class Job:
         write_report(self.directory, self.report_parts)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
-        """Prepare the output directory, and yield the records of undamaged finished parts."""
+        """Prepare the output directory, and yield the records of undamaged finished parts.
+
+        Damaged parts are removed, and with `restart` the output of earlier runs. The iterator must
+        be exhausted. Workers of `client`, if any, verify the files.
+        """
         if self.restart and self.writer.annotates:  # the set's later jobs go, too
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
@@ -262,7 +267,10 @@ class Job:
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
     ) -> Iterator[Record]:
-        """Run the tasks of the parts with the numbers `todo`; yield records as tasks end."""
+        """Run the tasks of the parts with the numbers `todo`; yield records of parts as they end.
+
+        `spec` has the settings of the tasks.
+        """
         names, packed = self.manifest.names(), spec.pack()
         if isinstance(self.source, FileSource):
             self.source.share_tokens()
@@ -404,7 +412,7 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns in files of the input; None if the source is a Dask frame."""
+    """Return the columns that the input's files hold; None if the source is a Dask frame."""
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 

@@ -161,13 +161,17 @@ def push_to_hub(
     Parameters
     ----------
     ddf : dask.dataframe.DataFrame
+        The frame to write.
     repo : str
+        Repository, ``"OWNER/NAME"``; created if it does not exist.
     staging : str
-        See `HubWriter`, as for all other `options`.
+        Directory that all workers see, or fsspec URL of one. Parts are written there first.
     client : distributed.Client, optional
         Default: the current one; without any, everything runs here.
     restart, verify, report
         See `gpuclassify.Pipeline.run`.
+    **options
+        Further arguments of `HubWriter`, such as ``split="train"``.
 
     Returns
     -------

@@ -78,6 +78,7 @@ class ToBackend(PartitionMap):
     Attributes
     ----------
     name : {"pandas", "cudf"}
+        The library that later stages get.
     """
 
     name: str

@@ -112,7 +112,11 @@ class Steps:
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
-        """Return whether all files of a step exist and are undamaged, so that it can be skipped."""
+        """Return whether all files of a step exist and are undamaged, so that it can be skipped.
+
+        Files of another job do not count. A step that was interrupted after its last part is
+        finished here.
+        """
         try:
             manifest = self.manifest(name)
             recorded, damage = manifest.examine(functools.partial(digest_files, self.client))
@@ -208,9 +212,10 @@ class Steps:
         return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return a function that calls `act` with a part, its number, and a step's rows for it.
+        """Return a function that calls ``act(frame, number, rows)`` for a part of the input.
 
-        The step `name` has one file for each part of the input.
+        ``frame`` has the part's rows, and ``rows`` are those that the step `name` wrote for it. The
+        step has one file for each part.
         """
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
