@@ -87,8 +87,8 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
     """Return the job with columns of the Arrow types that the set has, if these hold the values.
 
-    Other columns keep their types. Raises AnnotationError for them if the job writes `new` files,
-    which are named in its message.
+    Other columns keep their types. Raises AnnotationError for them if there are `new` files, which
+    the job has not annotated yet.
     """
     fields = []
     for field in job.spec.schema:

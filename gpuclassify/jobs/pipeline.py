@@ -125,7 +125,7 @@ class Pipeline(Recipe):
         Raises
         ------
         TypeError, ValueError
-            As `prepare` does, and if there are no rows.
+            A stage is wrong or does not fit the input, or the input cannot be read or has no rows.
         """
         from gpuclassify.jobs.plan import make_plan
 

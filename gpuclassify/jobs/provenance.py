@@ -165,7 +165,7 @@ class Provenance:
     def only(self, columns: Collection[str]) -> Provenance:
         """Return the provenance with only these `columns`.
 
-        Makers of none of them are left out.
+        Makers that made none of them are left out.
         """
         makers = [
             replace(maker, columns=kept)
@@ -283,7 +283,7 @@ def hub_datasets(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
     """Return a Markdown table, as lines, of rows by a column's labels or by bins of its scores.
 
-    Returns [] if the `report` has neither.
+    `report` is the job's report as JSON values. Returns [] if it has neither.
     """
     counts = report.get("labels", {}).get(column)
     if counts:

@@ -251,8 +251,8 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
     """Add a note that names the `part` to errors of the block.
 
-    If a file is missing, first checks whether another run has started over in the output, and then
-    raises JobChangedError. `name` is the file of the part.
+    If a file is missing because another run has started over in the output, raises JobChangedError
+    instead. `name` is the file of the part.
     """
     try:
         try:
@@ -456,7 +456,10 @@ def _add_position(problem: Problem, positions: pa.Table) -> Problem:
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a single row that cannot be scored or written, for quarantine."""
+    """Return the types of errors of a single row that cannot be scored or written.
+
+    With ``on_error="quarantine"``, such a row is left out and described.
+    """
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
