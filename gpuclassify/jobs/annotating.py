@@ -31,8 +31,9 @@ MakeJob = Callable[..., Any]
 def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: MakeJob) -> list[Any]:
     """Make the jobs that annotate the reader's files: one per earlier job, and one for new files.
 
-    Raises AnnotationError for files that have changed since they were annotated, unless the writer
-    redoes these.
+    ``make(reader, writer)`` makes a job. Raises AnnotationError for files that have changed since
+    they were annotated, unless the writer has ``redo_changed=True``; and if nothing is left to do,
+    because all annotated files are gone or have changed.
     """
     if options.restart or not writer.directory.has(JOB):
         return [make(reader, writer)]
@@ -86,7 +87,8 @@ def earlier_jobs(reader: FileReader, writer: Any, options: RunOptions, make: Mak
 def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> Job:
     """Return the job with columns of the Arrow types that the set has, if these hold the values.
 
-    Raises AnnotationError if they cannot for `new` files, which are not written yet.
+    Other columns keep their types. Raises AnnotationError for them if there are `new` files, which
+    the job has not annotated yet.
     """
     fields = []
     for field in job.spec.schema:
@@ -106,9 +108,9 @@ def _use_set_types(job: Job, known: AnnotationSet, new: Sequence[str] = ()) -> J
 
 
 def add_decision_column(mappers: Sequence[PartitionMap]) -> list[PartitionMap]:
-    """Return the mappers; a mapper that drops rows writes its decision to `KEEP` instead.
+    """Return the mappers; one that drops rows writes its decision to the column "keep" instead.
 
-    Raises ValueError if several drop rows, or one that cannot write a column.
+    Raises ValueError if several drop rows, or if one does that cannot write a column.
     """
     for mapper in mappers:
         if mapper.row_filter() is not None:

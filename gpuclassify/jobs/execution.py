@@ -87,7 +87,9 @@ def run_tasks(
 def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
     """Yield the results of delayed tasks that may share inputs, in order of completion.
 
-    Without a client, this process computes all of them before it yields. See `run_tasks`.
+    Without a client, this process computes all of them before it yields. With one, tasks whose
+    workers died or lost a connection are retried. Raises ConnectionError if the scheduler is gone,
+    else the first task's error; then the other tasks are cancelled.
     """
     if client is None:
         yield from dask.compute(*tasks, scheduler=dask.get)  # by name, Dask imports distributed
@@ -114,7 +116,10 @@ def compute_tasks(client: Client | None, tasks: list[Delayed]) -> Iterator[Any]:
 def digest_files(
     client: Client | None, directory: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the results of `Store.digests` for files; workers read them if there is a client."""
+    """Yield (name, SHA-256, "") of files in `directory`, or (name, "", reason) if unreadable.
+
+    Workers read them if there is a client, else threads of this process.
+    """
     starts = range(0, len(names), FILES_A_TASK)
     batches = [names[start : start + FILES_A_TASK] for start in starts]
     calls = [(batch,) for batch in batches] if client else [(names,)]
@@ -157,10 +162,11 @@ def _warn_of_pauses(client: Client) -> Iterator[None]:
 def _settled(
     completed: Iterable[Future], retry: Callable[[Future], Future]
 ) -> Iterator[tuple[Future, Any]]:
-    """Yield each future as it completes, with its result.
+    """Yield each of the `completed` futures, with its result.
 
     Tasks that a worker's death or a lost connection has stopped are submitted again by `retry`,
-    which returns the new future.
+    which returns the new future, up to three times in all. Raises ConnectionError if the scheduler
+    has lost the tasks.
     """
     from distributed import KilledWorker
     from distributed.comm import CommClosedError
@@ -207,7 +213,8 @@ class ModelProbe:
     def run(self, memory_bytes: int) -> None:
         """Load each model in turn and run it on a text; `memory_bytes` are free on the host.
 
-        Raises MisfitError if a model needs more memory, or the error that stops it.
+        Raises MisfitError if a model needs more memory than is free, or the error that stops the
+        model.
         """
         for mapper in self.mappers:
             _check_memory(mapper, memory_bytes)
@@ -216,7 +223,12 @@ class ModelProbe:
 
 
 def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) -> None:
-    """Raise PreflightError if the workers cannot do a job, unless Dask's config disables this."""
+    """Raise PreflightError if the client's workers cannot run these stages.
+
+    Workers must have the client's versions of packages, and load and run the stages' models. No two
+    may use one GPU, if a model or the library `backend` needs GPUs. Dask's config can disable the
+    check.
+    """
     if not dask.config.get(SETTING, True):
         return
     mappers = tuple(mapper for stage in stages for mapper in stage.text_mappers())
@@ -225,7 +237,10 @@ def check_cluster(client: Client, stages: Iterable[PartitionMap], backend: str) 
 
 
 def may_use_gpu(mappers: Iterable[TextMapper], backend: str) -> bool:
-    """Return whether a job uses the GPUs of workers that have one."""
+    """Return whether a job uses the GPUs of workers that have one.
+
+    It does if its frames are of the library "cudf", or if a model of its `mappers` takes a GPU.
+    """
     return backend == "cudf" or any(mapper.runner.takes_gpu for mapper in mappers)
 
 

@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 class PartsNote(str):
     """Note that a job adds to an error: the number of parts written, and how to continue.
 
-    `counted_again` updates the number when all workers have stopped.
+    Workers may still write parts when the note is made. `counted_again` updates the number when all
+    workers have stopped.
     """
 
     manifest: Manifest
@@ -81,7 +82,10 @@ class PartsNote(str):
     @classmethod
     @contextlib.contextmanager
     def counted_again(cls) -> Iterator[None]:
-        """Update the notes on the block's errors at its end, when all workers have stopped."""
+        """Count the written parts anew in the notes of this class on errors that leave the block.
+
+        Put it around the block that ends the workers, which may write parts until then.
+        """
         try:
             yield
         except (Exception, KeyboardInterrupt) as err:
@@ -94,7 +98,8 @@ class PartsNote(str):
 class Job:
     """Planned and checked job: source of the parts, settings of the tasks, metadata and writer.
 
-    A job that adds new files to an annotation set first finishes the `earlier` jobs of the set.
+    A part is a slice of the input that one task reads and writes. A job that adds new files to an
+    annotation set first finishes the `earlier` jobs of the set.
     """
 
     source: Source
@@ -115,7 +120,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Title of the work in progress, for people."""
+        """Title of the work in progress, for people: the names of the stages."""
         return self.spec.chain.__name__ if self.spec.chain.mappers else "Writing rows"
 
     @property
@@ -124,19 +129,30 @@ class Job:
         return self.spec.chain.report_parts
 
     def needs_workers(self) -> bool:
-        """Return whether `run` has parts to do or files to upload; so that no cluster idles."""
+        """Return whether `run` has parts to do or files to upload.
+
+        If not, no cluster has to be started.
+        """
         if any(job.needs_workers() for job in self.earlier):
             return True
         is_done = not self.restart and self.manifest.is_complete()
         return not (is_done and self.writer.is_uploaded())
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; see `gpuclassify.jobs.recipe.Recipe.run`."""
+        """Run or continue the job; return its summary.
+
+        Without a `client`, everything runs in this process. ``report(parts_done, parts,
+        summary_so_far)`` is called at first and after every part.
+        """
         with self.current(client):
             return self.write(client, report)
 
     def write(self, client: Client | None, report: Report | None) -> JobSummary:
-        """Write the missing parts, then the report and the manifest; upload the output."""
+        """Write the missing parts, then the report and the manifest; upload the output.
+
+        The client must be current already. Returns the summary of all parts, also of those that an
+        earlier run wrote.
+        """
         for job in self.earlier:
             job.write(client, report)
         summary = JobSummary(output=str(self.directory))
@@ -172,11 +188,15 @@ class Job:
         return summary
 
     def write_report(self) -> None:
-        """Write the report of the finished parts."""
+        """Write the report of the finished parts into the output directory."""
         write_report(self.directory, self.report_parts)
 
     def begin(self, client: Client | None = None) -> Iterator[Record]:
-        """Prepare the output directory, and yield the records of undamaged finished parts."""
+        """Prepare the output directory, and yield the records of undamaged finished parts.
+
+        Damaged parts are removed, and with `restart` the output of earlier runs. The iterator must
+        be exhausted. Workers of `client`, if any, verify the files.
+        """
         if self.restart and self.writer.annotates:  # the set's later jobs go, too
             for folder in later_folders(self.directory):
                 self.directory.remove_folder(folder)
@@ -214,7 +234,11 @@ class Job:
         summary: JobSummary,
         report: Report | None,
     ) -> None:
-        """Join neighbouring parts into files, by their `sizes` in bytes; None if joined already."""
+        """Join neighbouring parts into files of about `output_bytes`, if the writer asks for this.
+
+        `sizes` has the bytes of each part by name, None if it is joined already. Progress is shown
+        by `report`.
+        """
         manifest, encoding = self.manifest, self.manifest.encoding
         if not manifest.joins:
             return
@@ -243,7 +267,10 @@ class Job:
     def run_tasks(
         self, client: Client | None, todo: Sequence[int], spec: TaskSpec
     ) -> Iterator[Record]:
-        """Run the tasks of the parts with the numbers `todo`; yield records as tasks end."""
+        """Run the tasks of the parts with the numbers `todo`; yield records of parts as they end.
+
+        `spec` has the settings of the tasks.
+        """
         names, packed = self.manifest.names(), spec.pack()
         if isinstance(self.source, FileSource):
             self.source.share_tokens()
@@ -255,7 +282,11 @@ class Job:
 
     @contextlib.contextmanager
     def current(self, client: Client | None) -> Iterator[None]:
-        """Make the client current, because mappers use it to send secrets to workers."""
+        """Make the client current in the block, and send workers the secrets of the job.
+
+        Mappers send secrets, such as tokens, through the current client. Raises TypeError unless
+        `client` is a synchronous Client of Dask, or None.
+        """
         if client is None:
             yield
             return
@@ -291,8 +322,12 @@ def make_job(
 ) -> Job:
     """Make a job from a checked source, stages and writer, and check its output.
 
-    `identity` has further settings that identify the job; `code` is Python code that makes it;
-    `rules` are sentences on what a recipe does to rows, for the provenance.
+    `identity` has further settings that identify the job, and `code` is Python code that makes it.
+    `source_field` is a column by whose values the report counts rows, and `examples` the number of
+    texts that it shows per label. `rules` are sentences on what a recipe does to rows, for the
+    provenance. Raises ValueError if the output would be read as input, or if no column is called
+    `source_field`. Raises JobChangedError or other errors if the output is damaged or of another
+    job.
     """
     directory = writer.directory
     source.refuse_output(directory, writer.sample_name)
@@ -334,7 +369,11 @@ def make_job(
 
 
 def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings: Any) -> TaskSpec:
-    """Make the settings that all tasks of a job share; keep its storage options for workers."""
+    """Make the settings that all tasks of a job share; keep its storage options for workers.
+
+    `settings` are further fields of `TaskSpec`. If the writer writes annotations, the source must
+    be files; raises TypeError for a Dask frame.
+    """
     meta = source.meta
     keep_index = source.has_index and writer.keeps_index
     schema = arrow_table(chain.meta(meta), keep_index).schema
@@ -373,13 +412,17 @@ def make_task_spec(source: Source, chain: Chain, writer: FileWriter, **settings:
 
 
 def input_columns(source: Source) -> pa.Schema | None:
-    """Return the columns in files of the input; None if the source is a Dask frame."""
+    """Return the columns that the input's files hold; None if the source is a Dask frame."""
     schema = source.input_schema
     return schema and pa.schema([schema.arrow.field(name) for name in schema.file_fields])
 
 
 def _new_columns(schema: pa.Schema, source: FileSource, chain: Chain) -> pa.Schema:
-    """Return the columns that stages add, for annotations; raise ValueError if they cannot be."""
+    """Return the columns that stages add, which annotations have.
+
+    `schema` has the columns of the stages' result. Raises ValueError if there are none, or if a
+    name is in the input already or belongs to columns that every annotation file has.
+    """
     if source.reader.path_field is not None:
         raise ValueError(
             f"path_field={source.reader.path_field!r} adds a column to the input: leave it out, "
@@ -403,6 +446,7 @@ def _schema_to_annotate(
     """Return the schema to read the input of a job that annotates.
 
     It has only the columns that stages need, unless rows may then be quarantined differently.
+    Raises ValueError if the input has a column that every annotation file has.
     """
     schema = source.input.schema
     if on_error == "raise" and chain.is_row_wise:

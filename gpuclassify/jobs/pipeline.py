@@ -25,7 +25,7 @@ OPTIONS = ("backend", "on_error", "source_field", "examples")
 
 
 def stage_list(stages: Any) -> list[Any]:
-    """Return stages as a list; TypeError for a set, which has no order."""
+    """Return stages as a list; raise TypeError for a set, which has no order."""
     check_ordered("stages", stages)
     return list(stages)
 
@@ -91,7 +91,7 @@ class Pipeline(Recipe):
         return self.stages[0], self.stages[1:-1], self.stages[-1]
 
     def job_settings(self) -> dict[str, Any]:
-        """Return the settings of the report, as arguments for `gpuclassify.jobs.job.make_job`."""
+        """Return the settings that only the report needs, as arguments for `make_job`."""
         return {"source_field": self.source_field, "examples": self.examples}
 
     @with_plain_values
@@ -125,7 +125,7 @@ class Pipeline(Recipe):
         Raises
         ------
         TypeError, ValueError
-            As `prepare` does, and if there are no rows.
+            A stage is wrong or does not fit the input, or the input cannot be read or has no rows.
         """
         from gpuclassify.jobs.plan import make_plan
 
@@ -161,13 +161,17 @@ def push_to_hub(
     Parameters
     ----------
     ddf : dask.dataframe.DataFrame
+        The frame to write.
     repo : str
+        Repository, ``"OWNER/NAME"``; created if it does not exist.
     staging : str
-        See `HubWriter`, as for all other `options`.
+        Directory that all workers see, or fsspec URL of one. Parts are written there first.
     client : distributed.Client, optional
         Default: the current one; without any, everything runs here.
     restart, verify, report
         See `gpuclassify.Pipeline.run`.
+    **options
+        Further arguments of `HubWriter`, such as ``split="train"``.
 
     Returns
     -------

@@ -50,7 +50,7 @@ class ClassifierPlan:
     passes_per_text: int = 1  # number of times that the model reads a text
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of text to display below the classifier's name."""
+        """Yield lines of text for people, to display below the classifier's name."""
         yield (
             f"a text has {self.mean_tokens:,.0f} tokens on average, median {self.median_tokens:,}, "
             f"95% have at most {self.p95_tokens:,}, the longest {self.most_tokens:,}"
@@ -88,7 +88,7 @@ class TimePlan:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Estimates of a job's rows, tokens, time and memory, from a sample."""
+    """Estimates of a job's rows, tokens, time and memory, from a sample; ``print`` shows them."""
 
     rows: float
     is_exact: bool  # whether `rows` is known, as from Parquet files
@@ -157,7 +157,10 @@ def make_plan(
 ) -> Plan:
     """Plan a job: draw a sample of rows, count its tokens, and run the stages on some of it.
 
-    See `Pipeline.plan`. The `chain` of stages is checked, and prepared if it is to be run.
+    About `sample_rows` rows are drawn, equal ones for an equal `seed`. The stages run for about
+    `trial_seconds`; None runs nothing. The `chain` of stages is checked already, and prepared if it
+    is to be run. Rows that cannot be read or scored raise, or are left out if `on_error` is
+    "quarantine".
     """
     stored: list[int | None] = [None]
     if isinstance(source, FileSource):
@@ -218,7 +221,11 @@ def make_plan(
 
 
 def _rows_left(stage: Function, frame: Frame, warnings: list[str]) -> Frame:
-    """Return the sample's rows that a function leaves; if unknown, add a warning and return all."""
+    """Return the rows of the sample that a function leaves, with the columns that it adds.
+
+    If they are unknown, because the function fails or changes the index, adds a warning and returns
+    the frame unchanged.
+    """
     try:
         mapped = stage.map_frame(frame)
         if mapped.index.is_unique and mapped.index.isin(frame.index).all():
@@ -238,6 +245,7 @@ def _count(
 ) -> tuple[ClassifierPlan, dict[str, int]]:
     """Tokenize a sample's texts as the mapper will; return its plan, and bytes of weights by file.
 
+    `frame` has the rows of the sample that the mapper reads; its index numbers the sample's rows.
     The number of tokens of each row is added to `tokens`, and rows without a text are set in
     `nulls`. Both have an item for each row of the sample.
     """
@@ -286,10 +294,12 @@ def _time(
     on_error: str,
     meter: LoadMeter | None,
 ) -> TimePlan:
-    """Time the stages for about `seconds`, in several runs; `tokens` of each row measure its work.
+    """Time the stages on rows of the sample for about `seconds`, in several runs.
 
-    Models loaded here are evicted at the end, because this may be the client's process, and a
-    worker needs its GPU.
+    `tokens` has the number of each row's tokens, which measures its work. `dtypes` are the chain's
+    `meta_dtypes`. The load of the machine, which other processes cause, is read from `meter`, if
+    any. Rows that cannot be scored raise, unless `on_error` is "quarantine". Models loaded here are
+    evicted at the end, because this may be the client's process, and a worker needs its GPU.
     """
     from gpuclassify.inference.residency import MODELS
 
@@ -339,10 +349,11 @@ def _time(
 def time_range(
     whole: float, runs: list[tuple[float, float]], load: CpuLoad | None
 ) -> tuple[float, float, float]:
-    """Extrapolate the time of some runs to `whole` units of work.
+    """Extrapolate the time of some runs to `whole` units of work, such as tokens.
 
-    A run is a pair of units of work and seconds. Returns seconds: as measured, by the fastest run
-    on an idle machine, and by the slowest run or under the machine's `load`, if that is longer.
+    A run is a pair of units of work and seconds. Returns three numbers of seconds: as measured; at
+    the speed of the fastest run, on an idle machine; and at the speed of the slowest run, or under
+    the machine's `load`, if that is longer.
     """
     if not (units := sum(own for own, _ in runs)):
         return 0.0, 0.0, 0.0

@@ -85,11 +85,10 @@ class Provenance:
     def of_chain(
         cls, chain: Chain, meta: Any, earlier: Provenance, rules: Iterable[str]
     ) -> Provenance:
-        """Return the provenance of a job's output.
+        """Return the provenance of the output of a job that runs the stages in `chain`.
 
         `meta` is the input's frame without rows, and `earlier` the provenance of the input. `rules`
-        are sentences on how a recipe drops or changes rows. Long texts and lists are cut to the
-        limits above.
+        are sentences on how a recipe drops or changes rows. Long texts and lists are cut.
         """
         makers, conditions = [*earlier.makers], [*earlier.conditions, *rules]
         for mapper in chain.mappers:
@@ -164,7 +163,10 @@ class Provenance:
         )
 
     def only(self, columns: Collection[str]) -> Provenance:
-        """Return the provenance without other columns, and without makers of no column left."""
+        """Return the provenance with only these `columns`.
+
+        Makers that made none of them are left out.
+        """
         makers = [
             replace(maker, columns=kept)
             for maker in self.makers
@@ -184,9 +186,9 @@ class Provenance:
     def metadata(self) -> dict[bytes, bytes]:
         """Return the provenance as key-value metadata of a Parquet file, or {} if there is none.
 
-        The value of `KEY` is JSON like `as_dict`, without settings and citations. If it would
-        exceed `MOST_METADATA_BYTES`, columns are left out, then inputs and annotation sets, and
-        then conditions. ``job.json`` has all.
+        The key is ``gpuclassify``. The value is JSON like `as_dict`, without settings and
+        citations. If it would exceed 8,000 bytes, columns are left out, then inputs and annotation
+        sets. If the conditions alone exceed them, there is no metadata. ``job.json`` has all.
         """
         full = self.as_dict()
         full["columns"] = [
@@ -225,7 +227,8 @@ class Provenance:
 def card(report: Mapping[str, Any]) -> str:
     """Return a dataset card in Markdown on the provenance in a job's report; text is escaped.
 
-    `report` is the result of `report_of`. Returns "" if it has no provenance.
+    `report` is the report as JSON values, from `gpuclassify.jobs.report.report.report_of`. Returns
+    "" if it has no provenance.
     """
     known = Provenance.parse(report.get("provenance"))
     if not known:
@@ -280,7 +283,7 @@ def hub_datasets(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def _distribution(column: str, report: Mapping[str, Any]) -> list[str]:
     """Return a Markdown table, as lines, of rows by a column's labels or by bins of its scores.
 
-    Returns [] if the `report` has neither.
+    `report` is the job's report as JSON values. Returns [] if it has neither.
     """
     counts = report.get("labels", {}).get(column)
     if counts:

@@ -58,7 +58,10 @@ class Recipe(Declared):
 
     @property
     def ledger(self) -> str:
-        """Path of the steps' ledger; without it, the other files of the folder are ignored."""
+        """Path in the output of the file that lists finished steps.
+
+        Without this file, the other files of the steps' folder are ignored.
+        """
         return f"{self.folder}/{LEDGER}"
 
     # Methods for subclasses.
@@ -68,7 +71,10 @@ class Recipe(Declared):
         """Return the reader, the stages and the writer; raise TypeError if one is missing."""
 
     def other_inputs(self) -> dict[str, Any]:
-        """Return the other inputs that steps read, such as an earlier corpus, by name."""
+        """Return the other inputs that steps read, by name: readers or Dask frames.
+
+        Such is an earlier corpus.
+        """
         return {}
 
     def step_mappers(self) -> list[PartitionMap]:
@@ -76,14 +82,20 @@ class Recipe(Declared):
         return []
 
     def check_job(self, job: RecipeJob) -> None:
-        """Raise TypeError or ValueError unless the settings fit the input of a planned job."""
+        """Raise TypeError or ValueError unless the settings fit the input of a planned job.
+
+        Default: everything fits.
+        """
 
     def job_settings(self) -> dict[str, Any]:
         """Return further arguments for `gpuclassify.jobs.job.make_job`."""
         return {}
 
     def job_identity(self) -> dict[str, dict[str, Any]]:
-        """Return the recipe's settings that change results, to detect that a job is another one."""
+        """Return the recipe's settings that change results, to detect that a job is another one.
+
+        They are dicts of JSON values by heading, such as the name of the class.
+        """
         return describe_settings(type(self).__name__, self) if self.identity() else {}
 
     @property
@@ -94,8 +106,9 @@ class Recipe(Declared):
     def take_steps(self, job: RecipeJob, steps: Steps, is_done: bool) -> Any:
         """Take the steps that are left before documents are written, and return their results.
 
-        `last_pass` gets the results, whose type the recipe decides, such as a table of rows to
-        drop. With `is_done`, all documents are written already.
+        `job` is the planned job, and `steps` runs and stores steps. `last_pass` gets the results,
+        whose type the recipe decides, such as a table of rows to drop. With `is_done`, all
+        documents are written already.
         """
 
     def last_pass(self, job: RecipeJob, results: Any) -> Job:
@@ -107,11 +120,17 @@ class Recipe(Declared):
         return job
 
     def result(self, job: RecipeJob, steps: Steps, summary: JobSummary) -> Any:
-        """Return the result of `run`; default: the summary of the written documents."""
+        """Return the result of `run`; default: the summary of the written documents.
+
+        `steps` has the results of the steps.
+        """
         return summary
 
     def numbers(self, summary: Any) -> list[str]:
-        """Return the lines that a command prints; default: none, which prints labels and totals."""
+        """Return the lines that a command prints at its end, from the result of `run`.
+
+        Default: none; the command then prints labels and totals.
+        """
         return []
 
     # Running.
@@ -161,7 +180,10 @@ class Recipe(Declared):
     def plan_job(
         self, reader: Any, writer: FileWriter, stages: list[Any], options: RunOptions
     ) -> RecipeJob:
-        """Make and check the job of a reader, a writer and stages; writes nothing."""
+        """Make and check the job of a reader, a writer and stages; writes nothing.
+
+        `options` say how to treat the output of earlier runs. Raises the errors of `prepare`.
+        """
         if writer.annotates:
             stages = add_decision_column(as_chain(stages).mappers)
         # Conditions take null for a column that a file lacks; other stages need the column.
@@ -201,7 +223,10 @@ class Recipe(Declared):
         return planned
 
     def make_chain(self, source: Source, stages: list[Any]) -> Chain:
-        """Return the stages as one mapper, after checking that it accepts the source's columns."""
+        """Return the stages as one mapper, after checking that it accepts the source's columns.
+
+        If `backend` is another library than that of a Dask frame, partitions are moved to it first.
+        """
         is_moved = self.backend != "pandas" and not source.reads_any_backend
         chain = as_chain([ToBackend(self.backend), *stages] if is_moved else stages)
         chain.check(source.meta)
@@ -263,7 +288,7 @@ class Recipe(Declared):
     # Display.
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the call that makes the recipe, a line for each stage."""
+        """Return the call that makes the recipe, a line for each stage; `show` is not used."""
         settings = self.settings()
         first = [setting.name for setting in fields(self) if not setting.kw_only]
         lines = []
@@ -303,7 +328,7 @@ class RecipeJob(Job):
         return (*self.recipe.report_parts, *super().report_parts)
 
     def shown_by(self, progress: JobProgress) -> Callable[..., None]:
-        """Return the report function for `run` that shows this job in `progress`."""
+        """Return the function to pass to `run` as `report`, so that `progress` shows this job."""
         if not self.recipe.folder:
             return progress.parts
         words = self.recipe.words
@@ -319,7 +344,10 @@ class RecipeJob(Job):
         return self.source.frame(self.recipe.on_error, self.recipe.backend)
 
     def sample(self, rows: int) -> Frame | None:
-        """Draw rows from all over the input, always the same; None if the input has no rows."""
+        """Draw up to `rows` rows from all over the input, always the same ones.
+
+        Returns None if the input has no rows.
+        """
         try:
             if isinstance(self.source, FileSource):
                 drawn, _ = sample_files(self.source.input, rows, 0, self.recipe.on_error)
@@ -330,13 +358,21 @@ class RecipeJob(Job):
         return drawn.frame
 
     def with_stages(self, mappers: Iterable[PartitionMap]) -> RecipeJob:
-        """Return the job with other stages, which must give the same columns."""
+        """Return the job with other stages, which must give the same columns.
+
+        `mappers` replace all stages of the job.
+        """
         chain = Chain(tuple(mappers))
         meta_dtypes = chain.meta_dtypes(self.source.meta)
         return replace(self, spec=replace(self.spec, chain=chain, meta_dtypes=meta_dtypes))
 
     def run(self, client: Client | None = None, report: Callable[..., None] | None = None) -> Any:
-        """Run or continue the job; see `Recipe.run`."""
+        """Run or continue the job; return the recipe's result.
+
+        Without a `client`, everything runs in this process. `report` is called at first and after
+        every part: as ``report(parts_done, parts, summary_so_far)``, and for a recipe with steps as
+        ``report(step, done, of, summary)``.
+        """
         if not self.recipe.folder:
             return super().run(client, report)
         with self.current(client):

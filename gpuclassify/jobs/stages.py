@@ -33,7 +33,10 @@ class Function(PartitionMap):
         return (self.__name__, value_digest(self.function))
 
     def digest(self) -> dict[str, Any]:
-        """Return the digest of the callable's code; users may accept changes of it."""
+        """Return the digest of the function's code, to detect that it has changed.
+
+        Users may continue a job although it has.
+        """
         return {CODE: {FUNCTION: value_digest(self.function)}}
 
     @property
@@ -51,11 +54,14 @@ class Function(PartitionMap):
             ) from err
 
     def meta(self, frame: Frame) -> Frame:
-        """Return the callable's result for a frame without rows."""
+        """Return the function's result for a frame without rows, which shows its columns."""
         return self.map_frame(frame.iloc[:0]).iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Frame:
-        """Call the function; raise TypeError unless it returns a frame of the same library."""
+        """Call the function; raise TypeError unless it returns a frame of the same library.
+
+        `meta_dtypes` is ignored: the function decides on the dtypes.
+        """
         result = self.function(frame)
         if type(result) is not type(frame):
             raise TypeError(
@@ -72,6 +78,7 @@ class ToBackend(PartitionMap):
     Attributes
     ----------
     name : {"pandas", "cudf"}
+        The library that later stages get.
     """
 
     name: str
@@ -85,7 +92,7 @@ class ToBackend(PartitionMap):
         return f"ToBackend({self.name!r})"
 
     def check(self, frame: Frame) -> None:
-        """Accept every frame."""
+        """Accept every frame, because every frame can be moved."""
 
     def meta(self, frame: Frame) -> Frame:
         """Return the frame without rows, not moved, because the client may lack cudf."""
@@ -97,7 +104,7 @@ class ToBackend(PartitionMap):
         return True
 
     def map_lazily(self, dataset: Any) -> LazyFrame:
-        """Return a Dask frame of the other library, including its meta."""
+        """Return a Dask frame whose partitions and meta are moved to the other library."""
         if self._is_there(dataset._meta):
             return dataset
         if self.name == "cudf":
@@ -117,15 +124,20 @@ class ToBackend(PartitionMap):
 
 
 def as_chain(stages: Iterable[object]) -> Chain:
-    """Join stages into one mapper; functions become stages. Raises TypeError for other objects."""
+    """Join stages into one mapper, which runs them in order.
+
+    Stages are mappers, such as classifiers, and functions from a frame to a frame. Raises TypeError
+    for other objects.
+    """
     check_ordered("stages", stages)
     return Chain(tuple(_iterate_mappers(stages)))
 
 
 def describe(stage: PartitionMap) -> dict[str, Any]:
-    """Describe a stage for people and for comparison, as JSON values without secrets.
+    """Describe a stage for people and for comparison, as JSON values by name, without secrets.
 
-    The digest distinguishes stages with equal settings, for example when a model has changed.
+    The description includes a digest, which distinguishes stages with equal settings, for example
+    when a model has changed.
     """
     return {"stage": stage.__name__, **stage.describe(), **stage.digest()}
 
@@ -133,10 +145,11 @@ def describe(stage: PartitionMap) -> dict[str, Any]:
 def describe_settings(
     heading: str, settings: Declared, mappers: Iterable[PartitionMap] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Describe the settings of a recipe under `heading`, to detect that a job is another one.
+    """Describe a recipe's settings that change results, to detect that a job is another one.
 
-    Functions among the settings, and the `mappers`, have entries of their own. Mappers are
-    prepared, which resolves their models.
+    Returns dicts of JSON values: under `heading` the settings by name, and further ones for
+    functions among the settings and for the `mappers`. Mappers are prepared, which resolves their
+    models.
     """
     described: dict[str, dict[str, Any]] = {heading: {}}
     for name, value in settings.identity().items():
@@ -166,7 +179,8 @@ def shown(stage: Any) -> str:
 def import_lines(things: Iterable[object]) -> str:
     """Return the import statements that code with these classes, functions and instances needs.
 
-    Definitions of a script or inside a function cannot be imported, and have no line.
+    They include imports for stages within them. Definitions of a script or inside a function cannot
+    be imported, and have no line.
     """
     import dask
 

@@ -70,11 +70,12 @@ class StepWriter(ParquetWriter):
 
 
 class Steps:
-    """Frames and results that a job computes one after another, each of them once.
+    """Frames and results that a job computes before its documents, each of them once.
 
-    A frame is written part by part as the output of a separate job, and read from there, so that
-    nothing stays in memory between two steps, and an interrupted step continues part by part.
-    Damaged parts are computed again. A step's identity includes the job's key.
+    Each is a step with a name. A frame is written part by part as the output of a separate job, and
+    read from there, so that nothing stays in memory between two steps, and an interrupted step
+    continues part by part. Damaged parts are computed again. Steps of a job with other settings are
+    ignored.
     """
 
     def __init__(
@@ -93,21 +94,29 @@ class Steps:
         return self._report and functools.partial(self._report, name)
 
     def check_workers(self, mappers: Iterable[PartitionMap], backend: str) -> None:
-        """Raise PreflightError if the client's workers cannot run these mappers."""
+        """Raise PreflightError if the client's workers cannot run these mappers.
+
+        `backend` is the library of the frames, "pandas" or "cudf". Without a client, nothing is
+        checked.
+        """
         if self.client is not None:
             check_cluster(self.client, mappers, backend)
 
     def begin(self, name: str) -> None:
-        """Report to the user that a step without parts has begun."""
+        """Report to the user that the step `name`, which has no parts, has begun."""
         if (report := self.report_of(name)) is not None:
             report(0, 1, JobSummary())
 
     def is_done(self, name: str) -> bool:
-        """Return whether the ledger lists a step as finished."""
+        """Return whether the step `name` is finished, by this or an earlier run of the job."""
         return name in self.ledger["steps"]
 
     def holds(self, name: str) -> bool:
-        """Return whether all files of a step exist and are undamaged, so that it can be skipped."""
+        """Return whether all files of a step exist and are undamaged, so that it can be skipped.
+
+        Files of another job do not count. A step that was interrupted after its last part is
+        finished here.
+        """
         try:
             manifest = self.manifest(name)
             recorded, damage = manifest.examine(functools.partial(digest_files, self.client))
@@ -127,7 +136,8 @@ class Steps:
     def keep(self, name: str, frame: LazyFrame) -> LazyFrame:
         """Write a Dask frame as the files of a step, and return a frame that reads these files.
 
-        Partitions that an earlier run wrote are not computed again.
+        There is a file for each partition. Partitions that an earlier run wrote are not computed
+        again.
         """
         source = FrameSource(frame, {"step": self._identity(name, frame.npartitions)})
         make = functools.partial(
@@ -147,7 +157,11 @@ class Steps:
     def job(
         self, name: str, source: Source, chain: Chain, *, restart: bool = False, **settings: Any
     ) -> Job:
-        """Make the job that writes the result of a step; `settings` go to `make_job`."""
+        """Make the job that writes the result of a step, from a source and a chain of stages.
+
+        `settings` are further arguments of `gpuclassify.jobs.job.make_job`. With `restart`, earlier
+        files of the step are removed when the job runs.
+        """
         folder = self.folder(name)
         secrets = folder.storage_options
         writer = StepWriter(folder.address, output_bytes=0, storage_options=secrets)
@@ -155,12 +169,12 @@ class Steps:
         return make_job(source, chain, writer, options, **settings)
 
     def read(self, name: str) -> LazyFrame:
-        """Return a Dask frame that reads the files of a finished step."""
+        """Return a Dask frame that reads the files of a finished step, a partition for each."""
         names = self.manifest(name).names()
         return self._stored(name, names, read_rows(names[0], self.folder(name)).iloc[:0])
 
     def folder(self, name: str) -> Store:
-        """Return the folder of a step's files."""
+        """Return the folder of a step's files. Raises if it is a link."""
         self._directory.path(f"{self._folder}/{name}")  # raises for a link
         return self._directory.below(f"{self._folder}/{name}")
 
@@ -181,8 +195,8 @@ class Steps:
     def take_over(self, name: str, job: Job, parts: tuple[ReportPart, ...]) -> dict[str, Any]:
         """Move the quarantine files of a step to the job's output, and remove the step's data.
 
-        Writes the step's report, with these report `parts`, and returns it as JSON values. Returns
-        {} if the step was never begun.
+        The step must have as many parts as the `job`. Writes the step's report, with these report
+        `parts`, and returns it as JSON values. Returns {} if the step was never begun.
         """
         folder = self.folder(name)
         if not folder.has(JOB):
@@ -198,7 +212,11 @@ class Steps:
         return report
 
     def rows_of_parts(self, name: str, act: PartAction) -> RowsOfPart:
-        """Return a function that calls `act` with a part and the rows that a step wrote for it."""
+        """Return a function that calls ``act(frame, number, rows)`` for a part of the input.
+
+        ``frame`` has the part's rows, and ``rows`` are those that the step `name` wrote for it. The
+        step has one file for each part.
+        """
         manifest = self.manifest(name)
         return RowsOfPart(self.folder(name), manifest.key, manifest.count, act)
 
@@ -207,7 +225,10 @@ class Steps:
         return compute_tasks(self.client, tasks)
 
     def compute(self, name: str, tasks: Sequence[Delayed]) -> list[Any]:
-        """Compute delayed tasks as a step, and return their results in any order."""
+        """Compute delayed tasks as the step `name`, and return their results in any order.
+
+        The step is finished then, but its results are not stored; see `note`.
+        """
         results: list[Any] = []
         started, summary = time.perf_counter(), JobSummary()
         report = self.report_of(name) or (lambda *_: None)
@@ -221,7 +242,7 @@ class Steps:
         return results
 
     def note(self, name: str, value: Any) -> None:
-        """Add a JSON value to the ledger, which keeps it for a run that continues the job."""
+        """Add a JSON value to the ledger as `name`, for the runs that continue the job."""
         self.ledger[name] = value
         self._write_ledger()
 
@@ -251,7 +272,7 @@ class Steps:
 class RowsOfPart:
     """Function that calls `act` with a part of the input and the rows that a step wrote for it.
 
-    `folder` has the step's `count` files, whose names contain `key`.
+    `folder` has the step's `count` files, one for each part, whose names contain `key`.
     """
 
     folder: Store
@@ -260,13 +281,16 @@ class RowsOfPart:
     act: PartAction
 
     def __call__(self, frame: Frame, number: int) -> Any:
-        """Return the result of `act` for the part with this number."""
+        """Return ``act(frame, number, rows)`` for the part with this number.
+
+        `frame` has the part's rows, and ``rows`` the step's rows for it, indexed by ``document``.
+        """
         name = part_name(number, self.count, self.key, ".parquet")
         return self.act(frame, number, read_rows(name, self.folder).set_index("document"))
 
 
 def read_rows(name: str, folder: Store, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read one file of a step, or some of its columns, as a pandas frame."""
+    """Read the file `name` of a step's folder, or only some of its columns, as a pandas frame."""
     content = folder.read(name)
     names = None if columns is None else list(columns)
     return pq.read_table(pa.BufferReader(content), columns=names).to_pandas()

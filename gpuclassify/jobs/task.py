@@ -103,7 +103,7 @@ class TaskSpec:
 
     @property
     def part_backend(self) -> str:
-        """Library of the frames that the stages get: cudf only if some stage uses them.
+        """Library of the frames that the stages get: "cudf" only if some stage uses such frames.
 
         Stages that read only texts tokenize on the host, and would copy them back from the GPU.
         """
@@ -142,7 +142,10 @@ class TaskSpec:
 
 
 class CountedSelect:
-    """Row filters that run while a part's pieces are read by several threads, with their counts."""
+    """Row filters that run while a part's pieces are read by several threads, with their counts.
+
+    `counts` has the rows read and kept of each filter, by name.
+    """
 
     def __init__(self, filters: Sequence[RowFilter]) -> None:
         fields = (name for row_filter in filters for name in row_filter.read_fields)
@@ -184,8 +187,10 @@ def run_part(
 ) -> Record:
     """Read one part of the input files, map it, and publish it as the file `name`.
 
-    Raises ChangedInputError unless its pieces are from the `files` that were listed when the job
-    began, and JobChangedError if another run has started over in the output.
+    `number` is the part's, and `packed` are the settings of the job's tasks, from `TaskSpec.pack`.
+    Returns the record of the part, also if an earlier attempt has written it. Raises
+    ChangedInputError unless its pieces are from the `files` that were listed when the job began,
+    and JobChangedError if another run has started over in the output.
     """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of {part}", name, spec):
@@ -196,7 +201,10 @@ def run_part(
 def _read(
     part: Part, number: int, name: str, spec: TaskSpec, files: Sequence[InputFile | None]
 ) -> PartRead:
-    """Read a part, and apply the row filters that are its first stages."""
+    """Read a part, and apply the row filters that are its first stages.
+
+    The settings in the result have only the stages that are left.
+    """
     started = time.perf_counter()
     assert spec.input_schema is not None
     schema = replace(spec.input_schema, storage_options=recall(spec.input_name, {}))
@@ -227,7 +235,11 @@ def _read(
 
 @retire_on_broken_device
 def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record:
-    """Map one partition of a Dask frame, and publish it as the file `name`."""
+    """Map one partition of a Dask frame, and publish it as the file `name`.
+
+    `number` is the partition's, and `packed` are the settings of the job's tasks, from
+    `TaskSpec.pack`. Returns the record of the part, also if an earlier attempt has written it.
+    """
     spec = TaskSpec.unpack(packed)
     with _explained(f"part {posixpath.basename(name)} of partition {number}", name, spec):
         written = _already_written(name, spec)
@@ -237,7 +249,11 @@ def run_partition(frame: Frame, number: int, name: str, packed: bytes) -> Record
 
 @contextlib.contextmanager
 def _explained(part: str, name: str, spec: TaskSpec) -> Iterator[None]:
-    """Name the part in errors; if a file is missing, first check for another run's restart."""
+    """Add a note that names the `part` to errors of the block.
+
+    If a file is missing because another run has started over in the output, raises JobChangedError
+    instead. `name` is the file of the part.
+    """
     try:
         try:
             yield
@@ -301,10 +317,11 @@ def _run(part: PartRead) -> Record:
 def join_parts(
     directory: Store, names: Sequence[str], count: int, encoding: Encoding
 ) -> list[Record]:
-    """Publish the named neighbouring parts as one file, and then remove them; return the records.
+    """Publish the parts in the files `names` as one file, and then remove them; return the records.
 
-    `count` is the number of all parts of the job. If columns have no common type, there are several
-    files.
+    The parts are neighbours, and `count` is the number of all parts of the job. If columns have no
+    common type, there are several files. Raises ValueError if a file is damaged, and
+    JobChangedError if another run has started over in the output.
     """
     key, first, last = str(key_in(names[0])), part_number(names[0]), part_number(names[-1])
     name = joined_name(first, last, count, key, encoding.suffix)
@@ -345,7 +362,10 @@ def join_parts(
 
 
 def _already_written(name: str, spec: TaskSpec) -> Record | None:
-    """Return the record of a part that an earlier attempt has written, or None."""
+    """Return the record of a part that an earlier attempt has written, or None.
+
+    `name` is the file of the part.
+    """
     directory = spec.directory
     if not is_published(directory, name, spec.encoding):
         return None
@@ -356,7 +376,11 @@ def _already_written(name: str, spec: TaskSpec) -> Record | None:
 def _map_rows(
     frame: Frame, source: dict[str, Any], spec: TaskSpec
 ) -> tuple[pa.Table, list[Problem], StageCounts]:
-    """Run the stages on a part's rows; return a table, problems of failed rows, and counts."""
+    """Run the stages on a part's rows; return a table, problems of failed rows, and counts.
+
+    `source` says where the rows are from, for the problems. A failed row raises unless
+    ``spec.on_error`` is "quarantine".
+    """
     done = StageCounts(spec.examples)
 
     def run(start: int, stop: int) -> pa.Table:
@@ -387,7 +411,7 @@ def _map_rows(
 
 
 def _take_new_columns(rows: Frame, mapped: Frame, names: list[str]) -> Any:
-    """Return the columns that stages added, for annotations.
+    """Return the columns `names` of `mapped`, which stages added to `rows`, for annotations.
 
     Raises ValueError if a stage has dropped, made or moved rows.
     """
@@ -432,7 +456,10 @@ def _add_position(problem: Problem, positions: pa.Table) -> Problem:
 
 
 def row_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a single row that cannot be scored or written, for quarantine."""
+    """Return the types of errors of a single row that cannot be scored or written.
+
+    With ``on_error="quarantine"``, such a row is left out and described.
+    """
     from gpuclassify.inference.memory import DocumentTooLargeError
     from gpuclassify.mapping.runners import NonFiniteOutputError
 
@@ -462,7 +489,11 @@ def _row_problem(frame: Frame, row: int, source: dict[str, Any], error: Exceptio
 
 
 def _counts(read: Frame | pa.Table, kept: pa.Table, spec: TaskSpec) -> dict[str, Any]:
-    """Count labels, scores, lengths and sources of rows read and kept, for the part's record."""
+    """Count labels, scores, text lengths and sources of rows, for the part's record.
+
+    `read` are the rows of the input, and `kept` those of the output. Returns the counts by field of
+    `Record`.
+    """
     column, sources = spec.source_field, {}
     if column is not None:
         values = _columns(read, [column])[column]

@@ -39,7 +39,11 @@ class AnnotationError(UnreadableInputError):
 
 @dataclass(frozen=True, slots=True)
 class AnnotationRange:
-    """Neighbouring rows of an annotation file that annotate one input file, sorted by position."""
+    """Neighbouring rows of an annotation file that annotate one input file, sorted by position.
+
+    A position is the number of a row in a Parquet file, or the byte offset of its line in JSON
+    lines.
+    """
 
     name: str  # annotation file, relative to the set
     first: int  # number of the first row in the annotation file
@@ -52,13 +56,19 @@ class AnnotationRange:
 
     @property
     def is_dense(self) -> bool:
-        """Whether every position from `low` to `high` has a row, so that none need be read."""
+        """Whether every position from `low` to `high` has a row.
+
+        Then the column of positions need not be read.
+        """
         return self.high - self.low + 1 == self.count
 
 
 @dataclass(frozen=True)
 class AnnotationColumns:
-    """Columns of an annotation set, and the set's address, for tasks that read parts."""
+    """Columns of an annotation set, and the set's address, for tasks that read parts.
+
+    A set is a folder of Parquet files with columns that jobs wrote for the rows of input files.
+    """
 
     address: str
     fields: Mapping[str, str]  # names of columns in frames, by names in annotation files
@@ -71,9 +81,10 @@ class AnnotationColumns:
 
 
 class AnnotationReader:
-    """Reader of one part's annotations, which opens each annotation file once to read a section.
+    """Reader of the annotations of one part, which are columns that jobs wrote for its rows.
 
-    A part consists of pieces: ranges of one or several input files. The methods take a piece.
+    A part consists of pieces: ranges of one or several input files. The methods take a piece. Each
+    annotation file is opened once, to read the row groups with the part's rows.
     """
 
     def __init__(self, part: Any, schema: Any) -> None:
@@ -97,7 +108,8 @@ class AnnotationReader:
     def positions(self, piece: Any) -> np.ndarray | None:
         """Return the positions (row numbers or byte offsets) of a piece's rows, int64 (rows,).
 
-        Returns None if no complete annotation set lists them, so that the input file must be read.
+        Returns None if they are unknown without the input file: if no complete annotation set is
+        read, or if the piece is a share of a compressed file.
         """
         complete = next((n for n, columns, _ in self._sets if columns.is_complete), None)
         if complete is None or piece.position_range is None:
@@ -111,7 +123,10 @@ class AnnotationReader:
         return np.concatenate(found)
 
     def unreadable(self, piece: Any) -> np.ndarray:
-        """Return the positions of rows of a piece that annotations list as unreadable, int64."""
+        """Return the positions of rows that annotation sets list as unreadable, int64 (rows,).
+
+        They are row numbers or byte offsets of lines, ascending, and lie in the piece.
+        """
         found = [np.zeros(0, dtype=np.int64)]
         for number, ranges in enumerate(piece.annotations):
             for rows in ranges or ():
@@ -125,14 +140,22 @@ class AnnotationReader:
         return positions[(positions >= low) & (positions < high)]
 
     def lacks_content(self, piece: Any) -> bool:
-        """Return whether an annotation set may list this piece, or part of it, as unreadable."""
+        """Return whether an annotation set may list this piece, or part of it, as unreadable.
+
+        This is so if the set covers the piece's file but has no row of the piece, or if it lists a
+        whole file, or the rest of one, as unreadable.
+        """
         return any(
             ranges is not None and (not ranges or any("file" in rows.left_out for rows in ranges))
             for ranges in piece.annotations
         )
 
     def columns(self, piece: Any, positions: np.ndarray) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield the name and values of each annotation column, for a piece's rows by position."""
+        """Yield name and values of each annotation column, for the rows at `positions` of a piece.
+
+        `positions` are row numbers or byte offsets, int64 (rows,). Values are null for rows without
+        annotations. Raises AnnotationError if an annotation set that is complete lacks a row.
+        """
         for number, columns, fields in self._sets:
             pairs = [self._read[number, rows] for rows in piece.annotations[number] or ()]
             annotated = np.concatenate([np.zeros(0, dtype=np.int64), *(read for read, _ in pairs)])
@@ -151,7 +174,11 @@ class AnnotationReader:
             yield from zip(fields.values(), table.columns, strict=True)
 
     def _types(self, fields: Mapping[str, str]) -> dict[str, pa.DataType]:
-        """Return the Arrow types of annotation columns, which all annotation files are cast to."""
+        """Return the Arrow types of annotation columns, which all annotation files are cast to.
+
+        `fields` maps their names in annotation files, which the result has, to their names in
+        frames.
+        """
         return {n: self._schema.arrow.field(name).type for n, name in fields.items()}
 
     def _read_ranges(
@@ -177,7 +204,11 @@ class AnnotationReader:
 
 
 def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
-    """Return the ascending positions of a range; raise ValueError if they contradict the range."""
+    """Return the positions of a range's rows in the input file, int64 (rows,), ascending.
+
+    `table` has the range's rows from the annotation file. Raises ValueError if they contradict the
+    range: if they are of another input file, or do not ascend from its first position to its last.
+    """
     if not pc.all(pc.equal(table[FILE], rows.file)).as_py():
         raise ValueError(
             f"its rows {rows.first} to {rows.first + rows.count - 1} are not of {rows.file}"
@@ -193,7 +224,11 @@ def _read_positions(rows: AnnotationRange, table: pa.Table) -> np.ndarray:
 def _read_row_groups(
     file: Any, names: list[str], start: int, stop: int, total: int
 ) -> tuple[int, pa.Table]:
-    """Read the row groups with rows `start` to `stop`; return the number of the first row, too."""
+    """Read columns of the row groups that have rows from `start` to before `stop`.
+
+    `file` is an open Parquet file, and `names` are the columns. Returns the number of the first row
+    that was read, and a table. Raises ValueError unless the file has `total` rows.
+    """
     parquet = open_parquet(file)
     if parquet.metadata.num_rows != total:
         raise ValueError(f"it has {parquet.metadata.num_rows:,} rows of {total:,}")
@@ -209,7 +244,7 @@ def _read_row_groups(
 
 
 def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the index of each position in the ascending `annotated`; -1 if it is not there."""
+    """Return the index of each of `positions` in the ascending array `annotated`; -1 if missing."""
     if len(annotated) == len(positions) and (annotated == positions).all():
         return np.arange(len(annotated))
     if not len(annotated):
@@ -224,7 +259,8 @@ def _find_rows(annotated: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def naming_damage(folder: str, name: str) -> Iterator[None]:
     """Convert errors from reading a damaged annotation file to AnnotationError, which names it.
 
-    Anybody may have written the file: values may be missing or of any type.
+    `folder` is the address of the annotation set, and `name` the file's path in it. Anybody may
+    have written the file: values may be missing or of any type.
     """
     try:
         yield
@@ -236,7 +272,11 @@ def naming_damage(folder: str, name: str) -> Iterator[None]:
 
 
 def damaged(folder: str, name: str, reason: str) -> AnnotationError:
-    """Return the error for a damaged file of an annotation set."""
+    """Return the error for a damaged file of an annotation set.
+
+    `folder` is the address of the set, `name` the file's path in it, and `reason` a clause that
+    says what is wrong.
+    """
     return AnnotationError(
         f"{folder}/{name} is not what was written, {reason}: run the command that wrote it again, "
         "which redoes what is missing or damaged"

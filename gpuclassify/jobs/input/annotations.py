@@ -52,10 +52,11 @@ MOST_NAMED = 3  # files that an error lists
 
 @dataclass
 class FileAnnotations:
-    """Annotations of one input file: its size and version then, and row ranges in the set.
+    """Annotations of one input file: its state when it was annotated, and row ranges in the set.
 
-    The folder identifies the rows. A job's key does not: if a file is changed back, the job that
-    annotates it again has the settings, the input and so the key of an earlier job.
+    `state` is its size and version. `folder` is the folder of the job that annotated it last, and
+    identifies that job. A job's key does not: if a file is changed back, the job that annotates it
+    again has the settings, the input and so the key of an earlier job.
     """
 
     state: str
@@ -65,7 +66,10 @@ class FileAnnotations:
 
 @dataclass
 class AnnotationSet:
-    """Annotation set (a folder of annotation files), as the records of its jobs describe it."""
+    """Annotation set, as the records of its jobs describe it.
+
+    It is a folder of Parquet files with columns that jobs wrote for the rows of input files.
+    """
 
     store: Store
     prefix: str = ""
@@ -88,9 +92,10 @@ class AnnotationSet:
 
     @property
     def provenance(self) -> Provenance:
-        """Provenance of the columns, by their names in frames, with the set's name and digest.
+        """Origin of the set's columns (models and settings), under the columns' names in frames.
 
-        Raises AnnotationError if job.json has one that no job wrote.
+        It includes the name and digest of the set. Raises AnnotationError if a ``job.json`` has a
+        provenance that no job wrote.
         """
         name, known = posixpath.basename(self.shown.rstrip("/")), Provenance()
         names = self.names
@@ -102,15 +107,15 @@ class AnnotationSet:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of annotation columns in frames, maybe with a prefix, by their names in files."""
+        """Names of annotation columns in frames, with the set's prefix, by their names in files."""
         return {name: f"{self.prefix}{name}" for name in self.columns.names}
 
     @classmethod
     def open(cls, name: str, storage_options: Mapping[str, Any]) -> AnnotationSet:
-        """Open a set and read its jobs; ``NAME=prefix_`` prefixes the names of its columns.
+        """Open the set at the path or URL `name`, and read the ``job.json`` of each of its jobs.
 
-        Raises FileNotFoundError if no job wrote there, and AnnotationError if a job wrote rows
-        there instead of annotations.
+        ``NAME=prefix_`` prefixes the names of its columns in frames. Raises FileNotFoundError if no
+        job wrote there, and AnnotationError if a job wrote rows there instead of annotations.
         """
         address, _, prefix = name.rpartition("=")
         if not address or not prefix.endswith("_") or "/" in prefix:
@@ -132,38 +137,53 @@ class AnnotationSet:
 
     @property
     def unfinished(self) -> str | None:
-        """First folder of an unfinished job that holds the latest annotations of a file."""
+        """Folder of an unfinished job that annotated a file last, or None if there is none.
+
+        Of several folders, it is the first by name; "" is the folder of the set itself.
+        """
         folders = (file.folder for file in self.files.values())
         return min((folder for folder in folders if folder in self.undone), default=None)
 
     @property
     def states(self) -> dict[str, str]:
-        """Size and version of each input file when it was last annotated, by name."""
+        """Size and version, as text, of each input file when it was last annotated, by name."""
         return {name: file.state for name, file in self.files.items()}
 
     def has_unread(self, name: str) -> bool:
-        """Return whether some of an input file may have been left out as unreadable."""
+        """Return whether an input file, or some of its rows, may have been left out as unreadable.
+
+        `name` is the file's name in the set. Returns False if it is not annotated, or not yet
+        completely.
+        """
         file = self.files.get(name)
         if file is None or file.folder in self.undone:
             return False
         return not file.ranges or any(rows.left_out for rows in file.ranges)
 
     def job_keys(self, files: Collection[str]) -> str:
-        """Return the joined keys of the jobs that last annotated these files, to detect changes."""
+        """Return the keys of the jobs that last annotated these files, joined to one text.
+
+        A key stands for a job's settings and input, and is new if the job starts over, so that the
+        text changes when annotations do.
+        """
         folders = (self.files[name].folder for name in sorted(files) if name in self.files)
         return "-".join(dict.fromkeys(self.jobs[folder]["key"] for folder in folders))
 
     def next_folder(self) -> str:
-        """Return the name of the next job's folder."""
+        """Return the name for the folder of the set's next job, such as ``more-00001``."""
         last = max(self.jobs)
         return f"more-{int(last[-LATER_DIGITS:] or 0) + 1:0{LATER_DIGITS}d}"
 
     def folder(self, name: str) -> Store:
-        """Return the store of a job's folder or file."""
+        """Return the store of a folder or file in the set, or of the set itself if `name` is ""."""
         return self.store.below(name) if name else self.store
 
     def read_records(self) -> None:
-        """Read the row ranges of each file, and the columns; raise AnnotationError for damage."""
+        """Read row ranges, digests and columns of the annotation files from the jobs' records.
+
+        They are stored in `files`, `digests` and `columns`. Raises AnnotationError if a file or a
+        record is missing or damaged, or if two annotation files annotate the same rows.
+        """
         for folder, job in self.jobs.items():
             latest = {name for name, file in self.files.items() if file.folder == folder}
             if not latest:  # A later job annotated all of its files again.
@@ -200,9 +220,10 @@ class AnnotationSet:
                     raise damaged(self.shown, later.name, reason)
 
     def read_columns(self) -> None:
-        """Read the columns from the first readable file of each folder, and ignore damaged files.
+        """Read `columns` of the set from the first readable annotation file of each job's folder.
 
-        Files whose columns contradict the columns of earlier folders are skipped.
+        Skipped are damaged files, and files whose columns contradict the columns of earlier
+        folders.
         """
         for folder in self.jobs:
             for name in filter(key_in, sorted(manifest_of(self.folder(folder)).file_infos())):
@@ -212,7 +233,10 @@ class AnnotationSet:
                     break
 
     def input_columns(self, folder: str) -> pa.Schema | None:
-        """Return the input's columns as a folder's job recorded them; None if it did not."""
+        """Return the columns of the input of the job in `folder`; None if it did not record them.
+
+        Raises AnnotationError if the record is damaged.
+        """
         encoded = self.jobs[folder].get("columns")
         if encoded is None:
             return None
@@ -223,7 +247,11 @@ class AnnotationSet:
                 raise ValueError(f"its columns cannot be read: {err}") from err
 
     def _merge_columns(self, name: str) -> pa.Schema:
-        """Return the set's columns, with types widened for the values of an annotation file."""
+        """Return the set's columns with types widened for the values of the annotation file `name`.
+
+        Raises ValueError if the file's columns have other names, or are not those of annotations.
+        Raises AnnotationError if a column has no type for the values of all files.
+        """
         with self.folder(name).reading() as file:
             metadata = pq.read_metadata(file)
         stored = metadata.schema.to_arrow_schema()
@@ -252,12 +280,13 @@ class AnnotationSet:
     def check(
         self, states: Mapping[str, str], was_input: Callable[[str], bool], is_complete: bool
     ) -> bool:
-        """Check that the set is of this input; return True if every input file is annotated.
+        """Check that the set is of this input; return True if it is finished and has every file.
 
-        `states` maps the names of the input's files to their states. `was_input` returns True for
-        names that the reader's paths match and that are not there any more. Raises AnnotationError
-        if the set is of another input, or a file changed after it was annotated; with
-        `is_complete`, also if annotations are missing, or files are gone.
+        `states` has the size and version of each input file, by name. `was_input` returns True for
+        the name of a file that is gone but that the reader's paths match. Raises AnnotationError if
+        the set is of another input, or if a file changed after it was annotated; with
+        `is_complete`, also if files are gone or not annotated, or if a job of the set is
+        unfinished.
         """
         if not states.keys() & self.files.keys():
             raise AnnotationError(
@@ -295,10 +324,11 @@ class AnnotationSet:
         return unfinished is None and not missing
 
     def check_rows(self, file: str, last: Part) -> None:
-        """Raise AnnotationError if a file cannot have the rows that the set annotates.
+        """Raise AnnotationError if an input file cannot have the rows that the set annotates.
 
-        `last` is the last piece of the file. A Parquet file must have as many rows as the set, and
-        in JSON lines all of them must begin before the end of the file.
+        `file` is its name, and `last` its last piece, which shows the number of its rows or bytes.
+        A Parquet file must have as many rows as the set. In JSON lines, all rows of the set must
+        begin before the end of the file.
         """
         ranges = self.files[file].ranges
         count = sum(rows.count for rows in ranges)
@@ -314,27 +344,33 @@ class AnnotationSet:
 def later_folders(store: Store) -> list[str]:
     """List the folders of an annotation set's later jobs, which annotated further files.
 
-    A folder in which no job has begun is left out: a run that is killed early may leave one.
+    `store` is the set's own folder. A folder in which no job has begun is left out: a run that is
+    killed early may leave one.
     """
     names = sorted(name for name in store.folders() if LATER.fullmatch(name))
     return [n for n in names if store.has(f"{n}/{JOB}") or any(map(key_in, store.sizes(n)))]
 
 
 def job_folders(store: Store) -> list[Store]:
-    """Return the stores of all jobs of an output: the folder itself, and a set's later folders."""
+    """Return the stores of all jobs of an output.
+
+    These are the output folder itself and, in an annotation set, the folders of later jobs.
+    """
     return [store, *map(store.below, later_folders(store))]
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return the first names as text for a message, with the number of the others."""
+    """Return the first three names as text for a message, with the number of the others."""
     more = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
-    """Return input files and their row ranges in the annotation file `name`, from its record.
+    """Return pairs of an input file and one of its row ranges in the annotation file `name`.
 
-    A file has a range for each part.
+    They are in the order of rows, and from the `record` of the annotation file. Each of the parts
+    that were joined in it has a range for each of its input files. Raises ValueError if the record
+    contradicts itself.
     """
     ranges, first, total = [], 0, record.rows_out
     for part in record.parts:
@@ -352,12 +388,15 @@ def _ranges(name: str, record: Record) -> list[tuple[str, AnnotationRange]]:
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the Arrow type that holds the values of both types; see `union`."""
+    """Return the Arrow type that holds the values of both types, such as int64 for int32 and int64.
+
+    Raises ArrowTypeError if there is none. Dictionaries, views and JSON count as plain types.
+    """
     return one if one == other else union(plain_type(one), plain_type(other))
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:
-    """Return True if an Arrow type holds the values of another one."""
+    """Return True if the Arrow type `kind` holds all values of the type `other`."""
     try:
         return bool(common_type(kind, other) == kind)
     except pa.ArrowException:
@@ -381,8 +420,9 @@ def add_annotations(
 ) -> InputParts:
     """Add the columns of annotation sets to the parts of an input.
 
-    `listed` are the names of all files that are there, also of those left unread. Raises
-    AnnotationError unless the sets annotate these files in their present state, and
+    `plan` is the input, `paths` are those of its reader, and `listed` are the names of all files
+    that are there, also of those left unread. Raises AnnotationError unless the sets annotate these
+    files in their present state; with `is_complete`, also if annotations are missing. Raises
     UnreadableInputError if two columns have one name.
     """
     stores = [open_store(path, storage_options) for path in paths]
@@ -417,7 +457,11 @@ def add_annotations(
 
 
 def _add_ranges(part: Part, sets: Sequence[AnnotationSet], real: Mapping[str, str]) -> Part:
-    """Add to each piece of a part the annotation rows of every set that overlap its positions."""
+    """Add to each piece of a part the rows of every annotation set that overlap its positions.
+
+    `real` has the name that sets have for each file, by its path. A set that does not annotate a
+    file, or not yet completely, may have no such rows; the piece then has None for it.
+    """
 
     def add(piece: Part) -> Part:
         low, high = piece.position_range or (0, math.inf)

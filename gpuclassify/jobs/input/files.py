@@ -85,7 +85,8 @@ class InputFile:
 def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFile]:
     """Find the files that `inputs` name, sorted within each input, without duplicates.
 
-    Unreadable files and folders come last, with their problems.
+    `inputs` are paths, folders, globs or URLs. Unreadable files and folders come last, with their
+    problems. Raises UnreadableInputError if nothing can be read.
     """
     commits: dict[Any, str] = {}
     stores = [open_store(str(name), storage_options).pin(commits) for name in inputs]
@@ -110,12 +111,15 @@ def find_files(inputs: Iterable[str], storage_options: Options) -> list[InputFil
 
 
 def add_link_targets(paths: Iterable[str], files: Iterable[InputFile]) -> tuple[str, ...]:
-    """Return a reader's paths and the targets of links to folders, where no output may lie."""
+    """Return a reader's `paths`, and the targets of links to folders on the way to its `files`.
+
+    No output may lie there, because the reader would find it.
+    """
     return (*paths, *sorted({file.linked for file in files} - {""}))
 
 
 def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[InputFile]:
-    """Replace the files' versions by SHA-256 digests of their content.
+    """Return the files with SHA-256 digests of their content as versions.
 
     All bytes are read, from several files at a time. Versions stay for unreadable files, for files
     of the Hub at a commit, and for ETags of object stores, which change with every write.
@@ -135,8 +139,9 @@ def with_digests(files: Sequence[InputFile], storage_options: Options) -> list[I
 def states_like(
     files: Iterable[InputFile], known: Mapping[str, str], storage_options: Options
 ) -> dict[str, str]:
-    """Return each file's `InputFile.state` by name, to compare with `known` states of another run.
+    """Return each file's state (size and version) by name, to compare with `known` states.
 
+    `known` has the states of another run by name. A name is the real path or URL, without secrets.
     A state has a digest of the file's content if the known state of the file has one.
     """
     files = [*files]
@@ -151,7 +156,7 @@ def check_unchanged(file: InputFile, storage_options: Options, is_last: bool = F
     Compares the size and version that the store reports, if it reports any. A file at a commit
     cannot change. If the version is a digest, a local file is read again only if its inode, ctime
     or mtime differs; `touch` and `rsync -t` cannot set a ctime back. Other files are read again if
-    the store's tag or time differs, or if `is_last`.
+    the store's tag or time differs, or if `is_last`, at the end of the job.
     """
     store = open_store(file.path, storage_options)
     if store.is_fixed or (file.size_bytes is None and not file.version):
@@ -183,8 +188,8 @@ def check_all_unchanged(
 ) -> None:
     """Raise ChangedInputError if any file has changed since the job began.
 
-    Folders and patterns are listed again, which saves a request per file. New files in them do not
-    matter.
+    `inputs` are the paths of the job's reader. Folders and patterns among them are listed again,
+    which saves a request per file. New files in them do not matter.
     """
     listed: dict[str, InputFile] = {}
     for name in map(str, inputs):
@@ -202,7 +207,8 @@ def check_all_unchanged(
 def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
     """Open the decompressed content of an open file as a stream.
 
-    A gzip file may end with padding zeros, as on tapes.
+    `codec` is "gzip", "xz", "zstd", "bz2" or "lz4", or None for a file that is not compressed. A
+    gzip file may end with padding zeros, as on tapes.
     """
     if codec in ("gzip", "xz"):
         opener: Any = gzip.open if codec == "gzip" else lzma.open
@@ -214,7 +220,10 @@ def decompressed(file: BinaryIO, codec: str | None) -> Iterator[BinaryIO]:
 
 
 def check_unpacked(unpacked_bytes: int, stored_bytes: int) -> None:
-    """Raise BrokenContentError for a decompression bomb, by its unpacked and stored bytes."""
+    """Raise BrokenContentError for a decompression bomb, by its unpacked and stored bytes.
+
+    It has more than 256 MiB unpacked, and more than 200 times its stored bytes.
+    """
     if unpacked_bytes > max(UNPACKED_BYTES, MOST_UNPACKED * stored_bytes):
         raise BrokenContentError(
             f"{stored_bytes:,} stored bytes unpack to more than {UNPACKED_BYTES >> 20} MiB, over "
@@ -254,7 +263,10 @@ class _CheckedPages:
         return getattr(self._file, name)
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; raise BrokenContentError if Parquet pages there unpack to too many bytes."""
+        """Read `size` bytes, or all that are left if it is -1.
+
+        Raises BrokenContentError if Parquet pages that begin there unpack to too many bytes.
+        """
         start = self._file.tell()
         content = self._file.read(size)
         first = bisect.bisect_left(self._starts, start)
@@ -283,8 +295,8 @@ def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 def _page_header(content: bytes, at: int) -> tuple[dict[int, int], int]:
     """Return the int32 fields of a Parquet page's header by number, and the header's end offset.
 
-    The header is a struct in Thrift's compact protocol; numbers wrap at 32 bits. Raises IndexError
-    if it is truncated.
+    The header begins at the offset `at` of `content`. It is a struct in Thrift's compact protocol;
+    numbers wrap at 32 bits. Raises IndexError if it is truncated.
     """
     numbers: dict[int, int] = {}
     field = 0
@@ -326,7 +338,11 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _files_of(store: Store) -> Iterator[InputFile]:
-    """Yield the data files and unreadable folders of one input; files behind links come last."""
+    """Yield the data files and unreadable folders of one input; files behind links come last.
+
+    `store` is the input: a file, folder or pattern. Raises UnreadableInputError if it has no data
+    file and no unreadable folder.
+    """
     entries = store.entries()
     if entries is None:
         hint = " matches nothing" if store.is_pattern else store.hint()
@@ -357,7 +373,10 @@ def _files_of(store: Store) -> Iterator[InputFile]:
 
 
 def _is_data(entry: Entry) -> bool:
-    """Return True if an entry has a data file's name, or is an unreadable folder or link."""
+    """Return whether an entry of a listing is to be read, or reported as unreadable.
+
+    It is so if it has a data file's name, cannot be listed, or is a link to nothing.
+    """
     if entry.problem is not None or file_format(entry.path) is not None:
         return True
     try:
@@ -375,7 +394,7 @@ def _digest(file: InputFile, store: Store) -> str:
 
 
 def _bare(version: str) -> str:
-    """Strip quotes and the mark of weak ETags, ``W/``, so that versions compare equal."""
+    """Strip quotes and the mark of weak ETags, ``W/``, so that equal versions compare equal."""
     return version.removeprefix("W/").strip('"')
 
 

@@ -88,11 +88,12 @@ class BadLine:
 
 
 def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int, bytes]:
-    """Read the lines that begin in ``[start, start + length)``; return their offset and content.
+    """Read the lines that begin in ``[start, start + length)``.
 
-    The last line is whole, but if it has more than `most` bytes, it is cut soon after them. Only
-    reads forwards, which is one request to a store with read-ahead. (`fsspec`'s ``read_block``
-    searches the end first, and then goes back.)
+    Returns the offset of the first line, and the lines' content. The last line is whole, but if it
+    has more than `most` bytes, it is cut soon after them. Only reads forwards, which is one request
+    to a store with read-ahead. (`fsspec`'s ``read_block`` searches the end first, and then goes
+    back.)
     """
     begin, end = start, start + length
     if start:  # Skip the line that begins before the range.
@@ -114,7 +115,10 @@ def read_range(file: BinaryIO, start: int, length: int, most: int) -> tuple[int,
 
 
 def first_line(content: bytes, start: int) -> int:
-    """Return the index of the first line that begins at or after `start`, or else the length."""
+    """Return the index in `content` of the first line that begins at or after the index `start`.
+
+    Without such a line, returns the length of `content`.
+    """
     if start <= 0:
         return 0
     return content.find(b"\n", start - 1) + 1 or len(content)
@@ -123,9 +127,10 @@ def first_line(content: bytes, start: int) -> int:
 class WholeLines(io.RawIOBase):
     """Stream of the whole lines of another stream, up to the point where a damaged file is cut.
 
-    Lines of more than `most` bytes are skipped, and listed in `long_lines`. `cut` is the error that
-    ended a damaged stream; `reopen` then opens it again, to read byte by byte as far as possible.
-    `check` is called with the bytes of all lines so far, except the skipped ones, and may raise.
+    `offset` is the position of the stream's first byte in its file. Lines of more than `most` bytes
+    are skipped, and listed in `long_lines`. `cut` is the error that ended a damaged stream;
+    `reopen` then opens it again, to read byte by byte as far as possible. `check` is called with
+    the bytes of all lines so far, except the skipped ones, and may raise.
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class WholeLines(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read bytes into the buffer and return their number."""
+        """Read bytes into the buffer and return their number, 0 at the end of the stream."""
         while not self._ready and not self._has_ended:
             self._ready = memoryview(self._next())
         count = min(len(buffer), len(self._ready))
@@ -158,7 +163,7 @@ class WholeLines(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        """Read all that is left."""
+        """Read and return all whole lines that are left."""
         pieces = [bytes(self._ready)]
         while not self._has_ended:
             pieces.append(self._next())
@@ -234,11 +239,13 @@ def parse(
     is_projected: bool = False,
     replaces: bool = False,
 ) -> pa.Table:
-    """Parse JSON lines into an Arrow table; raise one of the errors `BROKEN_LINES` for a bad line.
+    """Parse JSON lines into an Arrow table, with a row for each line that is not blank.
 
     Without a schema, the columns are inferred. Fields that the schema lacks are left out if
-    `is_projected`, and refused otherwise. Columns of JSON get the text of their values. With
-    `replaces`, U+FFFD replaces halves of surrogate pairs; without, only in fields left out.
+    `is_projected`, and refused otherwise. Columns of JSON get the text of their values. Halves of
+    surrogate pairs become U+FFFD in fields that are left out; with `replaces`, in all that are not
+    JSON. A bad line raises ValueError, RecursionError or pa.ArrowException, which are the errors
+    `BROKEN_LINES`.
     """
     rows = sum(map(_check_line, lines))
     if not rows:
@@ -293,7 +300,10 @@ def _parse(
 
 
 def _check_finite(table: pa.Table, content: bytes) -> None:
-    """Raise BadLineError if a number beyond float64 was read as infinity."""
+    """Raise BadLineError if a number beyond float64 was read as infinity.
+
+    `content` has the lines from which `table` was parsed; they may write Infinity themselves.
+    """
     columns = [chunk for column in table.columns for chunk in column.chunks]
     while columns:
         column = columns.pop()
@@ -311,7 +321,12 @@ def _check_finite(table: pa.Table, content: bytes) -> None:
 def parse_good(
     content: bytes, offset: int, schema: pa.Schema, is_projected: bool, replaces: bool = False
 ) -> tuple[pa.Table, list[BadLine]]:
-    """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones."""
+    """Parse JSON lines at `offset` of a file into a table of good lines, and a list of bad ones.
+
+    Fields that the schema lacks are left out if `is_projected`, else their lines are bad. With
+    `replaces`, halves of surrogate pairs become U+FFFD; without, a line with one in a column of the
+    schema is bad.
+    """
     tables: list[pa.Table] = [schema.empty_table()]
     bad: list[BadLine] = []
     for begin, lines in _blocks(content):
@@ -321,7 +336,10 @@ def parse_good(
 
 
 def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the offset and the lines of blocks of `MOST_BYTES_AT_ONCE`, one at a time in memory."""
+    """Yield blocks of whole lines, of about 16 MiB: the offset in `content`, and the lines.
+
+    Only one block at a time is in memory as lines.
+    """
     begin = 0
     while begin < len(content):
         end = content.find(b"\n", begin + MOST_BYTES_AT_ONCE - 1) + 1 or len(content)
@@ -330,7 +348,10 @@ def _blocks(content: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def line_offsets(content: bytes, offset: int) -> np.ndarray:
-    """Return the byte offset in the file of each line that is not blank, int64 (rows,)."""
+    """Return the byte offset in the file of each line that is not blank, int64 (rows,).
+
+    `content` are lines that begin at the byte `offset` of the file.
+    """
     offsets = [np.zeros(0, dtype=np.int64)]
     for begin, lines in _blocks(content):
         ends = offset + begin + np.cumsum([*map(len, lines)])
@@ -361,11 +382,12 @@ def json_columns(schema: Iterable[pa.Field]) -> list[str]:
 
 
 def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType | None]:
-    """Return the types for parsing columns of JSON lines, if they differ from `columns`.
+    """Return types to parse columns of JSON lines with, by name, if they differ from `columns`.
 
-    Used if Parquet files give columns other types. Columns of JSON stay JSON, and a column keeps
-    its type `in_lines` if pyarrow cannot parse JSON as the type in `columns`. None means that lines
-    cannot hold the column.
+    `columns` are those of an input that has Parquet files, too, whose types may be other ones.
+    `in_lines` are the columns that JSON lines alone give. Columns of JSON stay JSON, and a column
+    keeps its type `in_lines` if pyarrow cannot parse JSON as the type in `columns`. None means that
+    lines cannot hold the column.
     """
     types: dict[str, pa.DataType | None] = {}
     own = {field.name: field.type for field in in_lines}
@@ -384,7 +406,8 @@ def line_types(columns: pa.Schema, in_lines: pa.Schema) -> dict[str, pa.DataType
 def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
     """Quote the values of columns `texts` in a line, so that they are read as text, except null.
 
-    Halves of surrogate pairs become U+FFFD in columns that are not in `kept`.
+    Halves of surrogate pairs become U+FFFD in columns that are neither in `texts` nor in `kept`.
+    Returns the new line.
     """
     text, pieces, done = line.decode(), [], 0
     start = _SEPARATOR.match(text, text.find("{") + 1).end()  # type: ignore[union-attr]
@@ -409,9 +432,11 @@ def _edit(line: bytes, texts: Collection[str], kept: Collection[str]) -> bytes:
 
 
 def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Schema]:
-    """Count the lines by their schema; lines that conflict are bisected into runs that do not.
+    """Count JSON lines by the Arrow schema that pyarrow infers for them.
 
-    `texts` are names of columns that hold any JSON.
+    Adjacent lines whose types fit together have one schema. Where types conflict, the lines are
+    bisected into runs without conflict; bad lines are not counted. `texts` are names of columns
+    that hold any JSON, and are read as text.
     """
     lines = io.BytesIO(content).readlines()
     for index, line in enumerate(lines if texts else ()):
@@ -438,7 +463,7 @@ def line_schemas(content: bytes, texts: Collection[str] = ()) -> Counter[pa.Sche
 def frequent_columns(
     schema: pa.Schema, samples: Sequence[bytes], kept: Collection[str]
 ) -> pa.Schema:
-    """Return the schema without rare columns, if there are more than `MOST_COLUMNS`.
+    """Return the schema without columns in less than 1% of the lines, if it has more than 500.
 
     Each row of a frame would have all of them. Columns are counted in the lines of `samples`, and
     those named in `kept` stay. Lines with fields that the schema lacks are refused when they are
@@ -459,8 +484,9 @@ def frequent_columns(
 def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
     """Return the schema with integer types for columns that hold integers alone.
 
-    pyarrow infers floating point if one integer exceeds int64, and then all of them lose digits,
-    such as identifiers that are 64-bit hashes. Columns that lose digits anyway are logged.
+    `samples` are the JSON lines from which pyarrow inferred the schema. It infers floating point if
+    one integer exceeds int64, and then all of them lose digits, such as identifiers that are 64-bit
+    hashes. Columns that lose digits anyway are logged.
     """
     if "double" not in str(schema.types):
         return schema
@@ -474,7 +500,12 @@ def exact_integers(schema: pa.Schema, samples: Sequence[bytes]) -> pa.Schema:
 
 
 def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
-    """Return the type with integers in place of floating point if all values are integers."""
+    """Return the type with integers in place of floating point if all values are integers.
+
+    `kind` is the type of `values`, which are from a column of some lines. In lists and objects,
+    types are replaced at any nesting. `name` is the name of the column and fields, for a warning
+    about integers that lose digits.
+    """
     if pa.types.is_list(kind):
         inner = [item for value in values if isinstance(value, list) for item in value]
         return pa.list_(_exact(kind.value_type, inner, name))
@@ -507,7 +538,10 @@ def _exact(kind: pa.DataType, values: list[Any], name: str) -> pa.DataType:
 
 
 def _reason(line: bytes, schema: pa.Schema, err: Exception) -> str:
-    """Explain why a line cannot be read, with a cure if there is one."""
+    """Explain why a line cannot be read, with a cure if there is one.
+
+    `err` is the error that parsing the line with `schema` has raised.
+    """
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
@@ -556,7 +590,7 @@ def _check_line(line: bytes) -> bool:
 
 
 def _check_structure(text: bytes) -> None:
-    """Raise BadLineError if a line is nested too deep, or holds too many values."""
+    """Raise BadLineError if a line is nested over 1,000 deep, or holds over 4 million values."""
     # Without escapes, every other quote begins a string.
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     level = values = quotes = 0
@@ -575,7 +609,7 @@ def _check_structure(text: bytes) -> None:
 
 
 def _check_depth(schema: pa.Schema) -> None:
-    """Raise BadLineError if a column is nested deeper than `DEEPEST_COLUMN`."""
+    """Raise BadLineError if a column is nested over 99 deep, where a list counts twice."""
     inner = [(field.type, 1, field.name) for field in schema]
     while inner:
         kind, level, name = inner.pop()
@@ -602,7 +636,10 @@ def _check_objects_stay_empty(lines: Sequence[bytes], schema: pa.Schema) -> None
 
 
 def _check_nothing_is_lost(parsed: pa.Schema, schema: pa.Schema) -> None:
-    """Raise BadLineError if lines have fields with values that the schema lacks."""
+    """Raise BadLineError if lines have fields with values that `schema` lacks.
+
+    `parsed` is the schema that the lines have themselves.
+    """
     known = {field.name: field.type for field in schema}
     unknown = [
         field.name

@@ -22,7 +22,11 @@ _watching: list[dict[str, Mapping[str, int]]] = []
 
 
 def report_left_out(piece: object, problems: Iterable[Problem]) -> None:
-    """Report the problems that reading left out of an input's piece, for `left_out_logged`."""
+    """Report files, lines and rows that could not be read, for the log of `left_out_logged`.
+
+    `piece` is the part of the input that had the `problems`; it counts once, even if it is read
+    several times. On a Dask worker, the report goes to the client.
+    """
     if not (counts := counts_by_kind(problems)):
         return
     if (worker := current_worker()) is not None:
@@ -56,7 +60,10 @@ def left_out_logged() -> Iterator[None]:
 
 
 def _client() -> Any:
-    """Return the current Dask client without importing distributed; None if it is asynchronous."""
+    """Return the current Dask client without importing distributed.
+
+    Returns None if there is none, or if it is asynchronous.
+    """
     distributed = sys.modules.get("distributed")
     with contextlib.suppress(ValueError):  # there is none
         client = distributed and distributed.default_client()

@@ -149,8 +149,9 @@ class PartSizes:
 class PartFinder:
     """Finder of the parts and columns of Parquet files and JSON lines.
 
-    `gpuclassify.jobs.input.readers.FileReader.find_parts` describes `on_error`, `needed` and
-    `is_slow`.
+    If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
+    raises. All Parquet files must have the columns `needed` if any does. With `is_slow`, the parts
+    of a small input are small, to balance workers.
     """
 
     files: Sequence[InputFile]
@@ -165,8 +166,9 @@ class PartFinder:
     def find(self) -> InputParts:
         """Find the parts and columns, from footers of Parquet files and samples of JSON lines.
 
-        Raises UnreadableInputError as `schema` does, and for unreadable files and lines unless
-        they are quarantined or `expected`.
+        Raises UnreadableInputError if nothing can be read, if columns of the files do not fit
+        together, or if one is missing. Raises it for unreadable files and lines, too, unless
+        `on_error` is "quarantine" or the file is in `expected`.
         """
         problems: list[tuple[Part, Problem]] = []
         samples: list[Lines] = []
@@ -290,7 +292,10 @@ class PartFinder:
 
     @functools.cached_property
     def _in_tables(self) -> pa.Schema:
-        """Columns of the Parquet files; columns of a nameless index only if `fields` is set."""
+        """Columns of the Parquet files, without the columns of an index that has no name.
+
+        These stay if `fields` is set, or if there are no other columns.
+        """
         if not self._footers:
             return pa.schema([])
         columns, _ = self._merge_schemas([*self._footers.values()])
@@ -315,7 +320,8 @@ class PartFinder:
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
         """Return the problem of each Parquet file that is broken or does not fit `schema`, by path.
 
-        Raises UnreadableInputError for the first problem unless it is quarantined or `expected`.
+        Raises UnreadableInputError for the first problem, unless `on_error` is "quarantine" or the
+        file is in `expected`.
         """
         parts = []
         for file in self.files:
@@ -331,8 +337,9 @@ class PartFinder:
     ) -> list[Part]:
         """Return the parts of a Parquet file: runs of row groups, or shares of a run's rows.
 
-        `offset` is the file's byte offset in the input. A run is cut to shares only in near files,
-        because each share fetches all of the run.
+        `offset` is the file's byte offset in the input. A run is cut to shares only in local files,
+        because each share fetches all of the run. A file that does not fit `schema` is one part
+        with a problem.
         """
         footer = self._footers[file.path]
         problem = footer.problem or _misfit(file, footer, schema, self.needed)
@@ -485,9 +492,12 @@ class PartFinder:
         return is_cut and (path in self._footers or compression(path) is not None)
 
     def _ends_inside(self, path: str, sizes: PartSizes, offset: int, size: int) -> list[int]:
-        """Return the ends of the parts of a row group or compressed file of `size` bytes.
+        """Cut a row group or compressed file of `size` bytes to parts.
 
-        See `PartSizes.ends`, and `MOST_SHARES` for the largest part of near files.
+        It begins at the byte `offset` of the input. Returns the end of each part, as an offset in
+        it. As in `PartSizes`, parts grow from the input's beginning on. In a local file they have
+        at most a sixteenth of the input, or of the row group or file if the input is small; or the
+        usual size, if that is larger.
         """
         usual = size
         if store_type(path).is_near:
@@ -497,7 +507,10 @@ class PartFinder:
 
     @functools.cached_property
     def _indivisible(self) -> set[str]:
-        """Paths of files that cannot be read from the middle, such as compressed ones."""
+        """Paths of files that cannot be read from the middle.
+
+        They are compressed, or on a server that does not deliver ranges of bytes.
+        """
         options = self.reader.storage_options
         return {
             file.path
@@ -509,7 +522,7 @@ class PartFinder:
     def _split_compressed(self, file: InputFile, sizes: PartSizes, offset: int) -> list[Part]:
         """Return the parts of a compressed file that begins at the byte `offset` of the input.
 
-        They are shares of the decompressed bytes if the input is small and near, or else ranges of
+        They are shares of the decompressed bytes if the input is small and local, or else ranges of
         decompressed bytes. The last range has no end, because the decompressed size is unknown.
         """
         part, size = Part(file.path, file_bytes=file.size_bytes), _line_bytes(file) or 0
@@ -597,9 +610,9 @@ def sampled_schema(
 ) -> pa.Schema:
     """Infer the columns of JSON lines from `samples` of whole lines.
 
-    Columns named in `texts` get the type JSON. Columns of `known` are always in the result; see
-    `common_schema`. If `kept` is given, rare columns are left out unless `kept` names them; see
-    `frequent_columns`.
+    Columns named in `texts` get the type JSON. Columns of `known` are always in the result; if its
+    types conflict with those of the samples, the latter win. If `kept` is given and there are more
+    than 500 columns, columns in less than 1% of the lines are left out, unless `kept` names them.
     """
     counts: Counter[pa.Schema] = Counter()
     for sample in samples:
@@ -630,8 +643,8 @@ def _problems(parts: Iterable[Part]) -> list[tuple[Part, Problem]]:
 def _group_runs(footer: Footer, sizes: PartSizes, offset: int) -> list[tuple[int, ...]]:
     """Join adjacent row groups to runs that are at least as large as a part.
 
-    Returns the indices of each run's row groups; a file without row groups has an empty run.
-    `offset` is the file's byte offset in the input.
+    The last run may be smaller. Returns the indices of each run's row groups; a file without row
+    groups has an empty run. `offset` is the file's byte offset in the input.
     """
     runs: list[tuple[int, ...]] = []
     run: list[int] = []

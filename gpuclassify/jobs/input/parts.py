@@ -66,8 +66,9 @@ CURES = {
 class Part:
     """Piece of an input that a task reads: row groups of a Parquet file, or a byte range of lines.
 
-    A line belongs to the part in whose byte range it begins, after decompression. Several small
-    files may form one part: each file is a piece, and the pieces after the first are `followers`.
+    A line belongs to the part in whose byte range it begins, after decompression. A `share` limits
+    the part to a fraction of its rows or bytes. Several small files may form one part: each file is
+    a piece, and the pieces after the first are `followers`.
     """
 
     path: str  # path or URL of the file
@@ -90,7 +91,10 @@ class Part:
         return (replace(self, followers=()), *self.followers)
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Return the start and end of the part's share of `count` rows or bytes."""
+        """Return the start and end of the part's share of `count` rows or bytes.
+
+        A part without a share has all of them, from 0 to `count`.
+        """
         first, end, shares = self.share or (0, 1, 1)
         return count * first // shares, count * end // shares
 
@@ -164,13 +168,16 @@ class InputSchema:
 
     @property
     def file_fields(self) -> list[str]:
-        """Names of the columns that files hold."""
+        """Names of the columns that input files hold.
+
+        Others are from folder names, paths and annotation sets.
+        """
         others = (*self.folder_fields, self.path_field, *self.annotation_fields)
         return [name for name in self.arrow.names if name not in others]
 
     @property
     def annotation_fields(self) -> list[str]:
-        """Names of the columns that annotation sets hold."""
+        """Names of the columns of `arrow` that annotation sets hold."""
         names = (name for columns in self.annotations for name in columns.fields.values())
         return [name for name in names if name in self.arrow.names]
 
@@ -181,7 +188,10 @@ class InputSchema:
 
     @property
     def in_lines(self) -> pa.Schema:
-        """Columns of `pathless` that JSON lines may have, with their types in JSON lines."""
+        """Columns that JSON lines may have, with their types there, which Parquet files may widen.
+
+        The column of paths is not among them.
+        """
         types = [self.line_types.get(column.name, column.type) for column in self.pathless]
         pairs = zip(self.pathless.names, types, strict=True)
         return pa.schema([(name, kind) for name, kind in pairs if kind is not None])
@@ -244,8 +254,8 @@ class Lines:
     def parse(self, schema: InputSchema) -> tuple[pa.Table, list[BadLine]]:
         """Return a table of the good lines, a row each, and the bad lines, sorted by offset.
 
-        The table has the columns of `schema.pathless`, and `ROW_POSITION` if
-        `schema.has_positions`.
+        The table has the columns of `schema`, except the column of paths. If
+        `schema.has_positions`, the column `ROW_POSITION` has the byte offset of each line.
         """
         columns = schema.in_lines if schema.line_types else schema.pathless
         form = columns, schema.is_projected, schema.replaces_surrogates
@@ -269,7 +279,11 @@ class Lines:
         return table, sorted(bad, key=lambda line: line.offset)
 
     def in_share(self) -> Lines:
-        """Return the lines that begin in `part.share`; only the file's last share keeps `cut`."""
+        """Return the lines that begin in the part's share of the file, or all if it has no share.
+
+        The share is by bytes of `content`. Only the file's last share keeps `cut`, the error of a
+        damaged file, so that it is reported once.
+        """
         if self.part.share is None:
             return self
         ends = self.part.bounds(len(self.content))
@@ -287,9 +301,10 @@ def read_part(
     """Read a part as a pandas frame with the dtypes of `schema`.
 
     `columns` are the columns to read, in order; None for all. Columns that a file lacks are null.
-    A line with a column that the schema lacks is a problem, like an unreadable file, line or row,
-    unless `columns` is given or `schema.is_projected`. See `read_table` for `on_error`. Problems
-    that do not raise are reported by `report_left_out`.
+    If `on_error` is "quarantine", unreadable files, lines and rows are left out, and counted by
+    `report_left_out`. Otherwise the first one raises UnreadableInputError, unless annotations list
+    it as left out. A line with a column that the schema lacks is unreadable, too, unless `columns`
+    is given or `schema.is_projected`.
     """
     schema = schema if columns is None else schema.projected(columns)
     annotations, tables = AnnotationReader(part, schema), []
@@ -312,9 +327,9 @@ def read_table(
     The table has the columns of `schema.arrow`, and `ROW_POSITION` if `schema.has_positions`. The
     fraction is below 1 only if a `limit` ended a whole file. Unreadable files, lines and rows are
     returned as problems if `on_error` is "quarantine", or if annotations list them as left out.
-    Otherwise the first problem raises UnreadableInputError, with the advice of `CURES`.
-    `annotations` is the part's reader, made here if None. If only annotation columns are read and
-    their set is complete, the input file is not opened.
+    Otherwise the first problem raises UnreadableInputError. `annotations` is the reader of
+    annotations of the whole part, made here if None. If only annotation columns are read and their
+    set is complete, the input file is not opened.
     """
     if not schema.annotations:
         return _read_file(part, schema, on_error, limit)
@@ -352,9 +367,12 @@ def _read_file(
     limit: Limit | None,
     known: Collection[int | None] = (),
 ) -> tuple[pa.Table, list[Problem], float]:
-    """Read one piece of a part, without annotations, as `read_table` does.
+    """Read one piece of a part, without annotations; return rows, problems, and the fraction read.
 
-    Problems at the `known` positions do not raise. The position of a whole file's problem is None.
+    The table of rows has the columns of `schema`. Unreadable files, lines and rows are returned as
+    problems if `on_error` is "quarantine", or if `known` has their positions (row numbers or byte
+    offsets; None for a whole file). The first other problem raises UnreadableInputError. The
+    fraction is below 1 only if a `limit` ended a whole file.
     """
     share = 1.0
     try:
@@ -417,9 +435,12 @@ def read_chosen(
     annotations: AnnotationReader,
     choice: RowChoice,
 ) -> tuple[pa.Table, list[Problem], int]:
-    """Read the rows of a piece that `choice` selects; see `read_table`.
+    """Read the rows of a piece that `choice` selects.
 
-    Returns these rows, the problems, and the number of rows from which `choice` selected.
+    Returns these rows, the problems, and the number of rows from which `choice` selected. If
+    `on_error` is not "quarantine", an unreadable file, line or row raises, unless annotations list
+    it. `annotations` is the reader of annotations of the whole part.
+
     The columns of `choice` are read first. Other columns are read only from Parquet row groups with
     selected rows, and from JSON lines if any row is selected. All columns of all rows are read in
     two cases: if `choice` reads columns of JSON lines, or if it reads columns of Parquet files and
@@ -477,10 +498,10 @@ def read_lines(
 ) -> Lines:
     """Read the lines of a part; `limit` applies only if the part is a whole file.
 
-    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is a
-    share, the whole file is read. A compressed file is decompressed from its beginning to the end
-    of the part. If the file is damaged, the result has the lines before the damage, and the error
-    in `cut`. Raises BrokenContentError for a decompression bomb.
+    Lines of more than `max_line_bytes` are only in `long_lines` of the result. If the part is only
+    a share of its file (``part.share``), the whole file is read. A compressed file is decompressed
+    from its beginning to the end of the part. If the file is damaged, the result has the lines
+    before the damage, and the error in `cut`. Raises BrokenContentError for a decompression bomb.
     """
     codec, ahead_bytes = compression(part.path), None
     if part.length is not None and codec is None:
@@ -612,7 +633,10 @@ def first_of_parquet(file: InputFile, storage_options: dict[str, Any], rows: int
 
 
 def unreadable(part: Part, problem: Problem, on_error: str) -> BrokenInputError:
-    """Return the error to raise for a problem of a part, with the advice ``CURES[on_error]``."""
+    """Return the error to raise for a problem of a part.
+
+    It names the file and the place, and ends with advice for this `on_error`, from `CURES`.
+    """
     where = str(part)
     if problem.offset is not None:
         number = line_number(part.path, problem.offset)

@@ -155,11 +155,14 @@ class FileReader(Declared):
     known: pa.Schema | None = field(default=None, init=False)
 
     def check_together(self) -> None:
-        """Move tokens of the Hub from the storage options to this process's memory."""
+        """Move tokens of the Hub from the storage options to this process's memory.
+
+        This way no token is in a reader that is pickled or shown.
+        """
         self._set("storage_options", keep_tokens(self.paths, self.storage_options or {}))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, without secrets in URLs."""
+        """Return the settings by name, without secrets in URLs of inputs and annotation sets."""
         public = {"paths": [*map(redacted, self.paths)]}
         if self.annotations:
             public["annotations"] = [*map(redacted, self.annotations)]
@@ -169,7 +172,11 @@ class FileReader(Declared):
         return self.code()
 
     def select_files(self, names: Iterable[str], known: pa.Schema | None) -> FileReader:
-        """Return a copy that reads only these files; its schema has the columns `known` anyway."""
+        """Return a copy of the reader that reads only some of its files.
+
+        `names` are their real paths or URLs, without secrets. Columns of `known`, if any, are in
+        the schema even if these files lack them.
+        """
         narrowed = copy.copy(self)
         narrowed._set("only", frozenset(names))
         narrowed._set("known", known)
@@ -321,7 +328,11 @@ def read_files(
 
 
 def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
-    """Return the lazy frame of a reader; see `read_files`."""
+    """Return a lazy Dask frame of a reader's files, with one partition for each part.
+
+    If `on_error` is "quarantine", unreadable files, lines and rows are left out; "raise" raises for
+    the first one.
+    """
     import dask.dataframe as dd
 
     check_choice("on_error", on_error, ON_ERROR)
@@ -333,9 +344,11 @@ def frame_of(reader: FileReader, on_error: OnError = "raise") -> dd.DataFrame:
 
 
 def read_columns(dataset: Any, names: Iterable[str | None], on_error: OnError) -> Any:
-    """Return a reader's lazy frame of these columns, or any other dataset unchanged.
+    """Return a lazy Dask frame of columns of a reader's files, or any other dataset unchanged.
 
-    If all of them are annotations, no text of the input is read.
+    `names` are the columns; None among them is ignored. If all of them are of annotation sets, no
+    text of the input is read. Unreadable files, lines and rows raise, or are left out if `on_error`
+    is "quarantine".
     """
     check_choice("on_error", on_error, ON_ERROR)
     if not isinstance(dataset, FileReader):
@@ -389,6 +402,8 @@ def rows_of(
     """Convert rows that were read from `files` to a pandas frame with the reader's columns.
 
     Each item of `read` is a path, and the rows of a Parquet file or lines of JSON read from it.
+    Lines that cannot be parsed, and files that do not fit the others, raise, or are left out if
+    `on_error` is "quarantine".
     """
     lines = [content for _, content in read if isinstance(content, Lines)]
     finder = PartFinder(files, reader, on_error, (), reader.fields)
@@ -421,7 +436,11 @@ def _line_number(lines: Lines, bad: BadLine) -> int:
 
 
 def first_rows_lazily(reader: FileReader, most: int, on_error: str = "raise") -> dd.DataFrame:
-    """Return the first rows of a reader as a Dask frame, whose key is a hash of their content."""
+    """Return the first `most` rows of a reader as a Dask frame.
+
+    The frame's key is a hash of their content. Raises UnreadableInputError if there are no rows. If
+    `on_error` is "quarantine", unreadable files and lines among them are left out.
+    """
     import dask.dataframe as dd
 
     frame = first_rows(reader, most, on_error)

@@ -56,8 +56,9 @@ class Sample:
     ) -> Sample:
         """Join up to `rows` drawn rows of the pieces, in proportion to the pieces' rows.
 
-        `size` is the size of the whole input, in the unit of the pieces' sizes. Raises
-        UnreadableInputError if the pieces have no rows.
+        `size` is the size of the whole input, in the unit of the pieces' sizes, and `is_whole`
+        whether the pieces are all of it. `left_out` counts unreadable files and lines by kind.
+        Raises UnreadableInputError if the pieces have no rows.
         """
         from dask.dataframe.dispatch import concat
 
@@ -87,11 +88,12 @@ def sample_files(
     text_fields: Sequence[str] = (),
     stretch_bytes: int = STRETCH_BYTES,
 ) -> tuple[Sample, float]:
-    """Draw rows from all over the parts of files, used to plan a job.
+    """Draw up to `rows` rows from all over the parts of files, used to plan a job.
 
-    Returns the rows, and the largest part's fraction of the input. The same seed draws the same
-    rows. A large compressed file is read only at its beginning, as nothing else can be read
-    separately.
+    Returns the sample, and the largest part's fraction of the input. The same `seed` draws the same
+    rows. `text_fields` are columns whose files without any text are counted. Of a long range of
+    JSON lines, `stretch_bytes` are read. A large compressed file is read only at its beginning, as
+    nothing else can be read separately.
     """
     rng, pieces = np.random.default_rng(seed), []
     textless, left_out = Counter[str](), Counter[str]()
@@ -125,7 +127,7 @@ def sample_files(
 
 
 def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
-    """Yield the row groups or line ranges of each part, with sizes.
+    """Yield the row groups or line ranges of each part, each with its size.
 
     Sizes are rows in Parquet files, bytes of JSON lines, and stored bytes if the input has both. If
     the size of any file is unknown, all sizes of line ranges are 1.
@@ -162,7 +164,11 @@ def _readable(source: InputParts) -> Iterator[list[tuple[Part, float]]]:
 
 
 def sample_partitions(partitions: list[Delayed], rows: int, seed: int) -> tuple[Sample, float]:
-    """Compute some partitions of a Dask frame and draw rows from them; see `sample_files`."""
+    """Compute up to eight partitions of a Dask frame, and draw up to `rows` rows from them.
+
+    Returns the sample, and the estimated fraction of the input in the largest partition. The same
+    `seed` draws the same rows.
+    """
     rng, count = np.random.default_rng(seed), len(partitions)
     drawn = _draw(count, MOST_PARTITIONS, rng)
     pick, length = dask.delayed(_pick), dask.delayed(len)

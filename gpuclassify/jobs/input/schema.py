@@ -36,10 +36,11 @@ _FIRST_FOLDER = re.compile("/[^/=]+=[^/]*/")  # such as /lang=de/
 
 
 def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = None) -> pa.Schema:
-    """Merge schemas into one as `merged_schema` does, and type columns without values as text.
+    """Merge schemas into one with all their columns, where columns without values are text.
 
-    `counts` has the files or lines with each schema. Columns of `known` are always in the result,
-    and their types have the least weight.
+    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
+    `counts` has the number of files or lines with each schema. Columns of `known` are always in the
+    result, and their types have the least weight.
     """
     columns = []
     for field in merged_schema({**counts, known: counts.get(known, 0)} if known else counts):
@@ -49,7 +50,11 @@ def common_schema(counts: Mapping[pa.Schema, int], known: pa.Schema | None = Non
 
 
 def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
-    """Merge schemas into one; if types conflict, the most frequent type wins."""
+    """Merge schemas into one with all their columns.
+
+    The type of a column holds its values in all schemas. If types conflict, the most frequent wins:
+    `counts` has the number of files or lines with each schema.
+    """
     types: dict[str, Counter[pa.DataType]] = {}
     for schema, count in counts.items():
         for field in schema:
@@ -65,12 +70,18 @@ def merged_schema(counts: Mapping[pa.Schema, int]) -> pa.Schema:
 
 
 def json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema that pyarrow inferred from JSON lines, with text in place of dates."""
+    """Return a schema that pyarrow inferred from JSON lines, with text in place of dates.
+
+    pyarrow takes a text for a date if it looks like one.
+    """
     return changed_schema(schema, _without_dates)
 
 
 def misfits(schema: pa.Schema, common: pa.Schema) -> dict[str, str]:
-    """Return why `common` cannot hold a file's values without loss, by column; {} if it can."""
+    """Return why `common` cannot hold a file's values without loss, by column; {} if it can.
+
+    `schema` has the columns of the file. Columns that `common` lacks are ignored.
+    """
     wanted, wrong = {field.name: field.type for field in common}, {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         with contextlib.suppress(pa.ArrowException):
@@ -109,9 +120,10 @@ def nulls_untyped(
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`, which are null if the table lacks them.
+    """Return the table with the columns of `schema`, cast to their types.
 
-    A Parquet column becomes JSON texts if the column is JSON in other files.
+    Columns that the table lacks are null. A Parquet column becomes JSON texts if the column is JSON
+    in other files.
     """
     columns, names = [], {*table.column_names}
     for field in schema:
@@ -123,7 +135,7 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def maps_as_json(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with JSON in place of objects with very many fields.
+    """Return the schema with JSON in place of columns whose objects have more than 500 fields.
 
     Names of fields are data there: later lines have new ones, and each row would have all of them.
     """
@@ -156,7 +168,10 @@ def project(schema: pa.Schema, fields: Sequence[str]) -> pa.Schema:
 
 
 def named_type(column: str, name: str) -> pa.DataType:
-    """Return the Arrow type with this name; raise ValueError, with the column, if there is none."""
+    """Return the Arrow type with a name such as "double" or "json".
+
+    Raises ValueError, which names the `column`, if there is none.
+    """
     if name == "json":
         return pa.json_()
     try:
@@ -169,7 +184,10 @@ def named_type(column: str, name: str) -> pa.DataType:
 
 
 def set_types(schema: pa.Schema, types: Mapping[str, str]) -> pa.Schema:
-    """Return the schema with these types for columns; missing columns are added."""
+    """Return the schema with other types for some columns; columns that it lacks are added.
+
+    `types` maps names of columns to names of Arrow types, such as "double", or "json".
+    """
     columns = {field.name: field for field in schema}
     for name in types:
         if name not in columns:
@@ -205,7 +223,10 @@ def folder_schema(paths: Iterable[str]) -> pa.Schema:
 
 
 def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dict[str, str]:
-    """Read the types of folder columns from the manifests of the jobs that wrote the files."""
+    """Read the types of columns from folder names such as ``lang=de``, by name of the column.
+
+    They are in ``job.json`` if a job wrote the files, and missing otherwise.
+    """
     roots = {path[: match.start()] for path in paths if (match := _FIRST_FOLDER.search(path))}
     types: dict[str, str] = {}
     for root in roots:
@@ -218,7 +239,11 @@ def declared_types(paths: Iterable[str], storage_options: dict[str, Any]) -> dic
 
 
 def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
-    """Parse the values of columns from a path's folder names; None means null."""
+    """Parse the values of columns from a path's folder names, such as ``lang=de``.
+
+    `schema` has the columns and their types. Returns the values by column; None means null. Raises
+    UnreadableInputError if a value does not have the type.
+    """
     from pyarrow import dataset
 
     try:
@@ -233,9 +258,8 @@ def folder_values(path: str, schema: pa.Schema) -> dict[str, Any]:
 def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str | None:
     """Explain the conflict if other files hold a column that this file's folder names give.
 
-    Returns None if there is none.
-
-    `own` are the columns that the file holds, `common` the columns that any file holds.
+    `own` are the columns that the file holds, `common` the columns that any file holds. Returns
+    None if there is no conflict.
     """
     by_folders = set(folder_schema([path]).names) - set(own)
     names = [name for name in common if name in by_folders]
@@ -248,7 +272,10 @@ def missing_column(path: str, own: Iterable[str], common: Iterable[str]) -> str 
 
 
 def fill_folder_values(table: pa.Table, fields: Sequence[str], path: str) -> pa.Table:
-    """Fill nulls in the columns `fields` with a path's folder names, such as ``lang=de``."""
+    """Return the table with nulls in the columns `fields` filled from a path's folder names.
+
+    ``lang=de`` fills the column ``lang`` with "de".
+    """
     if fields:
         schema = pa.schema([table.field(name) for name in fields])
         for name, value in folder_values(path, schema).items():
@@ -274,7 +301,10 @@ def to_pandas(table: pa.Table) -> pd.DataFrame:
 
 
 def meta_frame(schema: pa.Schema) -> pd.DataFrame:
-    """Return the empty frame of a schema, for Dask's meta; `attrs` list columns without values."""
+    """Return the pandas frame without rows that has the columns of a schema, for Dask's meta.
+
+    Its `attrs` list the columns that are text only because no file has a value in them.
+    """
     frame = to_pandas(schema.empty_table())
     if names := [field.name for field in schema if field.metadata == NO_VALUES]:
         frame.attrs[WITHOUT_VALUES] = names
@@ -289,7 +319,11 @@ def to_frame(table: pa.Table, backend: str) -> Any:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of a column in frames; extension types stay at the top level only."""
+    """Return the Arrow type that a column of type `kind` has in frames.
+
+    Dictionaries and views become plain types. Columns of JSON and of other extension types keep
+    their type, but extension types within lists and structs become plain types.
+    """
     if isinstance(kind, pa.JsonType):
         return pa.json_()
     return kind if isinstance(kind, pa.BaseExtensionType) else plain_type(kind)

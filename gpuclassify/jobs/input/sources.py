@@ -65,12 +65,12 @@ class FileSource:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Options for fsspec; `gpuclassify.workers.secrets` keeps them as `options_name`."""
+        """Options for fsspec to read the files, which may hold secrets."""
         return self.reader.storage_options
 
     @property
     def options_name(self) -> str:
-        """Name for workers to find the storage options by, without their secrets."""
+        """Name by which workers find the storage options in their memory; it has no secrets."""
         return name_of_options(f"input {self.reader}", self.storage_options)
 
     @property
@@ -85,16 +85,19 @@ class FileSource:
 
     @property
     def part_sizes(self) -> Sequence[float]:
-        """Estimated size of each part in bytes, in proportion to its work."""
+        """Estimated decompressed bytes of each part, to estimate the work that is left."""
         return self.input.sizes
 
     @functools.cached_property
     def meta(self) -> Frame:
-        """Empty frame with the dtypes of every part."""
+        """Empty pandas frame with the columns and dtypes of every part."""
         return meta_frame(pa.schema([*self.input.schema.arrow, *self.lent]))
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError if this job or its next run would read its output file `name`."""
+        """Raise ValueError if this job or its next run would read its own output.
+
+        `directory` is the output, and `name` the name of a file that the job writes there.
+        """
         files = self.input.files
         paths = add_link_targets(self.reader.paths, files)
         real = (file.real for file in files)
@@ -113,7 +116,10 @@ class FileSource:
         return None if None in sizes else sum(filter(None, sizes))
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return columns, sizes and file versions, used to detect that a job's input is another."""
+        """Return columns, sizes and file versions, used to detect that a job's input is another.
+
+        They are dicts of settings by heading, such as "input" and "input file".
+        """
         schema, part_bytes = self.input.schema, self.input.part_bytes
         name = operator.attrgetter("path" if schema.path_field else "real")
         most = self.reader.files_per_partition
@@ -135,7 +141,11 @@ class FileSource:
         }
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return a lazy frame whose partitions are the parts, read as tasks read them."""
+        """Return a lazy Dask frame whose partitions are the parts, read as tasks read them.
+
+        `backend` is the library of its frames, "pandas" or "cudf". Unreadable files, lines and rows
+        raise, or are left out if `on_error` is "quarantine".
+        """
         import dask.dataframe as dd
 
         self.share_tokens()
@@ -152,7 +162,7 @@ class FileSource:
         )
 
     def share_tokens(self) -> None:
-        """Send workers the Hub tokens that the files need."""
+        """Send the Hub tokens that reading the files needs to the workers of the current client."""
         share_tokens(self.reader.paths)
 
     def inputs(self, numbers: Iterable[int]) -> Iterator[tuple[Part, list[InputFile]]]:
@@ -170,8 +180,9 @@ class FileSource:
 class FrameSource:
     """Source of a job that reads a Dask frame, whose partitions are the parts.
 
-    The frame is optimised once, because optimising may change its partitions. With an `identity`,
-    which the job uses in place of the frame's key, the frame is only simplified, which keeps them.
+    The frame is optimised once, because optimising may change its partitions. If an `identity` is
+    passed, which identifies the input in place of the frame's key, the frame is only simplified,
+    which keeps its partitions.
     """
 
     has_index = True
@@ -194,7 +205,7 @@ class FrameSource:
 
     @property
     def meta(self) -> Frame:
-        """Empty frame with the dtypes of every part."""
+        """Empty frame with the columns and dtypes of every partition."""
         return self._frame._meta
 
     @property
@@ -202,21 +213,29 @@ class FrameSource:
         """Always None, because the size of a lazy frame is unknown."""
 
     def refuse_output(self, directory: Store, name: str) -> None:
-        """Raise ValueError as `FileSource` does, for files that the frame is known to read."""
+        """Raise ValueError if this job or its next run would read its own output.
+
+        `directory` is the output, and `name` the name of a file that the job writes there. Files
+        that the frame reads are known only if `read_files` or Dask's `read_parquet` made it.
+        """
         refuse_overlap(directory, name, *self._names, directory.storage_options)
 
     def identity(self) -> dict[str, dict[str, Any]]:
-        """Return the identity passed, or else the frame's Dask key, a hash of its content."""
+        """Return settings that identify the input, by heading.
+
+        They are those passed, or else the frame's Dask key, a hash of its content, and its number
+        of partitions.
+        """
         if self._identity is not None:
             return self._identity
         return {"input": {"Dask key": self._frame._name, "partitions": self.count}}
 
     def frame(self, on_error: str, backend: str) -> LazyFrame:
-        """Return the Dask frame; the arguments matter only to `FileSource`."""
+        """Return the Dask frame. The arguments are ignored, because they are about files."""
         return self._frame
 
     def partitions(self) -> list[Delayed]:
-        """Return the partitions as delayed objects."""
+        """Return the partitions as Dask's delayed objects, in order."""
         return self._frame.to_delayed(optimize_graph=False)
 
     def check_unchanged(self) -> None:
@@ -255,7 +274,11 @@ def refuse_overlap(
 
 
 def frame_names(frame: Any) -> tuple[list[str], list[str]]:
-    """Return the input files of a Dask frame and its readers' paths, if its tasks record them."""
+    """Return the input files of a Dask frame, and the paths that its readers were given.
+
+    They are found if `read_files` or Dask's `read_parquet` made the frame. Of the latter, only
+    paths are known, and a made-up name in each stands for its files.
+    """
     from dask.dataframe.dask_expr.io import FromMap, ReadParquet
 
     files: list[str] = []
@@ -280,12 +303,14 @@ def as_source(
 ) -> Source:
     """Return the source of a reader or a Dask frame; `needed` are columns that the job reads.
 
-    With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position of a row)
-    that are needed and not in the files. With `keeps_partitions`, a frame has the same partitions
-    each time it is read. With `is_slow`, parts of files are small; see `FileReader.find_parts`.
+    If `on_error` is "quarantine", an unreadable file becomes a part with a problem; otherwise it
+    raises. With `lends_positions`, rows get those columns of `POSITION_FIELDS` (file and position
+    of a row) that are needed and not in the files. With `keeps_partitions`, a frame has the same
+    partitions each time it is read. With `is_slow`, the parts of a small input of files are small,
+    to balance workers.
 
-    Raises TypeError for other objects, and UnreadableInputError as `FileReader.find_parts` does, or
-    if the files are empty.
+    Raises TypeError for other objects, and UnreadableInputError if files cannot be read, do not fit
+    together, or are empty.
     """
     if isinstance(reader, FileReader):
         plan = reader.find_parts(on_error, needed, is_slow=is_slow)
@@ -319,7 +344,12 @@ def read_frame(
     backend: str,
     columns: Sequence[str] | None = None,
 ) -> Frame:
-    """Read all or some columns of a part's good rows as a pandas or cuDF frame, in a Dask task."""
+    """Read all or some columns of a part's good rows as a frame of `backend`, in a Dask task.
+
+    `files` are those of the part's pieces, to check that they have not changed. Workers find the
+    storage options under `options_name`. Unreadable files, lines and rows raise, or are left out if
+    `on_error` is "quarantine".
+    """
     schema = replace(schema, storage_options=recall(options_name, {}))
     # A bad value in any column drops the row, so that the row numbers depend on all columns.
     if columns is not None and on_error != "quarantine":
@@ -339,9 +369,11 @@ def read_pieces(
 ) -> tuple[pa.Table, list[Problem], dict[str, Any]]:
     """Read the pieces of a part; return good rows, problems, and the source for the part's record.
 
-    With `select`, only the rows that it chooses are read; see `read_chosen`. The description lists
-    files whose values in a column of `text_fields` are all null, and files without rows. Raises
-    ChangedInputError if one of the `files` has changed since the job began.
+    With `select`, only the rows that it chooses are read. The source is a dict of the paths and
+    ranges that were read; it lists files whose values in a column of `text_fields` are all null,
+    and files without rows. Unreadable files, lines and rows raise unless `on_error` is
+    "quarantine". Raises ChangedInputError if one of the `files`, which are those of the pieces, has
+    changed since the job began.
     """
     annotations = AnnotationReader(part, schema)
 
@@ -389,7 +421,11 @@ def read_pieces(
 
 @contextlib.contextmanager
 def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -> Iterator[None]:
-    """Raise ChangedInputError if the file has changed at the end of the block, failed or not."""
+    """Raise ChangedInputError at the end of the block if `file` has changed since the job began.
+
+    If the block raises, the change is the likely cause, and is raised in place of its error. None
+    is not checked.
+    """
     try:
         yield
     except Exception:
@@ -402,7 +438,7 @@ def _checking_changes(file: InputFile | None, storage_options: dict[str, Any]) -
 
 
 def _describe(part: Part) -> dict[str, Any]:
-    """Return the path and range of a piece as plain values, for the part's record."""
+    """Return the path and range of a piece as plain values by name, for the part's record."""
     plain = replace(part, rows=None, annotations=(), followers=())
     known = {key: value for key, value in asdict(plain).items() if value is not None}
     known["path"] = redacted(part.path)
