@@ -84,7 +84,10 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
 
 
 def joined(mappers: Iterable[Any]) -> Chain:
-    """Make a chain that runs the mappers in order. Nested chains are replaced by their members."""
+    """Return a chain that runs the mappers one after another.
+
+    A chain among `mappers` is replaced by its members.
+    """
     return Chain(tuple(_flat(mappers)))
 
 
@@ -98,11 +101,12 @@ def _flat(mappers: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Chain(PartitionMap):
-    """Mappers run one after another on each partition.
+    """Mapper that runs other mappers one after another on each partition of a dataframe.
 
     Attributes
     ----------
     mappers : tuple of PartitionMap
+        Mappers in run order. Each gets the frame that the previous one returned.
     """
 
     mappers: tuple[PartitionMap, ...]
@@ -121,7 +125,10 @@ class Chain(PartitionMap):
         return self.mappers
 
     def check(self, frame: Frame) -> None:
-        """Raise unless each mapper's input columns exist in the output of earlier mappers."""
+        """Raise an error unless each mapper can run on `frame` with the columns of earlier mappers.
+
+        Raises ValueError if two mappers write the same column. The frame may be empty.
+        """
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
             names = [m.__name__ for m in self.mappers if set(m.schema().names) & set(repeated)]
@@ -135,7 +142,7 @@ class Chain(PartitionMap):
             frame = mapper.meta(frame)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns that all mappers add."""
+        """Return an empty frame with the columns and dtypes that the chain returns for `frame`."""
         for mapper in self.mappers:
             frame = mapper.meta(frame)
         return frame
@@ -149,7 +156,10 @@ class Chain(PartitionMap):
         return tuple(known)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Map with one task per partition, or one per mapper and partition if `moves_frames`."""
+        """Return the lazy result for a Dask frame, with one task per partition for all mappers.
+
+        If a mapper changes the dataframe library (`moves_frames`), each mapper has its own tasks.
+        """
         if not self.moves_frames:
             return super().map_lazily(dataset)
         for mapper in self.mappers:
@@ -157,9 +167,9 @@ class Chain(PartitionMap):
         return dataset
 
     def narrowed(self, columns: Iterable[str]) -> Chain | None:
-        """Return a chain of the mappers needed for these result `columns`, or None if none is.
+        """Return a chain of the mappers that these result `columns` need; None if none is needed.
 
-        Those mappers drop rows, write one of the columns, or write an input of such a mapper.
+        Needed mappers drop rows, write one of the columns, or write an input of a needed mapper.
         """
         asked = set(columns)
         needed: list[PartitionMap] = []
@@ -170,11 +180,15 @@ class Chain(PartitionMap):
         return Chain(tuple(needed)) if needed else None
 
     def after(self, earlier: PartitionMap) -> Chain:
-        """Join `earlier` and this chain into one chain, which runs in one pass."""
+        """Return one chain that runs `earlier`, then this chain, in one task per partition."""
         return joined([earlier, self])
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run all mappers over a pandas or cudf frame, which share token ids and leading layers."""
+        """Return the result of running all mappers in order on a pandas or cudf frame.
+
+        Mappers share the tokens of a text and the outputs of equal leading layers. `meta_dtypes` is
+        the result of the method `meta_dtypes`; None computes it for this frame.
+        """
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):
             for mapper, dtypes in zip(self.mappers, known, strict=True):

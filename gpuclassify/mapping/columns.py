@@ -23,7 +23,11 @@ COLUMN_TYPES = {
 
 
 class DeclaredColumns(Head):
-    """Head of a custom class that declares `new_columns` and computes them in its own `columns`."""
+    """Converter of model outputs to the columns that a user's classifier class declares.
+
+    The class declares column names and types as `new_columns`, and computes values in its method
+    `columns`.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,10 @@ class DeclaredColumns(Head):
         return [pa.field(name, COLUMN_TYPES[kind]) for name, kind in self._declared.items()]
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels or scores, which declared columns do not have."""
+        """Raise ValueError if a setting about filters or about the lines of a text is set.
+
+        Such a setting, for example `filter_by`, has no meaning for declared columns.
+        """
         for name in (*self.options.filter_names, *self.options.line_names):
             if getattr(self.options, name) is not None:
                 raise ValueError(
@@ -53,12 +60,19 @@ class DeclaredColumns(Head):
                 )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the result of the custom class's `columns` for the model's outputs."""
+        """Return the new columns by name, computed by the user's `columns` method.
+
+        `values` are the model's outputs, one row per text.
+        """
         return self._compute(values)
 
 
 def check_column_types(owner: str, columns: Mapping[str, str]) -> None:
-    """Raise TypeError unless every declared column has one of the types in `COLUMN_TYPES`."""
+    """Raise TypeError unless each declared column has one of the types in `COLUMN_TYPES`.
+
+    `columns` maps column names to type names, such as "float32". `owner` is the name of the
+    declaring class, for the message.
+    """
     for name, kind in columns.items():
         if kind not in COLUMN_TYPES:
             raise TypeError(
@@ -89,7 +103,8 @@ def check_are_new(
 ) -> None:
     """Raise ValueError unless the new columns `names` can be added to a dataset's `columns`.
 
-    They must be distinct, not among `texts` and, unless `overwrite`, not among other columns.
+    They must be distinct and must not be among `texts`, the names of the columns that are read. An
+    existing column is an error, too, unless `overwrite` is True.
     """
     for name in texts:
         if name in names:
@@ -108,7 +123,7 @@ def check_are_new(
 
 
 def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
-    """Return the list length of each new column with lists of floats; 0 if it is unknown."""
+    """Map the name of each new column with lists of floats to its list length; 0 if unknown."""
     return {
         field.name: head.list_size
         for head in heads
@@ -118,7 +133,10 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 
 
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
-    """Raise OverflowError if a list column exceeds `most_numbers`, a limit of cudf columns."""
+    """Raise OverflowError if a list column of `rows` rows would hold over `most_numbers` numbers.
+
+    cudf limits the numbers in all lists of a column together. `heads` define the new columns.
+    """
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:
             raise OverflowError(

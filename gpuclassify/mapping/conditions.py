@@ -57,7 +57,11 @@ Value = Any  # an array or scalar of Arrow
 
 @dataclass(frozen=True)
 class Condition:
-    """Parsed condition of ``where=``: `terms` joined by "and", and names of the `columns`."""
+    """Parsed row filter, such as ``score > 2 and language == 'de'``.
+
+    `terms` are the operands of its top-level "and", as strings. `columns` are the names of the
+    columns that they read.
+    """
 
     terms: tuple[str, ...]
     columns: tuple[str, ...]
@@ -76,7 +80,7 @@ class Condition:
         return cls(tuple(map(ast.unparse, _terms(tree))), tuple(columns))
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise ValueError if a column is missing, or TypeError if types cannot be compared."""
+        """Raise ValueError if `schema` lacks a column, or TypeError if types cannot be compared."""
         for name in self.columns:
             if name not in schema.names:
                 raise ValueError(
@@ -91,7 +95,10 @@ class Condition:
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
-        """Evaluate each term for every row of the table: true, false or null (unknown)."""
+        """Evaluate each term for every row of the table.
+
+        Returns a boolean array of the table's length by term, as in `terms`; null means unknown.
+        """
         columns = {name: _plain(table[name]) for name in self.columns}
         for name, column in columns.items():  # a column with only nulls is read as text
             if is_text(column.type) and column.null_count == len(column):
@@ -117,9 +124,10 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parse a condition such as ``score > 2`` to a Python syntax tree, after `_check_nodes`.
+    """Parse a condition such as ``score > 2`` to a Python syntax tree.
 
-    Backquotes enclose column names that are no identifiers of Python.
+    Backquotes enclose column names that are no identifiers of Python; names of `ast.Name` nodes
+    keep them. Raises ValueError for invalid syntax, and for syntax that conditions may not use.
     """
     quoted: list[str] = []
     mark = "_quoted"
@@ -154,7 +162,10 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _check_nodes(node: ast.AST, depth: int = 0) -> None:
-    """Raise ValueError if the tree has Python syntax that conditions may not use, such as calls."""
+    """Raise ValueError if the tree has Python syntax that conditions may not use, such as calls.
+
+    `depth` is the nesting depth of `node`; nodes deeper than `DEEPEST` are refused, too.
+    """
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
@@ -203,9 +214,10 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, converted to a type that Arrow can compare, if there is one.
+    """Return a column as one array, cast to a type that Arrow can compare, if there is one.
 
-    Integers become int64 or decimals, and NaN becomes null.
+    Integers become int64 or decimals, strings large_string, and float16 float32. A dictionary is
+    decoded. NaN becomes null.
     """
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -248,7 +260,10 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _value(node: ast.AST, columns: Mapping[str, pa.Array]) -> Value:
-    """Evaluate a tree that has passed `_check_nodes`, for all rows; a constant gives a scalar."""
+    """Evaluate an expression tree for all rows; return an Arrow array, or a scalar for a constant.
+
+    `columns` maps column names to arrays. Raises TypeError if types do not fit the operators.
+    """
     match node:
         case ast.Name(id=name):
             return columns[name.strip("`")]
@@ -341,7 +356,11 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
 
 
 def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
-    """Compare two numbers, texts or times; exact, except for decimal fractions with floats."""
+    """Apply `compare`, such as ``pc.less``, to values of one kind; return booleans, null for null.
+
+    The kind is number, text, bool or time. Integers and decimals are compared exactly, except
+    decimals with fraction digits with floats: these are compared as float64.
+    """
     is_float = [pa.types.is_floating(value.type) for value in (left, right)]
     if all(is_float):
         left, right = _alike(left, right)
@@ -355,7 +374,7 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Compare integers or decimals with floats.
+    """Apply `compare` to integers or decimals, `exact`, and `floats`; return booleans.
 
     Both are compared as float64. Whole numbers and floats that rounding makes equal are compared
     exactly.
@@ -371,9 +390,11 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 
 
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
-    """Calculate with numbers.
+    """Apply the arithmetic operator `op` to operands, and return the numbers for all rows.
 
-    Raises OverflowError that names the first row with a too large result.
+    `parts` maps the syntax tree of each operand to its value, an array or scalar. `node` is the
+    whole calculation, for the message. Raises OverflowError that names the first row with a too
+    large result.
     """
 
     def calculate(*values: Value) -> Value:
@@ -402,7 +423,11 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Find the index of the first row with a too large result, by bisecting rows before `end`."""
+    """Find the first row whose result is too large, by bisecting the rows before `end`.
+
+    Returns its index. `calculate` raises ArrowInvalid for such a row; `values` are its operands,
+    arrays or scalars.
+    """
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -416,9 +441,9 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert the operands of a calculation or comparison to int64, decimals, float32 or float64.
+    """Convert numeric operands so that all are integers, all decimals, all float32 or all float64.
 
-    A constant is rounded to float32 if the column is float32.
+    They are floats if any operand is. A constant is rounded to float32 if all columns are float32.
     """
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}

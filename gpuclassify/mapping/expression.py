@@ -26,7 +26,11 @@ Dependents = Mapping[str, Sequence[object]]  # dependent expressions, by name of
 
 
 def optimizable(mapped: Any) -> Any:
-    """Replace the expression of a mapped frame by a `RowMap`, so that Dask can optimize it."""
+    """Return a mapped Dask frame with its expression replaced by a `RowMap`.
+
+    Dask's optimizer can then move row filters and column selections below the mapper. `mapped` is
+    a result of ``map_partitions`` with the mapper as first argument.
+    """
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
     return new_collection(kind(*mapped.expr.operands))
@@ -35,18 +39,18 @@ def optimizable(mapped: Any) -> Any:
 class RowMap(MapPartitions):
     """Dask expression of a row-wise mapper, computed only for rows and columns that are needed.
 
-    Row filters on unchanged columns move below the mapper, and a selection of columns becomes a
-    selection of input columns.
+    Row filters on unchanged columns move below the mapper, so that dropped rows are not scored. A
+    selection of result columns becomes a selection of input columns.
     """
 
     @property
     def mapper(self) -> Any:
-        """Mapper that is run on each partition."""
+        """The `PartitionMap` that is run on each partition."""
         return self.args[1]
 
     @property
     def _meta(self) -> Any:
-        """Meta that the mapper returned.
+        """Empty frame with the columns and dtypes of the result, as passed to ``map_partitions``.
 
         Dask 2026.1 would build the graph of the input to check it.
         """
@@ -54,7 +58,7 @@ class RowMap(MapPartitions):
 
     @property
     def _projection_columns(self) -> list[Any]:
-        """All columns of the input, which Dask may select from; read by Dask's optimizer."""
+        """All columns of the input; Dask's optimizer reads which ones a selection may keep."""
         return self.frame.columns
 
     def _simplify_up(self, parent: Expr, dependents: Dependents) -> Expr | None:
@@ -67,7 +71,10 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression for this mapper, then `parent`'s; None if that saves nothing."""
+        """Return one expression that runs this mapper, then the mapper of `parent`, in one task.
+
+        Returns None if joining the two mappers saves nothing.
+        """
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -82,10 +89,10 @@ class RowMap(MapPartitions):
         return optimizable(mapped).expr
 
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
-        """Return `parent` with a mapper that computes fewer columns; None if all are needed.
+        """Return `parent`, a column selection or index, over a mapper that computes fewer columns.
 
         The mapper computes the columns that any expression in `dependents` needs, so that all of
-        them share it, and no row is scored twice.
+        them share it, and no row is scored twice. Returns None if all columns are needed.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])
@@ -113,7 +120,10 @@ class RowMap(MapPartitions):
         )
 
     def _is_same_below(self, predicate: Expr) -> bool:
-        """Return whether a filter's `predicate` has the same values before the mapper runs."""
+        """Return whether a filter's `predicate` has the same values before the mapper runs.
+
+        It must not read new columns, nor aggregate over rows.
+        """
         if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
             return not set(self.mapper.schema().names).intersection(predicate.columns)
         if not isinstance(predicate, Elemwise):  # such as a mean, which depends on other rows

@@ -30,12 +30,11 @@ Columns = Mapping[str, Any]
 
 
 class Head(ABC):
-    """Base class for converting a model's outputs to columns.
+    """Base class of heads, which convert a model's outputs to new columns, and filter rows by them.
 
-    Heads of one mapper share its outputs.
-
-    `owner` names the mapper in messages, `model` describes the outputs, and `outputs` is the slice
-    of the runner's outputs that the head reads.
+    All heads of a mapper get the same outputs. `owner` is the mapper's class name, for messages;
+    `model` describes the model. `outputs` is the slice of the model's output dimensions that the
+    head reads.
     """
 
     label_field: str | None = None  # name of the label column
@@ -57,22 +56,22 @@ class Head(ABC):
 
     @abstractmethod
     def fields(self) -> list[pa.Field]:
-        """Return the fields of the new columns, in order.
-
-        Types are those in `gpuclassify.frames`.
-        """
+        """Return the Arrow fields (names and types) of the new columns, in column order."""
 
     @property
     def list_size(self) -> int:
-        """Number of elements of each list in list columns; 0 if unknown."""
+        """Number of elements in each list of this head's list columns; 0 if unknown."""
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless this head can convert the outputs of the model."""
+        """Raise CheckpointError unless this head can convert the outputs of the model.
+
+        `checkpoint` is the model's description. Does nothing by default.
+        """
         return
 
     def check_settings(self) -> None:
-        """Raise ValueError unless the settings make sense for this head and the model's labels."""
+        """Raise ValueError unless the mapper's settings fit this head and the model's labels."""
         return
 
     def check_labels(self, *names: Any) -> None:
@@ -80,21 +79,32 @@ class Head(ABC):
         return
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert raw outputs, such as logits, to numbers that can be averaged over windows."""
+        """Convert raw outputs, such as logits, to numbers that can be averaged.
+
+        `outputs` have one row per text, or per window (token sequence) of a long text. Default:
+        unchanged.
+        """
         return outputs
 
     def values(self, outputs: Outputs) -> np.ndarray:
-        """Return activated outputs, one row per text, to pass to `columns` and `passes`."""
+        """Return activated outputs, one row per text, to pass to `columns` and `passes`.
+
+        Outputs for several windows (token sequences) of a long text are aggregated.
+        """
         return outputs.by_text(self.activate, self.outputs)
 
     @abstractmethod
     def columns(self, values: np.ndarray) -> Columns:
-        """Return new columns by name, from activated outputs, float32 (texts, outputs)."""
+        """Return the new columns by name, each an array or list with one value per text.
+
+        `values` are activated outputs, such as probabilities, float32 (texts, outputs).
+        """
 
     def arrays(self, values: np.ndarray) -> dict[str, pa.Array]:
-        """Return the new columns as Arrow arrays, checked against `fields`.
+        """Return the new columns as Arrow arrays by name, with the types in `fields`.
 
-        Raises ValueError unless the columns are those of `fields`.
+        `values` are the result of the method `values`. Raises ValueError if `columns` returns other
+        names than `fields`, a wrong number of values, or values of another type.
         """
         made, giver = self.columns(values), f"{self.owner}.columns()"
         fields = {field.name: field for field in self.fields()}
@@ -109,10 +119,11 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask of passing texts, bool (texts,), for each filter that is set, by its name.
+        """Return a mask by filter: the texts that pass it, bool (texts,).
 
-        Names are reasons to drop a text, in `gpuclassify.mapping.stage_counts.REASONS` or in
-        `reasons` of a report part of the head.
+        Only filters in use have a mask. Their names, such as "score", are reasons to drop a text,
+        in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of one of the head's
+        `report_parts`.
         """
         return {}
 
@@ -140,7 +151,10 @@ class Head(ABC):
         return TextOutcomes(texts, passed, labels, self.certainties(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return a finite number per text, used to sort examples, or None if there is none."""
+        """Return a finite number per text, (texts,), such as a probability; None by default.
+
+        Reports sort example texts by it. `values` are the result of the method `values`.
+        """
         return None
 
 
@@ -150,15 +164,12 @@ def labelling_head(heads: Sequence[Head]) -> Head:
 
 
 def named_fields(*columns: tuple[str | None, pa.DataType]) -> list[pa.Field]:
-    """Make fields of the (name, type) pairs that have a name; a column without name is not made."""
+    """Return Arrow fields of the (name, type) pairs, without those whose name is None."""
     return [pa.field(name, kind) for name, kind in columns if name is not None]
 
 
 def named_columns(*columns: tuple[str | None, Any]) -> dict[str, Any]:
-    """Make a dict of the (name, values) pairs that have a name.
-
-    A column without name is not made.
-    """
+    """Return a dict of the (name, values) pairs, without those whose name is None."""
     return {name: values for name, values in columns if name is not None}
 
 
@@ -170,8 +181,8 @@ def arrow_array(
 ) -> pa.Array:
     """Convert a new column's values to an Arrow array of the field's type.
 
-    A DictionaryArray of texts is unchanged: both backends look its texts up, cudf on the GPU.
-    Raises ValueError for a number of values other than `count`, and for values of another kind.
+    Dictionary-encoded strings stay encoded. Raises ValueError unless there are `count` values that
+    can be converted. `giver` names the function that returned the values, for the message.
     """
     if len(values) != count:
         raise ValueError(
@@ -201,7 +212,10 @@ def arrow_array(
 
 
 def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether both types are numbers, both are texts, or both are booleans."""
+    """Return whether arrays of type `kind` may be cast to `wanted` with the same meaning.
+
+    Strings are cast to strings only, and booleans to booleans only. The null type is cast to any.
+    """
     if pa.types.is_boolean(wanted):
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):
@@ -210,7 +224,7 @@ def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa.ChunkedArray:
-    """Convert numbers, (texts, numbers), to an Arrow array of lists of `kind`.
+    """Convert a 2-D array to an Arrow array with one list per row, with elements of type `kind`.
 
     The array is chunked if the numbers exceed the 32-bit offsets of one array.
     """
@@ -223,9 +237,10 @@ def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa
 
 
 def take(array: pa.Array | pa.ChunkedArray, indices: pa.Array) -> Any:
-    """Return the elements of an array at `indices`, null for a null index; see `list_array`.
+    """Return the elements of an array at `indices`; null for a null index.
 
-    pyarrow's ``take`` returns wrong offsets, without an error, if lists exceed one array.
+    The result is chunked if its lists exceed the 32-bit offsets of one array; pyarrow's ``take``
+    would return wrong offsets, without an error.
     """
     kind, rows = array.type, max(len(array), len(indices))
     if pa.types.is_list(kind):

@@ -33,7 +33,7 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads that give each text a label or scores, and filter rows by them."""
+    """Base class of heads that convert outputs to labels or scores, and filter rows by them."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -51,13 +51,16 @@ class LabelHead(Head):
 
     @property
     def scores_type(self) -> pa.DataType:
-        """Type of a column with a score per label: list in output order, or struct by label."""
+        """Arrow type of a column with a score per label: list in output order, or struct.
+
+        A struct has one field per label. The setting `score_format` selects the type.
+        """
         if self.options.score_format == "list":
             return SCORES
         return pa.struct([(label, FLOAT32) for label in self.labels])
 
     def check_labels(self, *names: Any) -> None:
-        """Raise ValueError for a label that the model does not have."""
+        """Raise ValueError if one of `names` is not a label of the model."""
         for name in names:
             if name not in self.labels:
                 raise ValueError(
@@ -74,7 +77,7 @@ class LabelHead(Head):
             )
 
     def check_minimums(self, are_several: bool) -> None:
-        """Raise ValueError unless minimum scores fit the number of scores of a text.
+        """Raise ValueError unless `min_score` and `line_min_score` fit a text's number of scores.
 
         With several scores (`are_several`), a minimum must name its labels; with one, it must be a
         number. `line_scores_field` has one score per line, so that one label must be named.
@@ -105,7 +108,11 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless problem type and labels of the model are as expected."""
+        """Raise CheckpointError unless the model is one classifier of this problem type.
+
+        `labels` are the model's labels in output order. The setting `labels`, if set, must be
+        equal, or have the same length if the model's are only placeholders, such as ``LABEL_0``.
+        """
         name, passed = checkpoint.identity.name, self.options.labels
         if not checkpoint.labels:
             raise CheckpointError(
@@ -136,27 +143,39 @@ class LabelHead(Head):
             )
 
     def passes_label(self, labels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts with a label in `filter_by`, as "label"; {} if it is not set."""
+        """Return ``{"label": mask}`` of the texts whose label is in `filter_by`; {} if not set.
+
+        `labels` has one label per text, object (texts,); the mask is bool (texts,).
+        """
         if self.options.filter_by is None:
             return {}
         return {"label": np.isin(labels, np.asarray(self.options.filter_by, dtype=object))}
 
     def passes_confidence(self, confidences: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_confidence`, as "confidence"; {} if not set."""
+        """Return ``{"confidence": mask}`` of the texts that reach `min_confidence`; {} if not set.
+
+        `confidences` are the probabilities of the texts' labels, (texts,); the mask is bool
+        (texts,).
+        """
         minimum = self.options.min_confidence
         return {} if minimum is None else {"confidence": confidences >= np.float32(minimum)}
 
     def passes_score(self, scores: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach `min_score`, as "score"; {} if it is not set."""
+        """Return ``{"score": mask}`` of the texts that reach `min_score`; {} if it is not set.
+
+        `scores` are float32 (texts,), or (texts, labels) for minimums by label; the mask is bool
+        (texts,).
+        """
         minimum = self.options.min_score
         return {} if minimum is None else {"score": self.reaches(scores, minimum)}
 
     def reaches(
         self, scores: np.ndarray, minimum: float | tuple[tuple[str, float], ...]
     ) -> np.ndarray:
-        """Return whether each text's scores reach a minimum, bool (texts,).
+        """Return whether each text's scores are at least `minimum`, bool (texts,).
 
-        Scores are float32 (texts,), or (texts, labels) if the minimum is pairs of label and number.
+        `scores` are float32 (texts,). They are (texts, labels) if `minimum` is pairs of label and
+        number; then a text must reach the number of each named label.
         """
         if not isinstance(minimum, tuple):
             return scores >= np.float32(minimum)
@@ -165,17 +184,26 @@ class LabelHead(Head):
         return np.all(scores[:, indices] >= least, axis=1)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the scores that `reaches` compares: all activated outputs, by default."""
+        """Return the scores that are compared with minimum scores: `values` unchanged, by default.
+
+        `values` are activated outputs, such as probabilities, float32 (texts, labels).
+        """
         return values
 
 
 class CategoryHead(LabelHead):
-    """Head that gives the most probable label by softmax; ties go to the first label."""
+    """Head for single-label models: softmax probabilities, and the most probable label.
+
+    If several labels are equally probable, the first one wins.
+    """
 
     problem_type: ClassVar[str] = SINGLE_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, scores and confidence, if the settings name them."""
+        """Return the Arrow fields of the columns of label, scores and confidence.
+
+        A column without a name in the settings is omitted.
+        """
         return named_fields(
             (self.label_field, pa.string()),
             (self.options.score_field, self.scores_type),
@@ -183,11 +211,15 @@ class CategoryHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by softmax, float32 (texts, labels)."""
+        """Convert logits to probabilities by softmax over the labels, float32 (rows, labels)."""
         return softmax(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of label, scores and confidence that the settings name."""
+        """Return the columns of label, scores and confidence by name, with one value per text.
+
+        `values` are probabilities, float32 (texts, labels). A column without a name in the settings
+        is omitted.
+        """
         return named_columns(
             (self.label_field, label_array(values.argmax(axis=1), self.labels)),
             (self.options.score_field, scores_array(values, self.scores_type)),
@@ -195,17 +227,23 @@ class CategoryHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters of label, confidence and score."""
+        """Return the mask of texts that pass each filter in use, bool (texts,), by filter.
+
+        Filters are "label", "confidence" and "score". `values` are probabilities, (texts, labels).
+        """
         labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
         passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
         return passed | self.passes_score(values)
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's most probable label."""
+        """Return the probability of each text's most probable label, float32 (texts,)."""
         return values.max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless problem type and labels of the model match the head."""
+        """Raise CheckpointError unless the model is a classifier of this head's problem type.
+
+        A single-label model with only one label is refused, because its probability is always 1.
+        """
         self.check_classifier(checkpoint, self.problem_type, checkpoint.labels)
         if self.problem_type == SINGLE_LABEL and len(checkpoint.labels) == 1:
             raise CheckpointError(
@@ -215,7 +253,11 @@ class CategoryHead(LabelHead):
             )
 
     def check_settings(self) -> None:
-        """Raise ValueError for filters by unknown labels, or `score_format` without scores."""
+        """Raise ValueError if a filter names an unknown label, or settings do not fit the model.
+
+        `labels_field` needs a multi-label model; structs of scores need `score_field` and distinct
+        labels.
+        """
         super().check_settings()
         self.check_minimums(are_several=True)
         if self.options.labels_field is not None and self.problem_type != MULTI_LABEL:
@@ -234,27 +276,40 @@ class CategoryHead(LabelHead):
 
 
 class MultiLabelHead(CategoryHead):
-    """`CategoryHead` for models with an independent probability for each label, by sigmoid."""
+    """Head for multi-label models: a sigmoid probability per label, independent of other labels.
+
+    Writes the columns of `CategoryHead`, and optionally a list of all labels that reach their
+    thresholds.
+    """
 
     problem_type = MULTI_LABEL
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of `CategoryHead`, and of all labels that reach their thresholds."""
+        """Return the Arrow fields of the columns of label, scores, confidence and all labels.
+
+        A column without a name in the settings is omitted.
+        """
         return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by sigmoid, float32 (texts, labels)."""
+        """Convert logits to probabilities by sigmoid, float32 (rows, labels)."""
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns of `CategoryHead`, and of all labels that reach their thresholds."""
+        """Return the columns of label, scores, confidence and all labels, by name.
+
+        The column of all labels lists each text's labels that reach their thresholds. A column
+        without a name in the settings is omitted. `values` are probabilities, float32 (texts,
+        labels).
+        """
         all_labels = labels_array(self._are_given(values), self.labels)
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters of label, confidence and score.
+        """Return the mask of texts that pass each filter in use, bool (texts,), by filter.
 
-        With `labels_field`, a text passes `filter_by` if any of the labels in that column does.
+        Filters are "label", "confidence" and "score". With `labels_field`, a text passes "label" if
+        any of its labels that reach their thresholds is in `filter_by`. `values` are probabilities.
         """
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:
@@ -263,14 +318,20 @@ class MultiLabelHead(CategoryHead):
         return passed
 
     def check_settings(self) -> None:
-        """Raise ValueError as `CategoryHead` does, and for thresholds of unknown labels."""
+        """Raise ValueError if a filter or threshold names an unknown label, or settings do not fit.
+
+        Structs of scores need `score_field` and distinct labels.
+        """
         super().check_settings()
         if isinstance(self.options.thresholds, tuple):
             self.check_labels(*dict(self.options.thresholds))
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Return the mask of labels that reach their thresholds, bool (texts, labels)."""
+        """Return the mask of labels whose probability reaches the threshold, bool (texts, labels).
+
+        `values` are the probabilities, float32 (texts, labels).
+        """
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -279,7 +340,7 @@ class MultiLabelHead(CategoryHead):
 
 
 class RegressionHead(LabelHead):
-    """Head that gives the raw outputs of a regression model: a number, or several; no label."""
+    """Head for regression models: writes the model's number, or several numbers, and no label."""
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -287,34 +348,49 @@ class RegressionHead(LabelHead):
 
     @property
     def score_field(self) -> str:
-        """Name of the score column."""
+        """Name of the score column; "score" unless the settings name it."""
         return self.options.score_field or "score"
 
     def fields(self) -> list[pa.Field]:
-        """Return the field of the score column: float32, or a list or struct of several numbers."""
+        """Return the Arrow field of the score column, in a list.
+
+        Its type is float32 for a single number, else a list or struct of numbers.
+        """
         kind = FLOAT32 if len(self.labels) == 1 else self.scores_type
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs. A single output for pairs gets a sigmoid, as in CrossEncoder."""
+        """Return the outputs unchanged, or their sigmoid if the model scores pairs of texts.
+
+        The sigmoid is used only for a cross-encoder with one output.
+        """
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the score column, from the model's outputs, float32 (texts, outputs)."""
+        """Return the score column by its name, with one number, list or struct per text.
+
+        `values` are activated outputs, float32 (texts, outputs).
+        """
         is_one = len(self.labels) == 1
         scores = values[:, 0] if is_one else scores_array(values, self.scores_type)
         return {self.score_field: scores}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that reach the minimum score; see `Head.passes`."""
+        """Return ``{"score": mask}`` of the texts that reach `min_score`; {} if it is not set.
+
+        `values` are activated outputs, float32 (texts, outputs); the mask is bool (texts,).
+        """
         return self.passes_score(self.scores(values))
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the outputs to compare with minimums; (texts,) if there is only one."""
+        """Return the numbers that are compared with minimum scores, (texts, outputs).
+
+        They are (texts,) if the model has only one output.
+        """
         return values[:, 0] if len(self.labels) == 1 else values
 
     def certainties(self, values: np.ndarray) -> np.ndarray | None:
-        """Return each text's score to sort examples by, or None if there are several."""
+        """Return each text's number, (texts,), to sort example texts by; None if it has several."""
         return values[:, 0] if len(self.labels) == 1 else None
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -322,7 +398,10 @@ class RegressionHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, checkpoint.labels)
 
     def check_settings(self) -> None:
-        """Raise ValueError for settings of labels, and for minimum scores of unknown outputs."""
+        """Raise ValueError for settings about labels, and for minimum scores that do not fit.
+
+        A minimum is a number if the model has one output, and else names outputs.
+        """
         options = self.options
         labels = (("label_field", "preds"), ("labels_field", None), ("confidence_field", None))
         for name, default in labels:
@@ -348,20 +427,29 @@ HEADS: dict[str, type[LabelHead]] = {
 
 
 def label_array(ids: np.ndarray, labels: Sequence[str]) -> pa.DictionaryArray:
-    """Convert label ids, (texts,), to a DictionaryArray of label names; null for -1."""
+    """Convert label ids, (texts,), to a dictionary-encoded array of label names; null for -1.
+
+    An id is an index into `labels`.
+    """
     codes = pa.array(ids.astype(np.int32), mask=ids < 0)
     return pa.DictionaryArray.from_arrays(codes, pa.array(labels, pa.string()))
 
 
 def labels_array(is_given: np.ndarray, labels: Sequence[str]) -> pa.ListArray:
-    """Convert a mask of labels, bool (texts, labels), to lists of label names in id order."""
+    """Convert a mask of labels, bool (texts, labels), to an array of lists of label names.
+
+    The names in each list are in the order of `labels`.
+    """
     offsets = np.concatenate([[0], is_given.sum(axis=1).cumsum()]).astype(np.int32)
     names = pa.array(labels, pa.string()).take(pa.array(np.nonzero(is_given)[1]))
     return pa.ListArray.from_arrays(offsets, names)
 
 
 def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Convert scores, float32 (texts, labels), to a column of lists, or of structs by label."""
+    """Convert scores, float32 (texts, labels), to an Arrow array with one list or struct per text.
+
+    A struct type `kind` has one field per label, in the order of the scores.
+    """
     if not pa.types.is_struct(kind):
         return list_array(values)
     columns = [pa.array(np.ascontiguousarray(column)) for column in values.T]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TextLines:
-    """Lines of texts, split by ``str.splitlines``, and the distinct lines to run.
+    """Lines of texts, split by ``str.splitlines``, and the distinct lines that a model runs on.
 
     Blank lines are not run. A text of only blank lines is run as one line.
     """
@@ -42,25 +42,39 @@ class TextLines:
         self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
-        """Describe a distinct line in messages, by the first text that contains it."""
+        """Describe a distinct line for messages, with the name of the first text that contains it.
+
+        `position` is the line's index in `distinct`; `name_text` returns a text's name by its
+        index.
+        """
         text = np.searchsorted(self.starts, (self.positions == position).argmax(), side="right") - 1
         return f"the line {self.distinct[position][:60]!r} of {name_text(int(text))}"
 
 
 @dataclass(frozen=True)
 class LineOutputs(Outputs):
-    """Model outputs for the distinct lines of texts, and the order of the lines in the texts."""
+    """Model outputs for the distinct lines of texts, and the order of the lines in the texts.
+
+    `values` has one row per distinct line.
+    """
 
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return the outputs for `head`, activated, one row for each line that is run."""
+        """Return the activated outputs that `head` reads, one row for each line that is run.
+
+        Rows are in the order of the lines in the texts; repeated lines have equal rows.
+        """
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Aggregate activated outputs of each text's lines to one row; see `Outputs.by_text`."""
+        """Return one row of outputs per text, float32 (texts, outputs), aggregated over its lines.
+
+        `activate` converts raw outputs, such as logits, to numbers that can be averaged. `outputs`
+        selects the output columns. The setting `window_aggregation` selects the aggregation.
+        """
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
             return values[lines.starts]
@@ -71,7 +85,10 @@ class LineOutputs(Outputs):
 
 
 class LinesRunner(Runner):
-    """Runner that passes the distinct lines of texts, instead of the texts, to another runner."""
+    """Runner that splits texts into lines, and passes the distinct lines to another runner.
+
+    A runner computes a model's outputs for texts.
+    """
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner.options, runner.model, runner.own_module)
@@ -79,13 +96,14 @@ class LinesRunner(Runner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages of the other runner."""
+        """Names of the packages that compute outputs, from the wrapped runner."""
         return self.runner.libraries
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
-        """Compute outputs for the lines of distinct texts; see `Runner.run`.
+        """Compute outputs for the lines of distinct texts.
 
-        The share of a text that was read is measured in characters of its lines.
+        Counts of the run are added to `stats`. `name_text` returns the name of a text for messages,
+        from its index. The share of a text that was read is measured in characters of its lines.
         """
         lines = TextLines(texts)
         outputs = self.runner.run(
@@ -104,7 +122,10 @@ class LinesRunner(Runner):
         )
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of the texts' lines; see `Runner.token_lengths`."""
+        """Count tokens as the model would read the texts' lines, without loading its weights.
+
+        A text's count is the sum over its lines, and each line is one window of the model.
+        """
         if not texts:
             return self.runner.token_lengths(texts)
         lines = TextLines(texts)
@@ -115,28 +136,28 @@ class LinesRunner(Runner):
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Keep the model in memory within a ``with`` block; see `Runner.lease`."""
+        """Return a context manager that keeps the model in memory on the device, in this dtype."""
         return self.runner.lease(device, dtype)
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the model's device and dtype; see `Runner.device_and_dtype`."""
+        """Return the torch device and dtype of the model in this process."""
         return self.runner.device_and_dtype()
 
     def batch_bytes(self) -> int | None:
-        """Estimate the number of bytes of the largest batch; see `Runner.batch_bytes`."""
+        """Estimate the bytes of the model's largest batch, without weights; None if unknown."""
         return self.runner.batch_bytes()
 
     def check_weights(self) -> None:
-        """Check tensor names and shapes in the weight files; see `Runner.check_weights`."""
+        """Raise CheckpointError if tensors in the weight files do not fit the model."""
         self.runner.check_weights()
 
     def check_tokenizer(self) -> None:
-        """Check the tokenizer's files; see `Runner.check_tokenizer`."""
+        """Raise CheckpointError if the tokenizer's files do not match the model."""
         self.runner.check_tokenizer()
 
     @property
     def is_slow(self) -> bool:
-        """Whether the runner of lines is slow."""
+        """Whether the wrapped runner may take minutes per megabyte of text."""
         return self.runner.is_slow
 
     @property
@@ -146,18 +167,18 @@ class LinesRunner(Runner):
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """The other runner's encoder, which then runs the lines; see `Runner.encoder`."""
+        """Wrapped runner if its network can run together with other mappers' networks, or None."""
         return self.runner.encoder
 
     @property
     def resident_key(self) -> Hashable:
-        """Identity of the model: the first part of the keys of its loaded copies."""
+        """Identity of the model: the first element of its keys in the cache of loaded models."""
         return self.runner.resident_key
 
 
 @dataclass(frozen=True)
 class LineScores:
-    """Score of each line, and the mask of lines to keep, for the lines of some texts."""
+    """Score of each line, and whether the line is kept, for the lines of some texts."""
 
     lines: TextLines
     scores: np.ndarray | None  # float32 (lines run,), if there is a column for them
@@ -168,19 +189,19 @@ class LineScores:
 
     @property
     def kept_share(self) -> np.ndarray:
-        """Share of kept lines by text, float32 (texts,)."""
+        """Fraction of each text's non-blank lines that are kept, float32 (texts,)."""
         kept = np.add.reduceat(self.are_kept, self.lines.starts, dtype=np.int64)
         return (kept / self.lines.counts).astype(np.float32)
 
     def score_lists(self) -> pa.Array:
-        """Return the scores of each text's lines as a list; null for blank lines."""
+        """Return an array with a list per text: the score of each line; null for blank lines."""
         lines = self.lines
         numbers = np.zeros(len(lines.is_run), dtype=np.float32)
         numbers[lines.is_run] = self.scores
         return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
 
     def kept_texts(self) -> pa.Array:
-        """Return each text with only its kept lines."""
+        """Return an array of the texts without the lines that are not kept. Blank lines stay."""
         stays = ~self.lines.is_run
         stays[self.lines.is_run] = self.are_kept
         bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
@@ -191,7 +212,8 @@ class LineScores:
 class LinesHead(Head):
     """Head that writes columns about the lines of texts, and filters by the share of kept lines.
 
-    Scores of lines come from another head, a `LabelHead`.
+    A text passes the filter if enough of its lines are kept. Another head, `head`, converts a
+    line's outputs to its score.
     """
 
     def __init__(self, head: Head) -> None:
@@ -200,11 +222,14 @@ class LinesHead(Head):
 
     @property
     def list_size(self) -> int:
-        """Always 0: texts have any number of lines."""
+        """Always 0, which means unknown: texts have any number of lines."""
         return 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of line scores, kept share and kept text, if the settings name them."""
+        """Return the Arrow fields of the columns of line scores, kept share and kept text.
+
+        A column without a name in the settings is omitted.
+        """
         return named_fields(
             (self.options.line_scores_field, SCORES),
             (self.options.kept_share_field, FLOAT32),
@@ -212,7 +237,10 @@ class LinesHead(Head):
         )
 
     def values(self, outputs: Any) -> Any:
-        """Score each line, and decide which lines to keep, from the outputs."""
+        """Return `LineScores`: the score of each line, and whether it reaches `line_min_score`.
+
+        `outputs` are the model's `LineOutputs`. Without `line_min_score`, all lines are kept.
+        """
         head: Any = self.head
         minimum, values = self.options.line_min_score, outputs.by_line(head)
         are_kept, scores = np.ones(len(values), dtype=bool), None
@@ -225,7 +253,10 @@ class LinesHead(Head):
         return LineScores(outputs.lines, scores, are_kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns of line scores, kept share and kept text that the settings name."""
+        """Return the columns of line scores, kept share and kept text by name, one value per text.
+
+        `values` are `LineScores`. A column without a name in the settings is omitted.
+        """
         options = self.options
         makers: dict[str | None, Callable[[], Any]] = {
             options.line_scores_field: values.score_lists,
@@ -235,13 +266,19 @@ class LinesHead(Head):
         return {name: make() for name, make in makers.items() if name is not None}
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return the mask of texts with the minimum share of kept lines; see `Head.passes`."""
+        """Return ``{"score": mask}`` of texts whose share of kept lines reaches `min_kept_share`.
+
+        The mask is bool (texts,). Returns {} if the setting is None. `values` are `LineScores`.
+        """
         least = self.options.min_kept_share
         return {} if least is None else {"score": values.kept_share >= np.float32(least)}
 
 
 def with_lines(heads: tuple[Head, ...], options: TextOptions) -> tuple[Head, ...]:
-    """Return the heads, and a `LinesHead` after them if the options name columns about lines."""
+    """Return the heads, and a `LinesHead` after them if the options name columns about lines.
+
+    A head converts model outputs to columns. The added one uses the scores of the head with labels.
+    """
     if all(getattr(options, name) is None for name in options.line_names):
         return heads
     return (*heads, LinesHead(labelling_head(heads)))

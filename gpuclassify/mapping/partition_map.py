@@ -22,7 +22,7 @@ CODE, FULL_SETTINGS, MODEL_DESCRIPTION = "code", "full settings", "model descrip
 
 
 class PartitionMap(Public):
-    """Base class of mappers: functions of a frame that add columns and may drop rows.
+    """Base class of mappers: functions of a dataframe that add columns and may drop rows.
 
     A Dask frame is mapped lazily, with the same backend; a pandas or cudf frame is mapped at once.
     Order, index, divisions, partitions and other columns are unchanged.
@@ -46,7 +46,7 @@ class PartitionMap(Public):
         return ()
 
     def text_mappers(self) -> tuple[Any, ...]:
-        """Return the `TextMapper` objects, which run models, among this mapper and its members."""
+        """Return the mappers that run models (`TextMapper`), among this mapper and its members."""
         return tuple(mapper for member in self.members for mapper in member.text_mappers())
 
     @property
@@ -56,7 +56,7 @@ class PartitionMap(Public):
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Names of the columns for texts, if the mapper is called with texts instead of a frame."""
+        """Names of the columns that get the texts if the mapper is called with a list of texts."""
         return _distinct(member.main_text_fields for member in self.members)
 
     @property
@@ -74,12 +74,15 @@ class PartitionMap(Public):
 
     @property
     def is_slow(self) -> bool:
-        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        """Whether the mapper may take minutes per megabyte of text.
+
+        A job then reads its input in smaller partitions, to balance the load of workers.
+        """
         return any(member.is_slow for member in self.members)
 
     @property
     def moves_frames(self) -> bool:
-        """Whether the result may change the dataframe library, such as from pandas to cudf."""
+        """Whether the result may have another dataframe library, such as cudf for pandas."""
         return any(member.moves_frames for member in self.members)
 
     @property
@@ -88,16 +91,16 @@ class PartitionMap(Public):
         return not self.members or any(member.drops_rows for member in self.members)
 
     def row_filter(self) -> Any:
-        """Return the mapper as a `RowFilter` if it only drops rows by columns, else None.
+        """Return this mapper as a `RowFilter` if it does nothing but drop rows by their columns.
 
-        Readers of files apply it before they read texts.
+        Readers of files apply such a filter before they read texts. Returns None for other mappers.
         """
         return None
 
     def keeping(self, field: str) -> PartitionMap | None:
-        """Return a copy that writes its filters' decision to a bool column, and drops no row.
+        """Return a copy that drops no row, but writes whether a row passes its filters to a column.
 
-        None if the mapper does not support it.
+        `field` is the name of this bool column. Returns None if the mapper does not support it.
         """
         return None
 
@@ -107,38 +110,41 @@ class PartitionMap(Public):
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Sections and numbers that the mapper adds to a job's HTML report."""
+        """Objects that add sections and numbers about this mapper to a job's HTML report."""
         return _distinct(member.report_parts for member in self.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as JSON values without secrets, to show them and to compare runs."""
+        """Return the settings by name as JSON values, without secrets, to compare runs."""
         return {}
 
     def origin(self) -> dict[str, Any]:
-        """Return the class as ``kind``, settings, and facts on a model, for cards of its columns.
+        """Return facts on the origin of the mapper's columns by name, for a dataset card.
 
-        A mapper with a model adds ``model``, ``commit``, ``licence`` and ``citation``.
+        They are the class name as ``kind``, and ``settings``. A mapper with a model adds ``model``,
+        ``commit``, ``licence`` and ``citation``.
         """
         return {"kind": self.__name__, "settings": self.describe()}
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages whose versions may change results."""
+        """Names of the packages whose versions may change results."""
         return ()
 
     def digest(self) -> dict[str, Any]:
-        """Return digests of full settings, model and code, used to detect that results may change.
+        """Return digests that differ if the mapper may return other results, by name.
 
-        Mappers that `describe` shows alike may have different digests.
+        "full settings" is a digest of the settings, and "code" a dict of versions and digests of
+        the code. Mappers with models add "model description". Mappers with equal `describe` may
+        differ.
         """
         state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
         return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}
 
     def code_parts(self) -> dict[str, str]:
-        """Return the parts of the code by name: class, its source, and versions of libraries.
+        """Return the class name, a digest of its source, and versions of its libraries, by name.
 
-        Only classes outside this package have a source. A label of a build, such as "+cpu", is no
-        part of a version.
+        Names are "class", "source" and the libraries' names. Only classes outside this package have
+        a "source". A version has no build label, such as "+cpu".
         """
         owner = type(self)
         parts = {"class": owner.__qualname__}
@@ -148,13 +154,13 @@ class PartitionMap(Public):
         return parts | {name: version.partition("+")[0] for name, version in versions.items()}
 
     def code(self) -> str:
-        """Return the constructor call as Python code, with complete settings."""
+        """Return the constructor call as Python source code, with all settings in full."""
         return repr(self)
 
     def narrowed(self, columns: Iterable[str]) -> PartitionMap | None:
-        """Return a mapper that computes only these result `columns`, and drops the same rows.
+        """Return a mapper that computes these result `columns` at least, and drops the same rows.
 
-        None if the input has all of them.
+        Returns None if the input has all of the columns, and no row is dropped.
         """
         is_needed = self.drops_rows or not set(columns).isdisjoint(self.schema().names)
         return self if is_needed else None
@@ -167,40 +173,49 @@ class PartitionMap(Public):
 
     @abstractmethod
     def check(self, frame: Frame) -> None:
-        """Raise unless a pandas or cudf frame, perhaps empty, has the columns that are read."""
+        """Raise an error unless the mapper can run on a pandas or cudf frame, which may be empty.
+
+        The frame must have the columns that are read.
+        """
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise unless this mapper can use the columns that `earlier` mappers write."""
+        """Raise an error unless this mapper can use the columns that `earlier` mappers write.
+
+        Does nothing by default.
+        """
         return
 
     def prepare(self) -> None:
-        """Pin models to revisions in the client, before tasks are sent to workers."""
+        """Pin models to revisions and check their files, in the client, before any task runs."""
         for member in self.members:
             member.prepare()
 
     @abstractmethod
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns and dtypes of the result, for Dask's meta."""
+        """Return an empty frame with the columns and dtypes of the result for `frame`.
+
+        It is Dask's meta.
+        """
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the meta's dtypes that `map_frame` cannot derive from a single partition.
+        """Return dtypes of Dask's meta that cannot be derived from a single partition, or None.
 
-        They are passed to it as `meta_dtypes`; None if there are none.
+        An example is the string dtype of new columns. The result is passed to `map_frame`.
         """
         return None
 
     @abstractmethod
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Map a pandas or cudf frame, such as one partition on a worker.
+        """Return the result for a pandas or cudf frame, such as one partition on a worker.
 
-        `meta_dtypes` is the result of the method of that name for Dask's meta. Default: its result
-        for this frame.
+        It has the new columns, and lacks dropped rows. `meta_dtypes` is the result of the method
+        `meta_dtypes` for Dask's meta. None computes it for this frame.
         """
 
     # Integration with Dask.
 
     def __call__(self, dataset: Any) -> Any:
-        """Map over `dataset`.
+        """Run the mapper over a dataset: add its columns, and drop rows that its filters refuse.
 
         Parameters
         ----------
@@ -231,7 +246,11 @@ class PartitionMap(Public):
         return self.map_lazily(dataset) if is_lazy else self.map_frame(dataset)
 
     def map_lazily(self, dataset: LazyFrame) -> Any:
-        """Return the lazy result for a Dask frame that has passed `check`; see `__call__`."""
+        """Return a Dask frame that runs the mapper on each partition of `dataset`.
+
+        `check` must have accepted the dataset. Dask's optimizer can drop rows and columns before a
+        row-wise mapper runs.
+        """
         frame = dataset._meta
         meta, known = self.meta(frame), self.meta_dtypes(frame)
         mapped = dataset.map_partitions(map_partition, self, known, meta=meta, token=self.__name__)
@@ -249,13 +268,21 @@ class PartitionMap(Public):
 def map_partition(
     frame: Frame, mapper: PartitionMap, meta_dtypes: object, columns: list[str] | None = None
 ) -> Any:
-    """Map one partition in a Dask task, and select `columns` of the result; None selects all."""
+    """Run the mapper on one partition in a Dask task, and return its result.
+
+    Only `columns` of the result are returned; None returns all. `meta_dtypes` is the mapper's
+    `meta_dtypes` for the Dask frame.
+    """
     mapped = mapper.map_frame(frame, meta_dtypes)
     return mapped if columns is None else mapped[columns]
 
 
 class RowWiseMap(PartitionMap):
-    """Base class of mappers with results for a row that depend only on that row; drops no row."""
+    """Base class of mappers whose new columns depend only on the same row. They drop no rows.
+
+    Mappers with the same class and settings are equal. Subclasses with filters override
+    `drops_rows`.
+    """
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -270,7 +297,7 @@ class RowWiseMap(PartitionMap):
 
     @property
     def drops_rows(self) -> bool:
-        """Whether the result may have fewer rows."""
+        """Whether the result may have fewer rows; False by default."""
         return False
 
 

@@ -40,12 +40,12 @@ PIN = "revision= with 40 hex digits"
 
 
 class PinnedModel:
-    """Model that a mapper's settings name, pinned to a revision and described from its small files.
+    """Description of the model in a mapper's settings, pinned to a revision, without its weights.
 
-    The constructor reads nothing. Results of reading are pickled, so that a worker runs exactly the
-    client's revision. With `has_own_module` the mapper builds the network itself, and
-    ``config.json`` may have any content. With `has_own_columns` the mapper declares its columns,
-    and outputs need not match the file's labels.
+    The constructor reads nothing; small files such as ``config.json`` are read when needed, and
+    pickled, so that a worker runs exactly the client's revision. With `has_own_module` the mapper
+    builds the network itself, and ``config.json`` may have any content. With `has_own_columns` the
+    mapper declares its columns, and outputs need not match the file's labels.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PinnedModel:
 
     @functools.cached_property
     def identity(self) -> Identity:
-        """Name of the model with its commit, or with a digest of its directory, cached."""
+        """Name of the model with its commit, or with a digest of its local directory; cached."""
         if self._checkpoint is not None:
             return self._checkpoint.identity
         options = self.options
@@ -99,17 +99,23 @@ class PinnedModel:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the checkpoint has an adapter, if it has been read."""
+        """Whether the model is a LoRA adapter of a base model; False before its files are read."""
         return self._checkpoint is not None and bool(self._checkpoint.adapter_json)
 
     @property
     def unpinned(self) -> str:
-        """Argument to pass in order to pin the revision, for messages; empty if it is pinned."""
+        """Advice for messages on how to pin the revision; empty if the settings pin it.
+
+        The text is ``revision= with 40 hex digits``.
+        """
         return "" if hub.is_pinned(self.options.model, self.options.revision) else PIN
 
     @property
     def identities(self) -> list[Identity]:
-        """Pinned repositories and directories of the model, beginning with the weights."""
+        """Distinct pinned repositories and directories of the model's files, to download.
+
+        They are the base model's, if the model is an adapter, the model's and the tokenizer's.
+        """
         checkpoint = self.checkpoint
         sources = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
         return list(dict.fromkeys(source for source in sources if source is not None))
@@ -121,14 +127,18 @@ class PinnedModel:
 
     @property
     def prompt(self) -> str:
-        """Text that the model expects before every text, or before the first text of a pair."""
+        """Text that the model expects before the first text of a pair; empty for single texts.
+
+        Embedding models may have a prompt for single texts.
+        """
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
     @property
     def pairing(self) -> tuple[Any, str] | None:
-        """Query and truncation of the options' `pairing`, with the prompt before the query.
+        """Query and truncation strategy for pairs of texts; None if the mapper reads single texts.
 
-        None if the mapper does not read pairs.
+        The query is the first text of all pairs, with the model's prompt before it. It is None if
+        two columns make the pairs, and a tuple if each text is paired with several second texts.
         """
         pairing = self.options.pairing
         if pairing is None or not isinstance(pairing[0], str):
@@ -137,10 +147,9 @@ class PinnedModel:
         return self.prompt + query, truncation
 
     def prompted(self, texts: list[Any]) -> list[Any]:
-        """Put the prompt before each text, or before the first text of each pair.
+        """Return the texts with the model's prompt before each text or each pair's first text.
 
-        Nothing is added if a fixed query is the first text, because `pairing` has the prompt
-        already.
+        Texts are unchanged if all pairs have the same first text, because `pairing` has the prompt.
         """
         prompt, pairing = self.prompt, self.options.pairing
         if not prompt or (pairing is not None and isinstance(pairing[0], str)):
@@ -182,7 +191,7 @@ class PinnedModel:
             hub.download(identity, cache_dir=self.options.cache_dir)
 
     def check_directories(self) -> None:
-        """Raise if files of a local model directory have changed since the model was described."""
+        """Raise an error if a local model directory has changed since the model was described."""
         for identity in self.identities:
             if identity.is_directory:
                 hub.download(identity, cache_dir=self.options.cache_dir)
@@ -190,8 +199,8 @@ class PinnedModel:
     def check_weights(self, module: OwnModule | None) -> None:
         """Raise CheckpointError if tensors in the weight files do not fit the network.
 
-        Networks that only torch knows are compared when the model is loaded, because importing
-        torch takes seconds; your own module has imported it already.
+        `module` is the user's own network; None means the checkpoint's. Networks that only torch
+        can build are compared when the model is loaded, because importing torch takes seconds.
         """
         checkpoint = self.checkpoint
         if checkpoint.layout == STATIC:
@@ -210,7 +219,10 @@ class PinnedModel:
             check_own_module(checkpoint, module, self.options.unpack_inference_batch)
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if a local tokenizer has token ids that the model lacks."""
+        """Raise CheckpointError if the tokenizer has token ids that the model has no embedding for.
+
+        Only ``tokenizer.json`` in a local directory is checked.
+        """
         home = self.tokenizer_home
         file = Path(home.name, "tokenizer.json")
         is_late = self.checkpoint.layout in (OWN_MODULE, STATIC)  # ids are checked later
@@ -244,7 +256,10 @@ class PinnedModel:
         return not self._is_out_of_reach
 
     def describe(self) -> dict[str, Any]:
-        """Return the pinned commit, or the digest of the directory, for reports."""
+        """Return ``{"model_revision": revision}``, for reports.
+
+        The revision is the pinned commit, or the digest of a local directory.
+        """
         return {"model_revision": self.identity.revision}
 
     def key(self) -> Any:
@@ -259,15 +274,16 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Names of the safetensors files with weights, by pinned repository or directory."""
+        """Name of the safetensors file of each pinned repository or directory with weights."""
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}
 
     def weights_bytes(self, dtype: torch.dtype | np.dtype) -> dict[str, int]:
-        """Return the number of bytes that each file's weights take in this dtype, by file.
+        """Return the bytes of each weight file's tensors if they are loaded as `dtype`, by file.
 
-        Mappers that share a decoder have the same file. Empty if no safetensors header can be read.
+        Keys are "name@revision/file", which are equal for mappers that share a base model. Empty if
+        a safetensors header cannot be read.
         """
         # Your own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize
@@ -281,7 +297,7 @@ class PinnedModel:
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Load a new tokenizer, downloading its files but no weights."""
+        """Return a new instance of the model's tokenizer, downloading its files but no weights."""
         from gpuclassify.models.tokenizer_files import load_tokenizer
 
         cache_dir = self.options.cache_dir

@@ -13,7 +13,11 @@ _SHARE_TYPES = {"windows": pa.int64(), "seen": pa.float32(), "truncated": pa.boo
 
 
 def read_share_fields(options: TextOptions) -> list[pa.Field]:
-    """Return the fields of columns that say how completely a text was read, if they have names."""
+    """Return the Arrow fields of the columns about the share of each text that the model read.
+
+    They are the number of windows (token sequences), int64; the share of the text, float32; and
+    whether it was cut, bool. Columns without a name in `options` are omitted.
+    """
     names = options.read_share_names
     return [pa.field(name, _SHARE_TYPES[what]) for what, name in names.items() if name is not None]
 
@@ -25,10 +29,12 @@ def read_share_columns(
     windows: np.ndarray,
     seen_share: np.ndarray,
 ) -> dict[str, pa.Array]:
-    """Compute the columns of `read_share_fields`, by name; values are null for null texts.
+    """Return the columns about the share of each text that the model read, by name.
 
-    `texts` are the rows' whole texts, not cut to `max_chars`. `positions` has the index of each
-    row's text in `windows` and `seen_share`, int64 (rows,); -1 for null.
+    They are the number of windows (token sequences), int64; the share of the text, float32; and
+    whether it was cut, bool; null for null texts. `texts` has each row's text, not cut to
+    `max_chars`. `windows` and `seen_share` have the number and share of each distinct text that was
+    run. `positions` has each row's index into them, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut

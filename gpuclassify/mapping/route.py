@@ -68,7 +68,10 @@ class Route(Declared, PartitionMap):
     otherwise: TextMapper | None = None
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError unless each value has a mapper."""
+        """Raise TypeError or ValueError unless `to` maps values to classifiers or embedders.
+
+        The values must be str, int or bool, all of one type.
+        """
         to = self.to
         if not isinstance(to, Mapping):
             raise TypeError(f"to={to!r} is a {type(to).__name__}: pass a dict of value to mapper")
@@ -94,7 +97,11 @@ class Route(Declared, PartitionMap):
         return "Route", value_digest((self.by, to, self.otherwise))
 
     def digest(self) -> dict[str, Any]:
-        """Return the digests of each value's mapper, and the parts of its code."""
+        """Return digests that differ if the route may return other results, by name.
+
+        Each name begins with the mapper's, such as "to deu_Latn full settings". "code" is a dict of
+        versions and digests of all mappers' code.
+        """
         digests: dict[str, Any] = {CODE: {}}
         for name, mapper in _named(self.to, self.otherwise):
             found = mapper.digest()
@@ -109,17 +116,20 @@ class Route(Declared, PartitionMap):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Name of the column `by`, and of the columns that the mappers read."""
+        """Names of the column `by` and of the columns that the mappers read."""
         return (self.by, *super().read_fields)
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code; `show` formats the mappers' settings."""
+        """Return the constructor call as Python code; `show` formats each mapper's settings."""
         to = ", ".join(f"{key!r}: {mapper.code(show)}" for key, mapper in self.to.items())
         rest = "" if self.otherwise is None else f", otherwise={self.otherwise.code(show)}"
         return f"Route(by={self.by!r}, to={{{to}}}{rest})"
 
     def describe(self) -> dict[str, Any]:
-        """Return the mapper for each value of `by`, with the commit or digest of its model."""
+        """Return `by`, and each mapper's repr and model revision (commit or digest), by name.
+
+        Names are such as "to deu_Latn" and "to deu_Latn model_revision".
+        """
         described: dict[str, Any] = {"by": self.by}
         for name, mapper in _named(self.to, self.otherwise):
             described[name] = repr(mapper)
@@ -127,19 +137,23 @@ class Route(Declared, PartitionMap):
         return described
 
     def schema(self) -> pa.Schema:
-        """Return the new columns, which are the same for all mappers."""
+        """Return the Arrow schema of the new columns, which is the same for all mappers."""
         return self.members[0].schema()
 
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns and dtypes of the result."""
+        """Return an empty frame with the columns and dtypes of the result for `frame`."""
         return self.members[0].meta(frame)
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype that Dask's meta has for new string columns."""
+        """Return the dtype of new string columns in Dask's meta, to pass to `map_frame`."""
         return self.members[0].meta_dtypes(frame)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless every mapper can read the frame, and all write the same columns."""
+        """Raise an error unless all mappers can read the frame and write the same columns.
+
+        The values in the column `by` must be of the type of the keys of `to`. The frame may be
+        empty.
+        """
         check_is_there(self.by, list(frame.columns), "by", "column")
         self._values(frame.iloc[:0])
         check_are_new(self.schema().names, list(frame.columns), (self.by,), overwrite=True)
@@ -157,7 +171,10 @@ class Route(Declared, PartitionMap):
             mapper.check(frame)
 
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
-        """Raise ValueError if a key of `to` is no label of the classifier that writes `by`."""
+        """Raise ValueError if a key of `to` is not a label of the classifier that writes `by`.
+
+        `earlier` are the mappers that run before. No row would be routed by that key.
+        """
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
                 try:
@@ -168,14 +185,17 @@ class Route(Declared, PartitionMap):
                 return
 
     def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
-        """Return each mapper with its rows, or with all rows if `by` is not a column yet."""
+        """Return pairs of each mapper and a frame of the rows that it runs on.
+
+        If the frame lacks the column `by`, each mapper is paired with the whole frame.
+        """
         if self.by not in frame.columns:
             return [(mapper, frame) for mapper in self.members]
         take = backend_of(frame).take_rows
         return [(mapper, take(frame, mask)) for mapper, mask in self._masks(frame)]
 
     def _masks(self, frame: Frame) -> Iterator[tuple[TextMapper, np.ndarray]]:
-        """Yield each mapper with the mask of its rows, bool (rows,)."""
+        """Yield pairs of each mapper and the mask of the rows that it runs on, bool (rows,)."""
         coded, numbers = (
             self._values(frame),
             {mapper: number for number, mapper in enumerate(self.members)},
@@ -188,9 +208,9 @@ class Route(Declared, PartitionMap):
         yield from ((mapper, by_row == number) for mapper, number in numbers.items())
 
     def _values(self, frame: Frame) -> pa.DictionaryArray:
-        """Return the values of the column `by`.
+        """Return the column `by` of a frame, dictionary-encoded.
 
-        Raises TypeError if their type is not the keys' type.
+        Raises TypeError if its type is not the type of the keys of `to`.
         """
         values = backend_of(frame).list_array(frame, self.by)
         coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
@@ -205,7 +225,12 @@ class Route(Declared, PartitionMap):
         return coded
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Run each mapper over its rows of a pandas or cudf frame, and restore the row order."""
+        """Return a pandas or cudf frame with new columns: each row's from the mapper for its value.
+
+        Rows without a mapper get nulls, and are dropped if the mappers filter rows. The row order
+        is unchanged. `meta_dtypes` is the dtype of new string columns; None derives it from the
+        frame.
+        """
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         has_filters = any(mapper.options.filters for mapper in self.members)
@@ -254,6 +279,9 @@ def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> Non
 
 
 def _named(to: Mapping[Any, TextMapper], otherwise: TextMapper | None) -> list[tuple[str, Any]]:
-    """Return all mappers, each with a name for messages, such as "to deu_Latn" or "otherwise"."""
+    """Return pairs of a name for messages and a mapper, such as "to deu_Latn" and its mapper.
+
+    The last pair is "otherwise" and its mapper, if there is one.
+    """
     rest = [] if otherwise is None else [("otherwise", otherwise)]
     return [*((f"to {key}", mapper) for key, mapper in to.items()), *rest]

@@ -54,7 +54,10 @@ class NonFiniteOutputError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Outputs:
-    """Model outputs for some texts, in the order of the texts, with counts of the windows read."""
+    """Model outputs for some texts, in the order of the texts, with counts of the windows read.
+
+    A window is a sequence of tokens that the model reads at once; long texts may have several.
+    """
 
     # float32 numbers (windows, outputs), answers as objects, or records (windows,). Windows are
     # sorted by text.
@@ -72,7 +75,11 @@ class Outputs:
     def by_text(
         self, activate: Callable[[np.ndarray], np.ndarray], outputs: slice = slice(None)
     ) -> np.ndarray:
-        """Activate the selected `outputs`, and aggregate the windows of each text to one row."""
+        """Return one row of activated outputs per text, float32 (texts, outputs).
+
+        `activate` converts raw outputs, such as logits, to numbers that can be averaged over the
+        windows of a text. `outputs` selects the output columns.
+        """
         values = activate(self.values[..., outputs])
         if self.counts is not None and self.lengths is not None:
             from gpuclassify.tokenizing.text_tokenizer import aggregate
@@ -82,7 +89,7 @@ class Outputs:
 
 
 class Runner(ABC):
-    """Base class for running a model over texts on a worker.
+    """Base class of runners, which compute a model's outputs for texts on a worker.
 
     The model is the checkpoint's own network, or `own_module`, a torch module of the user.
     """
@@ -94,61 +101,79 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute finite outputs for distinct texts. Raises NonFiniteOutputError.
+        """Compute the model's outputs for distinct texts. Raises NonFiniteOutputError.
 
-        Counts of this run are added to `stats`. `name_text` returns the name of a text for
+        Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
         messages, from its index in `texts`.
         """
 
     @abstractmethod
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens as the model would read these texts, without loading its weights."""
+        """Count the tokens of texts and of their windows as in a run, without loading the weights.
+
+        A window is a sequence of tokens that the model reads at once.
+        """
 
     @abstractmethod
     def lease(
         self, device: torch.device, dtype: torch.dtype
     ) -> contextlib.AbstractContextManager[Any]:
-        """Keep the model in memory within a ``with`` block. It is loaded once per process."""
+        """Return a context manager that yields the model, and keeps it in memory within the block.
+
+        The model is loaded on the device in this dtype, once per process.
+        """
 
     @abstractmethod
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the device and dtype that the model gets in this process."""
+        """Return the device and dtype of the model in this process, as the settings select them."""
 
     @abstractmethod
     def batch_bytes(self) -> int | None:
-        """Estimate the number of bytes of the largest batch, without weights; None if unknown."""
+        """Estimate the bytes of the model's largest batch, without weights; None if unknown."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages whose versions may change outputs."""
+        """Names of the packages whose versions may change outputs."""
         return ()
 
     def check_weights(self) -> None:
-        """Raise CheckpointError if tensors in the weight files do not fit the model."""
+        """Raise CheckpointError if tensors in the weight files do not fit the model.
+
+        Does nothing by default.
+        """
         return
 
     def check_tokenizer(self) -> None:
-        """Raise CheckpointError if the tokenizer's files do not match the model."""
+        """Raise CheckpointError if the tokenizer's files do not match the model.
+
+        Does nothing by default.
+        """
         return
 
     @property
     def is_slow(self) -> bool:
-        """Whether a megabyte of text may take minutes, so that small parts balance workers."""
+        """Whether the model may take minutes per megabyte of text; False by default.
+
+        A job then reads its input in smaller partitions, to balance the load of workers.
+        """
         return False
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether the model runs on a GPU if there is one."""
+        """Whether the model runs on a GPU if there is one; False by default."""
         return False
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner whose network can run together with other mappers' networks, or None."""
+        """Runner whose network can run together with other mappers' networks; None by default.
+
+        Networks with equal leading layers run these layers once.
+        """
         return None
 
     @property
     def resident_key(self) -> Hashable:
-        """First part of the keys of this runner's models in `MODELS`, the models in memory."""
+        """First element of the model's keys in `MODELS`, this process's cache of loaded models."""
         return self.model.checkpoint
 
     @property
@@ -160,7 +185,7 @@ class Runner(ABC):
         return any(key[0] == model_key for key in keys)  # type: ignore[index]
 
     def evict(self) -> None:
-        """Free the memory of the model in this process."""
+        """Remove the model from this process's cache of loaded models, to free its memory."""
         from gpuclassify.inference.residency import MODELS
 
         if self.model.is_described:  # otherwise nothing was loaded
@@ -173,17 +198,17 @@ class NetworkRunner(Runner):
 
     @property
     def is_slow(self) -> bool:
-        """Always True."""
+        """Always True, because a network may take minutes per megabyte of text."""
         return True
 
     @property
     def takes_gpu(self) -> bool:
-        """Whether the network runs on a GPU if there is one."""
+        """Whether the setting `device` allows a GPU: "auto" or a CUDA device."""
         return self.options.device.startswith(("auto", "cuda"))
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages that tokenize texts and run the network; peft runs adapters."""
+        """Names of the packages that tokenize texts and run the network; peft for an adapter."""
         adapters = ("peft",) if self.model.has_adapter else ()
         return ("tokenizers", "torch", "transformers", *adapters)
 
@@ -194,9 +219,10 @@ class NetworkRunner(Runner):
         device: torch.device,
         dtype: torch.dtype,
     ) -> contextlib.AbstractContextManager[Any]:
-        """Keep the result of `load` in memory as `key` within a ``with`` block.
+        """Return a context manager that yields the result of `load`, cached under `key`.
 
-        Less recently used models are freed if memory is short.
+        It stays in memory within the block. Less recently used models are freed if the device lacks
+        memory for the model's weights in `dtype`.
         """
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
@@ -207,7 +233,7 @@ class NetworkRunner(Runner):
         return MODELS.lease(key, load, needed, functools.partial(free_bytes, device))
 
     def batch_bytes(self) -> int | None:
-        """Estimate the number of bytes of the largest batch; see `largest_batch_bytes`."""
+        """Estimate the bytes of the network's largest batch, without weights; None if unknown."""
         from gpuclassify.inference.memory import largest_batch_bytes
 
         return largest_batch_bytes(self.model.checkpoint.sizes, *self.device_and_dtype())
@@ -226,19 +252,27 @@ class NetworkRunner(Runner):
 
 
 class EncoderRunner(NetworkRunner):
-    """Runner of a network that gives each text, or each window of tokens, one row of numbers."""
+    """Runner of a network with one row of numbers per text, or per window of a long text.
+
+    A window is a sequence of tokens that the network reads at once.
+    """
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Runner itself, or None if layers are unknown, as in your own module or a static table.
+        """The runner itself if its network has known layers, which others may share, or None.
 
-        See `Runner.encoder`.
+        The layers of the user's own module and of static embeddings are unknown.
         """
         has_layers = self.own_module is None and self.model.checkpoint.layout != STATIC
         return self if type(self) is EncoderRunner and has_layers else None
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute outputs for distinct texts; see `Runner.run`."""
+        """Compute the network's outputs for distinct texts.
+
+        Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
+        messages, from its index in `texts`. A text with NaN or infinite outputs is run again alone
+        in float32; raises NonFiniteOutputError if that does not help.
+        """
         from gpuclassify.inference.batching import longest_first
 
         order = np.arange(len(texts))
@@ -268,18 +302,21 @@ class EncoderRunner(NetworkRunner):
         )
 
     def _are_finite(self, values: np.ndarray) -> np.ndarray:
-        """Return which windows have only finite outputs, bool (windows,)."""
+        """Return the mask of windows with only finite outputs, bool (windows,).
+
+        `values` are the outputs, float32 (windows, outputs).
+        """
         return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count the tokens of texts for this model; see `Runner.token_lengths`."""
+        """Count the tokens of texts and of their windows as in a run, without loading weights."""
         from gpuclassify.mapping.token_lengths import count_tokens
 
         return count_tokens(self.options, self.model, texts, self.scores_windows)
 
     @contextlib.contextmanager
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
-        """Keep the model in memory within a ``with`` block; see `Runner.lease`.
+        """Return a context manager that yields the model, and keeps it in memory within the block.
 
         If the model fails its trial in `dtype`, and the user has not set it, bfloat16 is tried
         after float16, and then float32.
@@ -338,25 +375,31 @@ class EncoderRunner(NetworkRunner):
         self.model.check_weights(self.own_module)
 
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
-        """Return the key of the model in `MODELS`, the cache of loaded models."""
+        """Return the key of the model in `MODELS`, the cache of loaded models.
+
+        It contains the model's description, device, dtype, and the code of the user's own module.
+        """
         definition = (
             () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
         )
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key under which the engine stores measured batch limits for the model."""
+        """Return the key under which the batch limits measured for the model are cached."""
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
-        """Return the texts, with prompts, and their tokenizer, for `TokenStream`."""
+        """Return the texts, with the model's prompt, and their tokenizer, as one object.
+
+        `TokenStream` tokenizes the texts from it.
+        """
         from gpuclassify.tokenizing.prefetch import TokenSource, current_store
 
         tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts)
         return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        """Return the tokenizer for texts, which cuts them to windows as the settings say."""
+        """Return the model's tokenizer, which cuts texts to windows as the settings say."""
         options = self.options
         length = options.max_seq_length or model.max_tokens
         how = {"counts_rest": options.seen_field is not None, "pairing": self.model.pairing}
@@ -364,13 +407,20 @@ class EncoderRunner(NetworkRunner):
 
     @property
     def scores_windows(self) -> bool:
-        """Whether all windows of a long text are run, instead of only the first."""
+        """Whether all windows of a long text are run, instead of only the first.
+
+        A window is a sequence of tokens that the model reads at once.
+        """
         return self.options.has_windows and self.options.window_aggregation != "first"
 
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
-        """Compute a window with non-finite outputs again, alone and in float32."""
+        """Compute the outputs of a text's window again, alone and in float32.
+
+        Called if they were NaN or infinite. `tokens` has only this window. `name_text` returns the
+        text's name, for the message of NonFiniteOutputError, which is raised if they still are.
+        """
         import torch
 
         from gpuclassify.inference.engine import run_alone
@@ -392,7 +442,11 @@ class EncoderRunner(NetworkRunner):
 def run_windows(
     runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
 ) -> tuple[TokenStream, np.ndarray]:
-    """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs)."""
+    """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs).
+
+    Returns the stream of windows (token sequences), which maps them back to the texts, and the
+    outputs. Counts and times are added to `stats`.
+    """
     from gpuclassify.inference import engine
     from gpuclassify.tokenizing.prefetch import TokenStream
 

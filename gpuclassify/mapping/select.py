@@ -23,7 +23,10 @@ WITHOUT_VALUES = "without values"  # key in `attrs` of a meta: text columns with
 
 
 class RowFilter(RowWiseMap):
-    """Base class of mappers that only drop rows, by columns, in a frame or while files are read."""
+    """Base class of mappers that only drop rows, by column values.
+
+    They run on a frame, or on columns of a file before its texts are read.
+    """
 
     @property
     def drops_rows(self) -> bool:
@@ -31,22 +34,29 @@ class RowFilter(RowWiseMap):
         return True
 
     def row_filter(self) -> RowFilter | None:
-        """Return this mapper if it may drop rows, else None, for filtering while files are read."""
+        """Return this mapper if it may drop rows, else None.
+
+        Readers of files apply it before they read texts.
+        """
         return self if self.drops_rows else None
 
     @abstractmethod
     def choose(self, columns: pa.Table) -> np.ndarray:
         """Return the mask of rows to keep, bool (rows,).
 
-        Counts are added to the running job, if any.
+        `columns` has the columns in `read_fields`. Within a job, rows read and dropped are added to
+        the job's counts.
         """
 
     def meta(self, frame: Frame) -> Any:
-        """Return the frame without rows; columns do not change."""
+        """Return the frame without rows, as Dask's meta; columns do not change."""
         return frame.iloc[:0]
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with only the rows that `choose` keeps."""
+        """Return a pandas or cudf frame with only the rows that `choose` keeps.
+
+        `meta_dtypes` is not used.
+        """
         kept = self.choose(columns_of(frame, self.read_fields))
         return backend_of(frame).take_rows(frame, kept)
 
@@ -91,12 +101,12 @@ class Select(Declared, RowFilter):
     )
 
     def check_together(self) -> None:
-        """Raise ValueError or TypeError unless the condition can be parsed."""
+        """Raise ValueError or TypeError unless the condition `where` can be parsed."""
         self.condition  # noqa: B018
 
     @functools.cached_property
     def condition(self) -> Condition:
-        """Parsed `where`, cached."""
+        """The parsed condition `where`, cached."""
         return Condition.parse(self.where)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,21 +114,24 @@ class Select(Declared, RowFilter):
 
     @property
     def read_fields(self) -> tuple[str, ...]:
-        """Names of the columns in the condition."""
+        """Names of the columns in the condition `where`."""
         return self.condition.columns
 
     def describe(self) -> dict[str, Any]:
-        """Return the setting `where`."""
+        """Return ``{"where": condition}``, the only setting."""
         return {"where": self.where}
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Join `earlier` and this filter into one chain, which runs in one pass."""
+        """Return one chain that runs `earlier`, then this filter, in one task per partition."""
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the condition's columns, with types that can be compared."""
+        """Raise an error unless the frame has the condition's columns, with comparable types.
+
+        The frame may be empty.
+        """
         self._refuse_repeated(frame)
         there = [name for name in self.read_fields if name in frame.columns]
         columns = columns_of(frame.iloc[:0], there)
@@ -128,9 +141,10 @@ class Select(Declared, RowFilter):
         self.condition.check(pa.schema(types))
 
     def choose(self, columns: pa.Table) -> np.ndarray:
-        """Return the mask of rows that meet the condition.
+        """Return the mask of rows that meet the condition, bool (rows,).
 
-        Counts are added to the running job, if any.
+        `columns` has the columns in the condition. Within a job, rows read and dropped are added to
+        the job's counts.
         """
         started, stages = time.perf_counter(), current_run().stages
         kept = np.ones(len(columns), dtype=bool)

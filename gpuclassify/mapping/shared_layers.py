@@ -37,14 +37,19 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
-    """Let models of these mappers run equal leading layers once, within a ``with`` block."""
+    """Return a context manager that lets the mappers' models run equal leading layers once.
+
+    The first of these models computes the outputs of the layers for the others, which run next to
+    it.
+    """
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
-    """Cache of outputs for later mappers, whose models ran together with an earlier mapper's model.
+    """Cache of outputs of mappers whose models ran together with an earlier mapper's model.
 
-    It lives for one pass over a partition.
+    Models with equal leading layers run together. The cache lives for one pass of all mappers over
+    a partition.
     """
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
@@ -55,9 +60,11 @@ class _SharedOutputs:
     def run_windows(
         self, runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
     ) -> tuple[TokenStream, np.ndarray]:
-        """Compute outputs as `runners.run_windows` does, and those for later mappers with them.
+        """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs).
 
-        Uses the outputs that an earlier run has made.
+        Returns the stream of windows (token sequences), which maps them back to the texts, and the
+        outputs. Models of later mappers with equal leading layers run together with `model`, and
+        their outputs are cached. Outputs that are cached for `model` are not computed again.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -95,7 +102,10 @@ class _SharedOutputs:
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield key and model of each later mapper that shares leading layers with `model`."""
+        """Yield pairs of key and model of the later mappers that share leading layers with `model`.
+
+        The key is the runner's `run_key`. The models stay loaded until `leases` is closed.
+        """
         from gpuclassify.inference.leading_layers import Follower
 
         mappers = self._mappers
@@ -143,7 +153,11 @@ def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
-    """Return which windows pass the filters of all `heads`, bool (windows,), from raw outputs."""
+    """Return the mask of windows that pass the filters of all `heads`, bool (windows,).
+
+    A head converts outputs to columns. `outputs` are raw outputs such as logits, (windows,
+    outputs).
+    """
     passed = np.ones(len(outputs), dtype=bool)
     with np.errstate(all="ignore"):  # non-finite outputs are computed again later
         for head in heads:
@@ -153,7 +167,10 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 
 
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
-    """Return whether both runners make the same windows of texts, by settings and model sizes."""
+    """Return whether both runners cut texts into the same windows, and have models of equal size.
+
+    They must also use the same device and dtype.
+    """
     ours, theirs = (
         (
             type(runner),
@@ -172,9 +189,11 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Load the encoder's model, and return it with the layers that it shares with the leader's.
+    """Load the encoder's model, and compare its layers with the model of `leader`, `first`.
 
-    If there are any, the model stays leased as long as `leases`.
+    Returns the model and counts of the leading layers that both share. If there are any, the model
+    stays loaded until `leases` is closed. Returns None and no layers if memory is too small, or if
+    the two models are known to share nothing.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes

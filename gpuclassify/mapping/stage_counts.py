@@ -47,7 +47,10 @@ NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrence
 
 @dataclass(frozen=True)
 class TextOutcomes:
-    """Result of one mapper for each distinct text: passed filters, label and certainty."""
+    """Result of one mapper for each distinct text: passed filters, label and certainty.
+
+    Used to count dropped rows and select example texts for a job's report.
+    """
 
     texts: Texts
     passed: Mapping[str, np.ndarray] | None  # mask by filter reason; None without filters
@@ -61,7 +64,10 @@ class TextOutcomes:
 
     @functools.cached_property
     def reasons(self) -> np.ndarray:
-        """Index in `names` of the first reason to drop each text, or `KEPT`, int8 (texts,)."""
+        """Reason to drop each text, int8 (texts,): an index into `names`, or `KEPT` (-1) for none.
+
+        If several filters drop a text, the first reason counts.
+        """
         reasons = np.full(len(self.texts), KEPT, dtype=np.int8)
         for index, name in reversed([*enumerate(self.names)]):
             if self.passed and name in self.passed:
@@ -73,17 +79,23 @@ class TextOutcomes:
         return reasons
 
     def examples(self, most: int) -> dict[str, dict[str, list[list[Any]]]]:
-        """Return example texts: `most` with the highest certainties, and `most` with the lowest.
+        """Return example texts by label and by reason to drop.
 
-        ``labels`` (by label) and ``dropped`` (by reason) have pairs of certainty, or None, and
-        beginning of the text, highest first. A mapper without labels has one group, "".
+        ``labels`` maps each label, and ``dropped`` each reason, to pairs of certainty (a number or
+        None) and beginning of the text. They are the `most` pairs with the highest certainties,
+        then the `most` with the lowest. A mapper with numbers instead of labels has one label, "".
         """
         reasons, named = self.reasons, [*enumerate(self.names)][BLANK + 1 :]
         dropped = {name: np.flatnonzero(reasons == index) for index, name in named}
         return {"labels": self.labelled(most), "dropped": self._pick(dropped, most)}
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return the examples for each label, in the form that `examples` describes."""
+        """Return example texts by label, each as a pair of certainty and beginning of the text.
+
+        They are the `most` pairs with the highest certainties, then the `most` with the lowest. A
+        certainty may be None. Only the most frequent labels have examples. A mapper with numbers
+        instead of labels has one label, "".
+        """
         groups = {"": np.arange(len(self.texts))} if self.certainties is not None else {}
         if self.labels is not None:
             coded = self.labels.dictionary_encode()
@@ -111,9 +123,9 @@ class TextOutcomes:
 
 @dataclass
 class StageCounts:
-    """Counts of rows and example texts of one run, by mapper name in run order.
+    """Counts of rows and example texts of one run, by name of the mapper, in run order.
 
-    Filled by the mappers that run within ``run_context(stages=...)``.
+    Mappers add their counts while they run within ``run_context(stages=...)``.
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
@@ -131,7 +143,7 @@ class StageCounts:
         columns: Mapping[str, pa.Array],
         **counts: object,
     ) -> None:
-        """Record the counts and examples of a mapper. A repeated mapper name gets a number.
+        """Record a mapper's counts of rows read, kept, dropped and labelled, and its example texts.
 
         `columns` are the new columns, whose labels are counted; `counts` are more counts by name,
         such as rows without text. `positions` is the index of each row's text in `outcomes`, int64
@@ -161,9 +173,11 @@ class StageCounts:
         unrouted: int,
         has_filters: bool,
     ) -> None:
-        """Record the counts of a `Route`, in total and for each of its mappers.
+        """Record the counts of a `Route`, which runs one of several mappers per row.
 
-        `unrouted` is the number of rows without a route. They pass no filter.
+        `routes` has the counts of each of its mappers by name; they are recorded separately and
+        summed. `unrouted` is the number of rows without a mapper, which are refused if the mappers
+        have filters (`has_filters`).
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
@@ -181,10 +195,11 @@ class StageCounts:
     def add_condition(
         self, term: str, read: np.ndarray, met: np.ndarray, unknown: int, seconds: float
     ) -> None:
-        """Record the counts of one term of a condition.
+        """Record the numbers of rows that one term of a condition keeps and drops.
 
-        `read` masks the rows that passed earlier terms, and `met` the rows for which the term is
-        true, both bool (rows,). The term is null for `unknown` of the rows read.
+        `read` masks the rows that met earlier terms, and `met` the rows for which the term is true,
+        both bool (rows,). The term is null for `unknown` of the rows read. `seconds` is the time
+        since the condition's evaluation began.
         """
         rows, kept = int(read.sum()), int((read & met).sum())
         refused = {CONDITION: rows - kept - unknown, UNKNOWN: unknown}
@@ -200,14 +215,18 @@ class StageCounts:
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a stage of this name is a condition such as ``score > 2``, not a mapper."""
+    """Return whether a name in a job's counts is of a condition such as ``score > 2``.
+
+    Other names are of mappers.
+    """
     return name.startswith(SELECT)
 
 
 def label_fields(mappers: Iterable[PartitionMap]) -> tuple[str, ...]:
-    """Return the names of new columns whose values a report counts: labels, integers and decisions.
+    """Return the names of new columns whose values are counted in a report.
 
-    In a column of lists all labels of a row count, including structs with a field "label".
+    They have labels, lists of labels, booleans or integers, or lists of structs with a field
+    "label". Columns of integers that are counts themselves are absent.
     """
     counted: list[str] = []
     for schema in (mapper.schema() for mapper in mappers):
@@ -227,7 +246,10 @@ def _has_labels(kind: pa.DataType) -> bool:
 
 
 def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
-    """Count occurrences by value, without nulls, and return the most frequent `MOST_LABELS`."""
+    """Map each value, as a str, to its number of occurrences, most frequent first.
+
+    Nulls are not counted. Only the `MOST_LABELS` most frequent values are returned.
+    """
     pairs = pc.value_counts(column.drop_null()).to_pylist()
     pairs.sort(key=lambda pair: (-pair["counts"], str(pair["values"])))
     return {str(pair["values"]): int(pair["counts"]) for pair in pairs[:MOST_LABELS]}
@@ -236,11 +258,12 @@ def count_values(column: pa.Array | pa.ChunkedArray) -> dict[str, int]:
 def count_labels(
     columns: pa.Table | Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Count labels of the named columns in a table or a dict of arrays.
+    """Count the rows by label in the named columns of a table or a dict of arrays.
 
-    ``labels`` has rows by label for each column; a row with several labels counts once for each of
-    them. ``labelled`` has the rows whose value is not null, which may be an empty list.
-    ``occurrences`` has the structs by label, for lists of structs.
+    Returns three dicts by column. ``labels`` maps each label to its rows; a row with several labels
+    counts once for each of them. ``labelled`` has the number of rows whose value is not null, which
+    may be an empty list. ``occurrences``, only for lists of structs, maps each label to its
+    structs.
     """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
     counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "occurrences": {}}
@@ -259,7 +282,11 @@ def count_labels(
 
 
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
-    """Merge another part's examples into `sums`, both in the form of `StageCounts.examples`."""
+    """Merge the example texts of another partition into `sums`, in place.
+
+    Both map mapper names to "most", "labels" and "dropped", as in `StageCounts.examples`. The
+    "most" best and "most" worst examples are kept in each group.
+    """
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
         known["most"] = max(known["most"], groups["most"])
@@ -273,7 +300,8 @@ def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
 def beginning(text: str | tuple[str, str]) -> str:
     """Return the first `EXAMPLE_CHARS` characters of a text as one line, to show it as an example.
 
-    Control characters, direction marks and lone surrogates would change the text around them.
+    The texts of a pair are joined. Control characters, direction marks and lone surrogates are
+    removed, because they would change the display of other text.
     """
     if isinstance(text, tuple):
         return " | ".join(map(beginning, text))
@@ -282,7 +310,10 @@ def beginning(text: str | tuple[str, str]) -> str:
 
 
 def marked_line(text: str, start: int, end: int) -> str:
-    """Return a passage of a text as one line, marked by `MARKS`, with the text around it."""
+    """Return the passage ``text[start:end]`` as one line, between the two characters in `MARKS`.
+
+    It has up to `CONTEXT_CHARS` characters of the text on each side. Long passages are cut.
+    """
     first, last = max(0, start - CONTEXT_CHARS), min(len(text), end + CONTEXT_CHARS)
     inside = text[start : min(end, start + EXAMPLE_CHARS)]
     before, inside, after = (

@@ -76,8 +76,9 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     configuration and headers of weights are read once, so that mistakes fail before any work
     starts. Weights are loaded on workers, once per process.
 
-    A subclass declares its parts (`model_type`, `runner_type`, `head_type`, or `make_heads` if the
-    model determines the heads) and the defaults of its settings.
+    A subclass declares the classes of its parts (`model_type`, which describes the model;
+    `runner_type`, which computes outputs; and `head_type`, which converts them to columns, or
+    `make_heads` if the model determines the heads) and the defaults of its settings.
     """
 
     public_names = (
@@ -136,10 +137,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Model of the settings, pinned to a revision.
-
-        Workers get its description, without weights.
-        """
+        """Description of the model, pinned to a revision, without weights."""
         return self.model_type(
             self.options,
             has_own_module=self.build_module is not None,
@@ -148,12 +146,15 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def runner(self) -> Runner:
-        """Runner, which computes the model's outputs for texts, or for their lines."""
+        """Runner that computes the model's outputs for whole texts, or for each of their lines."""
         runner = self.make_runner()
         return LinesRunner(runner) if self.options.runs_lines else runner
 
     def make_runner(self) -> Runner:
-        """Return the runner that computes outputs for whole texts; subclasses may override it."""
+        """Return the runner that computes the model's outputs for whole texts.
+
+        Subclasses may override it.
+        """
         module = None
         if self.build_module is not None:
             module = OwnModule(self.build_module, self._definition)
@@ -161,7 +162,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @functools.cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Heads, which convert a model's outputs to columns and apply filters."""
+        """Heads, which convert the model's outputs to columns and apply filters."""
         heads = self._declared_heads() or self.make_heads()
         return with_lines(heads, self.options) if self.options.runs_lines else heads
 
@@ -172,7 +173,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return (DeclaredColumns(*parts, declared=self.new_columns, compute=self.columns),)
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the heads of a class without `new_columns`; subclasses may override it."""
+        """Return the heads (converters of outputs to columns) of a class without `new_columns`.
+
+        Subclasses may override it.
+        """
         return (self.head_type(type(self).__qualname__, self.options, self.model),)
 
     # Identity for Dask and pickle, and repr.
@@ -189,7 +193,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return module, name, source, value_digest(settings), value_digest(self.model.key())
 
     def digest(self) -> dict[str, Any]:
-        """Return digests of the full settings and of the model's description, and the code."""
+        """Return digests that differ if the mapper may return other results, by name.
+
+        "full settings" and "model description" are hex digests. "code" is a dict of the class name,
+        a digest of its source, and versions of libraries.
+        """
         *_, options, attributes = self._definition()
         return {
             FULL_SETTINGS: value_digest((options, attributes)),
@@ -199,11 +207,14 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages that compute outputs, of the runner."""
+        """Names of the packages that compute outputs, whose versions may change results."""
         return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return class, settings and attributes, to compare mappers and to make Dask's keys."""
+        """Return a tuple of module, class name, digest of the class, settings and other attributes.
+
+        Used to compare mappers, and to make Dask's keys.
+        """
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -225,7 +236,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return html_table(self.__name__, [("", self.purpose), *rows])
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings as JSON values, and the model's commit or digest if reachable."""
+        """Return the settings by name as JSON values, and the model's revision.
+
+        ``model_revision`` is the model's commit, or the digest of its directory; None if it cannot
+        be reached.
+        """
         described = self.options.describe()
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             described["model_revision"] = None
@@ -233,9 +248,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return described
 
     def origin(self) -> dict[str, Any]:
-        """Return class, model, commit, licence, citation and settings, for cards of its columns.
+        """Return facts on the origin of the mapper's columns by name, for a dataset card.
 
-        Licence and citation are known for published models. Settings are not the usual ones.
+        They are the class name as ``kind``, ``model``, ``commit``, and ``settings`` other than
+        defaults. Published models add ``licence`` and ``citation``. A mapper that uses rules in
+        place of a model has only ``kind`` and ``settings``, with the rules' version.
         """
         settings, given = self.describe(), self.options.settings()
         usual = {field.name: field.default for field in dataclasses.fields(self.options)}
@@ -257,50 +274,57 @@ class TextMapper(RowWiseMap, Generic[Settings]):
 
     @property
     def text_field(self) -> str:
-        """Name of the text column; of the second one for pairs."""
+        """Name of the text column; of the second text column if the model reads pairs."""
         return self.options.main_field
 
     @property
     def text_fields(self) -> tuple[str, ...]:
-        """Names of the columns with text: one, both of a pair, or those in the template."""
+        """Names of the text columns that are read: one, both of a pair, or all in the template."""
         return self.options.text_fields
 
     @property
     def main_text_fields(self) -> tuple[str, ...]:
-        """Name of the text column, in a tuple."""
+        """Name of the column that gets the texts if the mapper is called with a list of texts.
+
+        It is the only element of the tuple.
+        """
         return (self.text_field,)
 
     @property
     def drops_rows(self) -> bool:
-        """Whether filters drop rows; False if `keep_field` gets their decision instead."""
+        """Whether filters drop rows; False if they only write to the bool column `keep_field`."""
         return self._keep_field is None and self.options.filters
 
     @property
     def is_slow(self) -> bool:
-        """Whether the runner is slow."""
+        """Whether the mapper may take minutes per megabyte of text."""
         return self.runner.is_slow
 
     def text_mappers(self) -> tuple[TextMapper, ...]:
-        """Return this mapper, in a tuple; see `PartitionMap.text_mappers`."""
+        """Return a tuple with only this mapper, because it runs a model."""
         return (self,)
 
     @property
     def report_parts(self) -> tuple[ReportPart, ...]:
-        """Sections and numbers that this mapper's heads add to a job's HTML report."""
+        """Objects that add sections and numbers about this mapper to a job's HTML report."""
         return tuple(dict.fromkeys(part for head in self.heads for part in head.report_parts))
 
     def code(self, show: Callable[[Any], str] = repr) -> str:
-        """Return the constructor call as Python code; `show` formats each value."""
+        """Return the constructor call as Python code; `show` formats the value of each setting."""
         settings = changed_settings(self.options, self.defaults, ["model"])
         return call_text(self.__name__, settings, show)
 
     @property
     def labels(self) -> list[Any]:
-        """All labels that a row can get; empty for a mapper without labels."""
+        """All labels that a row can get, in the order of the model; empty without labels."""
         return list(dict.fromkeys(label for head in self.heads for label in head.labels))
 
     def schema(self) -> pa.Schema:
-        """Return the new columns of the heads, of the filters' decision, and of the share read."""
+        """Return the Arrow schema of the new columns.
+
+        They are the heads' columns, the bool column `keep_field`, and columns about the share of
+        each text that was read. The last two exist only if the settings name them.
+        """
         new = []
         for head in self.heads:
             for field in head.fields():
@@ -317,14 +341,20 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return next((head.keep_field for head in self.heads if head.keep_field is not None), None)
 
     def keeping(self, field: str) -> TextMapper[Settings]:
-        """Return a copy that writes the filters' decision to a column, and drops no row."""
+        """Return a copy that drops no row, but writes whether a row passes its filters to a column.
+
+        `field` is the name of this bool column.
+        """
         kept = copy.copy(self)
         vars(kept).pop("model", None)  # the model holds the settings
         kept.options = dataclasses.replace(self.options, keep_field=field)  # type: ignore[call-arg]
         return kept
 
     def after(self, earlier: PartitionMap) -> PartitionMap:
-        """Join `earlier` and this mapper into a chain: one pass, with shared tokens and layers."""
+        """Return one chain that runs `earlier`, then this mapper, in one task per partition.
+
+        Mappers in a chain share the tokens of texts and equal leading layers.
+        """
         from gpuclassify.mapping.chain import joined
 
         return joined([earlier, self])
@@ -332,7 +362,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     # Methods for the client.
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the needed columns, and the filters match the model."""
+        """Raise an error unless the mapper can run on the frame, which may be empty.
+
+        It must have the text columns and no column of the new ones' names, unless the settings
+        allow to overwrite. The filters must match the model, which is read if it can be reached.
+        """
         columns, backend = list(frame.columns), backend_of(frame)
         for name in self.text_fields:
             check_is_there(name, columns, self.options.setting_of_column(name))
@@ -351,7 +385,10 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                     check_published(owner, options, self.labels, self.published_labels)
 
     def prepare(self) -> None:
-        """Check the checkpoint, and share the token with workers, before any work starts."""
+        """Check the model's small files, and send its Hub token to workers, before any work starts.
+
+        Raises CheckpointError if the model does not fit the mapper.
+        """
         if self.model.is_readable():
             self._check_model()
             self.model.check_directories()
@@ -364,16 +401,17 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             head.check_model(head.model.checkpoint)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the columns and dtypes of the result."""
+        """Return an empty frame with the columns and dtypes of the result for `frame`."""
         schema = self.schema()
         empty = {field.name: pa.array([], field.type) for field in schema}
         backend = backend_of(frame)
         return backend.with_columns(frame.iloc[:0], empty, schema, self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype that Dask's meta has for string columns that the mapper adds.
+        """Return the dtype that new string columns have in Dask's meta.
 
-        A partition cannot tell it, because its text column may have another dtype, such as object.
+        A partition does not determine it, because its text column may have another dtype, such as
+        object.
         """
         return backend_of(frame).string_dtype(frame, self.text_field)
 
@@ -385,7 +423,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             pass
 
     def teardown(self) -> None:
-        """Free the model's memory in this process, and on the workers of a Dask client."""
+        """Free the model's memory in this process, and on all workers of the Dask client."""
         self.runner.evict()
         distributed = sys.modules.get("distributed")
         with contextlib.suppress(ValueError):  # no client
@@ -393,7 +431,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
                 distributed.get_client().run(_evict, self)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Map a pandas or cudf frame, such as a partition on a worker."""
+        """Return the result for a pandas or cudf frame, such as a partition on a worker.
+
+        It has the new columns, and lacks dropped rows. `meta_dtypes` is the dtype of new string
+        columns; None derives it from the frame.
+        """
         backend = backend_of(frame)
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         if backend.MOST_NUMBERS is not None:
@@ -403,7 +445,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return backend.take_rows(result, keep) if self.drops_rows else result
 
     def read_texts(self, frame: Frame) -> Texts:
-        """Return each row's text or pair of texts from the text columns; None for null."""
+        """Return each row's text, or pair of texts as a tuple; None for null.
+
+        Texts are cut to one character more than `max_chars`, so that `compute` can detect long
+        texts. They are whole if a column needs the share of the text that was read.
+        """
         # Whole texts if a column needs the share that was read. Otherwise one character more than
         # `max_chars`, so that `compute` detects cut texts.
         most = self.options.max_chars
@@ -411,7 +457,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return Texts(self.list_texts(frame, max_chars))
 
     def list_texts(self, frame: Frame, max_chars: int | None) -> list[Any]:
-        """Return each row's text or pair, from columns cut to `max_chars`; None for null."""
+        """Return each row's text, or pair of texts as a tuple; None for null.
+
+        A template is filled from several columns. Text columns are cut to `max_chars` characters
+        first; None does not cut.
+        """
         template, texts = self.options.text_template, backend_of(frame).texts
         columns = {name: texts(frame, name, max_chars) for name in self.text_fields}
         if template is not None:
@@ -424,10 +474,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def compute(
         self, texts: Texts, name_row: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], np.ndarray | None]:
-        """Compute new columns for the rows' texts, and which rows the filters keep.
+        """Return new columns by name for the rows' texts, and the mask of rows that filters keep.
 
-        Each distinct text runs once. Columns have one value per row, null for a null text, in the
-        order of meta. The decision is bool (rows,), false for a null text; None without filters.
+        Each distinct text is run once. Columns have one value per row, null for a null text, in the
+        order of the schema. The mask is bool (rows,), false for a null text; None without filters.
+        `name_row` returns the name of a row for messages, from its index.
         """
         started = time.perf_counter()
         distinct, positions = texts.fold(self.options.max_chars)
@@ -463,10 +514,12 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
-        """Run the model over distinct texts, and convert its outputs.
+        """Run the model over distinct texts, and convert its outputs to columns.
 
-        Returns new columns; the number of windows and the share read of each text; the mask of each
-        filter (None without filters); and outcomes (None unless a job counts them).
+        Returns four values: new columns by name; arrays of the number of windows and the share read
+        of each text; the mask of texts that pass each filter, by filter (None without filters); and
+        results for a job's report (None outside of a job). Counts and times are added to `stats`.
+        `name_text` returns the name of a text for messages, from its index.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

@@ -14,7 +14,10 @@ _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Token counts of texts and of their windows, including special tokens and prompts."""
+    """Numbers of tokens of texts and of their windows, including special tokens and prompts.
+
+    A window is a sequence of tokens that the model reads at once; long texts may have several.
+    """
 
     whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
     # Tokens of each window that the model runs, int64 (windows,). Long texts may have several.
@@ -26,7 +29,11 @@ class TokenLengths:
 def count_tokens(
     options: Any, model: PinnedModel, texts: list[str], has_all_windows: bool
 ) -> TokenLengths:
-    """Tokenize texts as for a run, and count tokens in all windows of a text, or in the first."""
+    """Tokenize texts as in a run, and count the tokens of each text and window.
+
+    A window is a sequence of tokens that the model reads at once. With `has_all_windows`, all
+    windows of a text are counted, otherwise the first. `options` are the mapper's settings.
+    """
     from gpuclassify.models.loading import longest_input
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, all_windows, first_windows
 
