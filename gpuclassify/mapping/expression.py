@@ -29,7 +29,7 @@ def optimizable(mapped: Any) -> Any:
     """Return a mapped Dask frame with its expression replaced by a `RowMap`.
 
     Dask's optimizer can then move row filters and column selections below the mapper. `mapped` is
-    a result of ``map_partitions`` with the mapper as first argument.
+    the result of ``map_partitions`` whose first argument, after the function, is the mapper.
     """
     mapper = mapped.expr.args[1]
     kind = RowMap if mapper.drops_rows else LengthPreservingRowMap
@@ -52,7 +52,7 @@ class RowMap(MapPartitions):
     def _meta(self) -> Any:
         """Empty frame with the columns and dtypes of the result, as passed to ``map_partitions``.
 
-        Dask 2026.1 would build the graph of the input to check it.
+        It is not checked, because Dask 2026.1 would build the graph of the input for that.
         """
         return self.operand("meta")
 

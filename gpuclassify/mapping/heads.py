@@ -64,7 +64,7 @@ class Head(ABC):
         return self.model.checkpoint.output_count
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless this head can convert the outputs of the model.
+        """Raise CheckpointError unless this head can convert the outputs of the model to columns.
 
         `checkpoint` is the model's description. Does nothing by default.
         """
@@ -119,10 +119,10 @@ class Head(ABC):
         }
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a mask by filter: the texts that pass it, bool (texts,).
+        """Map the name of each filter in use to the mask of texts that pass it, bool (texts,).
 
-        Only filters in use have a mask. Their names, such as "score", are reasons to drop a text,
-        in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of one of the head's
+        `values` are the result of the method `values`. Names, such as "score", are reasons to drop
+        a text, in `gpuclassify.mapping.stage_counts.REASONS` or in `reasons` of one of the head's
         `report_parts`.
         """
         return {}
@@ -159,7 +159,10 @@ class Head(ABC):
 
 
 def labelling_head(heads: Sequence[Head]) -> Head:
-    """Return the first head with a label column, or the first head if none has one."""
+    """Return the first head with a label column, or the first head if none has one.
+
+    Heads convert a model's outputs to columns.
+    """
     return next((head for head in heads if head.label_field is not None), heads[0])
 
 
@@ -220,7 +223,7 @@ def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):
         return is_text(kind) or pa.types.is_null(kind)
-    return not (pa.types.is_boolean(kind) or pa.types.is_string(kind))
+    return not (pa.types.is_boolean(kind) or is_text(kind))
 
 
 def list_array(values: np.ndarray, kind: pa.DataType = FLOAT32) -> pa.Array | pa.ChunkedArray:

@@ -33,7 +33,10 @@ _MOST_LABELS = 60  # labels listed in a message
 
 
 class LabelHead(Head):
-    """Base class of heads that convert outputs to labels or scores, and filter rows by them."""
+    """Base class of heads (converters of model outputs to columns) with labels or scores.
+
+    They can also filter rows by label, confidence or score.
+    """
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -108,7 +111,7 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless the model is one classifier of this problem type.
+        """Raise CheckpointError unless the model is a one-head classifier of this problem type.
 
         `labels` are the model's labels in output order. The setting `labels`, if set, must be
         equal, or have the same length if the model's are only placeholders, such as ``LABEL_0``.
@@ -211,7 +214,10 @@ class CategoryHead(LabelHead):
         )
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by softmax over the labels, float32 (rows, labels)."""
+        """Convert logits to probabilities by softmax over the labels, float32 (rows, labels).
+
+        A row is a text, or a window (token sequence) of a long text.
+        """
         return softmax(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
@@ -227,9 +233,10 @@ class CategoryHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that pass each filter in use, bool (texts,), by filter.
+        """Map each filter in use to the mask of texts that pass it, bool (texts,).
 
-        Filters are "label", "confidence" and "score". `values` are probabilities, (texts, labels).
+        Filters are "label", "confidence" and "score". `values` are probabilities, float32 (texts,
+        labels).
         """
         labels = np.asarray(self.labels, dtype=object)[values.argmax(axis=1)]
         passed = self.passes_label(labels) | self.passes_confidence(values.max(axis=1))
@@ -292,7 +299,10 @@ class MultiLabelHead(CategoryHead):
         return [*super().fields(), *named_fields((self.options.labels_field, LABELS))]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by sigmoid, float32 (rows, labels)."""
+        """Convert logits to probabilities by sigmoid, float32 (rows, labels).
+
+        A row is a text, or a window (token sequence) of a long text.
+        """
         return sigmoid(outputs)
 
     def columns(self, values: np.ndarray) -> Columns:
@@ -306,10 +316,11 @@ class MultiLabelHead(CategoryHead):
         return {**super().columns(values), **named_columns((self.options.labels_field, all_labels))}
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the mask of texts that pass each filter in use, bool (texts,), by filter.
+        """Map each filter in use to the mask of texts that pass it, bool (texts,).
 
         Filters are "label", "confidence" and "score". With `labels_field`, a text passes "label" if
-        any of its labels that reach their thresholds is in `filter_by`. `values` are probabilities.
+        any of its labels that reach their thresholds is in `filter_by`. `values` are probabilities,
+        float32 (texts, labels).
         """
         passed = super().passes(values)
         if self.options.labels_field is not None and self.options.filter_by is not None:
@@ -360,9 +371,9 @@ class RegressionHead(LabelHead):
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs unchanged, or their sigmoid if the model scores pairs of texts.
+        """Return the outputs unchanged, or their sigmoid where CrossEncoder applies it.
 
-        The sigmoid is used only for a cross-encoder with one output.
+        That is the class of sentence-transformers for models that score pairs of texts.
         """
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 

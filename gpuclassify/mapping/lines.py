@@ -100,10 +100,10 @@ class LinesRunner(Runner):
         return self.runner.libraries
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> LineOutputs:
-        """Compute outputs for the lines of distinct texts.
+        """Compute outputs for the lines of distinct texts, with each distinct line run once.
 
         Counts of the run are added to `stats`. `name_text` returns the name of a text for messages,
-        from its index. The share of a text that was read is measured in characters of its lines.
+        from its index. In the result, the share of a text that was read is measured in characters.
         """
         lines = TextLines(texts)
         outputs = self.runner.run(

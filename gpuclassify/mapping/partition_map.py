@@ -105,7 +105,10 @@ class PartitionMap(Public):
         return None
 
     def schema(self) -> pa.Schema:
-        """Return the columns that the mapper adds, as far as they are known without a frame."""
+        """Return the Arrow schema of the columns that the mapper adds.
+
+        It has only the columns that are known without a frame.
+        """
         return pa.schema([field for member in self.members for field in member.schema()])
 
     @property

@@ -63,7 +63,7 @@ class PinnedModel:
 
     @property
     def repositories(self) -> list[str]:
-        """Hub repositories and local directories that the settings name."""
+        """Hub names or local directories of the model and its base model, as in the settings."""
         return [name for name in (self.options.model, self.options.base_model) if name]
 
     @functools.cached_property
@@ -176,7 +176,10 @@ class PinnedModel:
         return find_tokenizer(checkpoint, options.base_model, options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError if `max_seq_length` exceeds the model's number of positions."""
+        """Raise ValueError if the setting `max_seq_length` exceeds the model's number of positions.
+
+        `checkpoint` is the model's description.
+        """
         limit, is_hard = position_limit(checkpoint.sizes)
         wanted = self.options.max_seq_length
         if is_hard and limit is not None and wanted is not None and wanted > limit:
@@ -274,7 +277,7 @@ class PinnedModel:
 
     @property
     def weights_files(self) -> dict[Identity, str]:
-        """Name of the safetensors file of each pinned repository or directory with weights."""
+        """Map each pinned repository or directory with weights to its safetensors file's name."""
         if self.checkpoint.base is not None:
             return {self.checkpoint.base: WEIGHTS, self.checkpoint.identity: ADAPTER_WEIGHTS}
         return {self.checkpoint.identity: WEIGHTS}

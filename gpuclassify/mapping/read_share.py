@@ -33,8 +33,8 @@ def read_share_columns(
 
     They are the number of windows (token sequences), int64; the share of the text, float32; and
     whether it was cut, bool; null for null texts. `texts` has each row's text, not cut to
-    `max_chars`. `windows` and `seen_share` have the number and share of each distinct text that was
-    run. `positions` has each row's index into them, int64 (rows,); -1 for null.
+    `max_chars`. `windows` has the number of windows, and `seen_share` the share of tokens read, of
+    each distinct text. `positions` has each row's index into them, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut

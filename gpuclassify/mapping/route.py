@@ -70,7 +70,7 @@ class Route(Declared, PartitionMap):
     def check_together(self) -> None:
         """Raise TypeError or ValueError unless `to` maps values to classifiers or embedders.
 
-        The values must be str, int or bool, all of one type.
+        It must not be empty, and its keys must be str, int or bool, all of one type.
         """
         to = self.to
         if not isinstance(to, Mapping):
@@ -225,11 +225,11 @@ class Route(Declared, PartitionMap):
         return coded
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with new columns: each row's from the mapper for its value.
+        """Run on each row the mapper for its value of `by`; return the frame with the new columns.
 
-        Rows without a mapper get nulls, and are dropped if the mappers filter rows. The row order
-        is unchanged. `meta_dtypes` is the dtype of new string columns; None derives it from the
-        frame.
+        The frame is a pandas or cudf frame, and the row order is unchanged. Rows without a mapper
+        get nulls, and are dropped if the mappers filter rows. `meta_dtypes` is the dtype of new
+        string columns; None derives it from the frame.
         """
         backend, schema, stages = backend_of(frame), self.schema(), current_run().stages
         string_dtype = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
@@ -271,7 +271,10 @@ def _name_row(frame: Frame, rows: np.ndarray, row: int) -> str:
 
 
 def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> None:
-    """Raise ValueError if the mapper writes `column` and never gives one of these labels."""
+    """Raise ValueError if the mapper writes `column`, but one of `labels` is not its label.
+
+    Nothing is checked if the model cannot be read here.
+    """
     if mapper.options.plans_without_model or mapper.model.is_readable():
         for head in mapper.heads:
             if head.label_field == column:

@@ -385,7 +385,7 @@ class EncoderRunner(NetworkRunner):
         return (self.resident_key, str(device), str(dtype), *definition)
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key under which the batch limits measured for the model are cached."""
+        """Return the key under which the measured limits of the model's batch size are cached."""
         return self.model_key(model.device, model.dtype), self.options.engine
 
     def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
@@ -399,7 +399,10 @@ class EncoderRunner(NetworkRunner):
         return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
-        """Return the model's tokenizer, which cuts texts to windows as the settings say."""
+        """Return the model's tokenizer, which cuts texts to windows as the settings say.
+
+        A window is a sequence of tokens that the model reads at once.
+        """
         options = self.options
         length = options.max_seq_length or model.max_tokens
         how = {"counts_rest": options.seen_field is not None, "pairing": self.model.pairing}
@@ -416,7 +419,7 @@ class EncoderRunner(NetworkRunner):
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
-        """Compute the outputs of a text's window again, alone and in float32.
+        """Compute the outputs of a text's window again, alone and in float32; returns (outputs,).
 
         Called if they were NaN or infinite. `tokens` has only this window. `name_text` returns the
         text's name, for the message of NonFiniteOutputError, which is raised if they still are.

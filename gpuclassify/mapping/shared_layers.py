@@ -104,7 +104,9 @@ class _SharedOutputs:
     ) -> Iterator[tuple[Hashable, Follower]]:
         """Yield pairs of key and model of the later mappers that share leading layers with `model`.
 
-        The key is the runner's `run_key`. The models stay loaded until `leases` is closed.
+        `runner` is the runner of `model`. The key is the later runner's `run_key`. A model comes
+        with the number of shared layers, and with the filter that selects the texts that it runs.
+        It stays loaded until `leases` is closed.
         """
         from gpuclassify.inference.leading_layers import Follower
 
@@ -169,7 +171,7 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
     """Return whether both runners cut texts into the same windows, and have models of equal size.
 
-    They must also use the same device and dtype.
+    Windows are token sequences that a model reads at once. Both must use the same device and dtype.
     """
     ours, theirs = (
         (
@@ -189,7 +191,7 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Load the encoder's model, and compare its layers with the model of `leader`, `first`.
+    """Load the encoder's model, and compare its layers with `first`, the loaded model of `leader`.
 
     Returns the model and counts of the leading layers that both share. If there are any, the model
     stays loaded until `leases` is closed. Returns None and no layers if memory is too small, or if

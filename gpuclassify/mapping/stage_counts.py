@@ -49,7 +49,8 @@ NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrence
 class TextOutcomes:
     """Result of one mapper for each distinct text: passed filters, label and certainty.
 
-    Used to count dropped rows and select example texts for a job's report.
+    The certainty is a number such as the label's probability. Used to count dropped rows and select
+    example texts for a job's report.
     """
 
     texts: Texts
@@ -260,10 +261,10 @@ def count_labels(
 ) -> dict[str, dict[str, Any]]:
     """Count the rows by label in the named columns of a table or a dict of arrays.
 
-    Returns three dicts by column. ``labels`` maps each label to its rows; a row with several labels
-    counts once for each of them. ``labelled`` has the number of rows whose value is not null, which
-    may be an empty list. ``occurrences``, only for lists of structs, maps each label to its
-    structs.
+    Returns three dicts by column. ``labels`` has the number of rows by label; a row with several
+    labels counts once for each of them. ``labelled`` has the number of rows whose value is not
+    null, which may be an empty list. ``occurrences``, only for lists of structs, has the number of
+    structs by label.
     """
     there = columns.column_names if isinstance(columns, pa.Table) else columns
     counts: dict[str, dict[str, Any]] = {"labels": {}, "labelled": {}, "occurrences": {}}
@@ -284,8 +285,9 @@ def count_labels(
 def add_examples(sums: dict[str, Any], examples: Mapping[str, Any]) -> None:
     """Merge the example texts of another partition into `sums`, in place.
 
-    Both map mapper names to "most", "labels" and "dropped", as in `StageCounts.examples`. The
-    "most" best and "most" worst examples are kept in each group.
+    Both map a mapper's name to the number "most" and to the groups "labels" and "dropped", as in
+    `StageCounts.examples`. Each group keeps the "most" examples of the highest certainty, and the
+    "most" of the lowest.
     """
     for stage, groups in examples.items():
         known = sums.setdefault(stage, {"most": 0, "labels": {}, "dropped": {}})
