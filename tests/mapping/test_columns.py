@@ -53,3 +53,14 @@ def test_numbers_by_number_are_numbers_and_no_text():
     assert found.equals(pa.array([0.5, 2.0, 0.5], pa.float32()))
     with pytest.raises(ValueError, match="no string: they are dictionary"):
         arrow_array(values, TEXT, 3, "a test")
+
+
+@pytest.mark.parametrize("is_coded", [False, True])
+@pytest.mark.parametrize("wanted", [pa.float32(), pa.int64(), pa.bool_()])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_texts_of_digits_are_no_numbers(kind, wanted, is_coded):
+    values = pa.array(["1", "0"], kind)
+    if is_coded:
+        values = pa.DictionaryArray.from_arrays(pa.array([0, 1]), values)
+    with pytest.raises(ValueError, match=rf"no {wanted}: they are {values.type}".split("<")[0]):
+        arrow_array(values, pa.field("x", wanted), 2, "a test")
