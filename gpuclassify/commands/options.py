@@ -267,7 +267,7 @@ def reader_from_options(
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option --annotate for commands that run recipes."""
+    """Make the option --annotate, which writes new columns alone, for commands of recipes."""
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 

@@ -104,6 +104,7 @@ class DecontaminateFiles(Pipeline):
         """Build and save the index of test items, unless the output has an undamaged one.
 
         N-grams in too many documents of a sample are left out. `steps` reports the progress.
+        `is_done` says whether all documents are written; the index is built in either case.
         """
         directory = job.directory
         folder = directory.below(INDEX)

@@ -74,7 +74,7 @@ class DedupSummary:
         return self.removal.output
 
     @property
-    def commit_url(self) -> str | None:
+    def commit_url(self) -> str:
         """Address of the Hub commit, if the output is uploaded, else ""."""
         return self.removal.commit_url
 

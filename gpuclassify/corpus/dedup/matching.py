@@ -314,7 +314,7 @@ def _empty_sketches(starts):
 
 @compiled
 def _part(table, documents):
-    """Return the first slots of a `_Sketches` table, as many as a group of `documents` needs.
+    """Return a view of the slots in a `_Sketches` table that a group of `documents` needs.
 
     A small table fits into the processor's cache.
     """
