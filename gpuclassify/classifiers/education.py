@@ -97,7 +97,7 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError for a filter by unknown labels, or a minimum above 5 or by label."""
+        """Raise ValueError for filters by unknown labels, or a `min_score` by label or above 5."""
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score

@@ -145,9 +145,9 @@ class EmbeddingHead(Head):
     def cut(self, vectors: np.ndarray) -> np.ndarray:
         """Return the first dimensions of embeddings, as ``encode`` of sentence-transformers does.
 
-        `vectors` are (texts, dimensions). Their number of dimensions is the setting `truncate_dim`,
-        or that in the model's files; without either, all are kept. With the setting `normalize`,
-        the result is scaled to length 1 again.
+        `vectors` are (texts, dimensions). The result has `truncate_dim` dimensions, by the settings
+        or the model's files, or else all of them. With ``normalize=True``, shortened vectors are
+        scaled to length 1 again.
         """
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:

@@ -481,9 +481,9 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return an object for the columns of each trained head, then one for the embedding.
+        """Return a converter to columns for each trained head, then one for the embedding.
 
-        Each converts its slice of the runner's outputs to columns. The last one is left out unless
+        Each reads its slice of the runner's outputs. The last one is left out unless
         `embedding_field` is set.
         """
         made: list[Head] = []

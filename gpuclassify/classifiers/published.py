@@ -72,7 +72,7 @@ class Published:
     def defaults(self) -> dict[str, Any]:
         """Default settings of the class, by name, overridden by the settings of the entry.
 
-        In a family, names of columns contain `variant`, such as "language", in place of the word.
+        In a family, names of columns contain `variant`, such as "LANGUAGE", in place of the word.
         """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 

@@ -157,7 +157,7 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Add labels to the dataset, and keep only rows with a label in `filter_by`, if set."""
+        """Return the dataset with labels, and only the rows with a label in `filter_by`, if set."""
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result

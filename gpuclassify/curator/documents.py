@@ -94,10 +94,12 @@ class DocumentDataset:
     ) -> None:
         """Write a file for each partition, as a job that shows its progress and can be continued.
 
-        `kind` is the class of the writer. Values of the column `partition_on` become folders.
-        With `write_to_filename`, the name of a column (True for ``file_name``), one file is written
-        for each value in that column, and has the value's last part as its name. The column is left
-        out of the files unless `keep_filename_column`. Raises ValueError if both are passed.
+        `kind` is the class of the writer. Values of the column `partition_on` become folders. With
+        `write_to_filename`, the name of a column (True for ``file_name``), one file is written for
+        each value in that column, and has the value's last part as its name. The column is left out
+        of the files unless `keep_filename_column`. `compression` is a codec such as "gzip"; None is
+        the writer's default. Raises ValueError if both `write_to_filename` and `partition_on` are
+        passed.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:

@@ -64,6 +64,7 @@ class Pipeline(pipeline.Pipeline):
     ----------
     name : str
     description : str, optional
+        Like `name`, kept as an attribute, without effect on the job.
     stages : iterable, optional
         Stages of a `gpuclassify.Pipeline`. There may also be a `ModelStage`, alone or directly
         after a `TokenizerStage`.
@@ -280,14 +281,19 @@ class ModelStage(ABC):
     model_identifier : str
         Hub name or directory. During ``setup``, the directory of the downloaded files.
     cache_dir, hf_token : str, optional
+        Folder of the Hub's cache, and the Hub's token for this model.
     model_inference_batch_size : int
+        Maximum number of texts in a batch.
     has_seq_order : bool
         Sort by length; rows keep their order.
     padding_side : {"left", "right"}
+        Side of a text where tokens of padding are added.
     max_seq_length : int, optional
+        Maximum number of tokens of a text. The tokenizer stage's counts if it is smaller.
     unpack_inference_batch : bool
         Pass tensors to the model as keyword arguments instead of in one dict.
     autocast : bool
+        Use float16 or bfloat16 on GPUs; False: float32.
     """
 
     new_columns: ClassVar[Mapping[str, str]] = {}

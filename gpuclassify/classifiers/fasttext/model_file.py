@@ -30,7 +30,11 @@ TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's reposito
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """Description of the pinned file of a fastText classifier; equal for equal files."""
+    """Description of the pinned file of a fastText classifier; equal for equal files.
+
+    It has the repository or directory, the file's name, labels and size, and the repository of a
+    tokenizer if texts must be tokenized.
+    """
 
     identity: Identity
     filename: str

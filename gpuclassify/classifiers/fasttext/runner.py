@@ -225,7 +225,7 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the number of threads to use for a partition: torch's, or that in OMP_NUM_THREADS."""
+    """Return the number of threads for a partition: torch's, OMP_NUM_THREADS, or all cores."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
@@ -258,7 +258,9 @@ class LineRecords:
     `records`, (texts,), have the fields ``label``, int32 (1,), a label id or -1, and
     ``probability``, float32 (1,). A text's label is the one with the most characters; ties go to
     the first of the model's labels. Its probability is the mean over the lines with this label,
-    weighted by characters.
+    weighted by characters. `lines` are the lines of the texts, and `ids` the label ids of those
+    that were run. `text_of`, `label_of` and `shares` have an element for each pair of a text and a
+    label of its lines: the text's index, the label's id, and its share of the text's characters.
     """
 
     records: np.ndarray
@@ -334,11 +336,11 @@ class LineRecords:
 
 
 class FastTextHead(LabelHead):
-    """Head that writes the most probable label, the probability of `score_label`, and the top k.
+    """Head that writes the most probable labels, and probabilities, that a fastText model gives.
 
-    Reads records of texts with the fields ``label`` and ``probability``, or `LineRecords`. A text
-    of unknown words gets no label from the library: its label and numbers are null, and it passes
-    no filter.
+    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`. A
+    text of unknown words gets no label from the library: its label and numbers are null, and it
+    passes no filter.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile
@@ -361,7 +363,7 @@ class FastTextHead(LabelHead):
         """Return Arrow fields of the columns that the settings name.
 
         They are label, its probability, the probability of `score_label`, labels of lines, shares
-        of labels, and the lists of the top k.
+        of labels, and lists of the `top_k` most probable labels and their probabilities.
         """
         options = self.options
         fields = named_fields(

@@ -43,7 +43,7 @@ class Block:
 def gopher(block: Block) -> Measures:
     """Return the signals of Gopher's quality filter by name, each with a number per text.
 
-    `SETS` in `signals.py` defines them. Arrays are (texts,).
+    `SETS` in `signals.py` defines names, such as ``gopher_words``. Arrays are (texts,).
     """
     texts, words = block.texts, block.words
     is_plain = ~words.column("is_symbol")
@@ -76,7 +76,7 @@ def gopher(block: Block) -> Measures:
 def repetition(block: Block) -> Measures:
     """Return the signals of Gopher's repetition filter by name, each with a number per text.
 
-    `SETS` in `signals.py` defines them. Arrays are (texts,).
+    `SETS` in `signals.py` defines names, such as ``repetition_chars``. Arrays are (texts,).
     """
     texts, words = block.texts, block.words
     chars = np.array([len(text) for text in texts])
@@ -99,7 +99,7 @@ def repetition(block: Block) -> Measures:
 def c4(block: Block) -> Measures:
     """Return the signals of C4's quality filter by name, each with a number per text.
 
-    `SETS` in `signals.py` defines them. Arrays are int64 (texts,).
+    `SETS` in `signals.py` defines names, such as ``c4_sentences``. Arrays are int64 (texts,).
     """
     texts = block.texts
     kept: list[str] = []
@@ -146,7 +146,8 @@ def _sort_line(line: str) -> tuple[int | None, str]:
 def fineweb(block: Block) -> Measures:
     """Return the signals of FineWeb's quality filter by name, each with a number per text.
 
-    `SETS` in `signals.py` defines them. Arrays are float64 (texts,).
+    `SETS` in `signals.py` defines names, such as ``fineweb_newlines_per_word``. Arrays are float64
+    (texts,).
     """
     texts = block.texts
     lines = [[s for s in text.split("\n") if not (s == "" or s.isspace())] for text in texts]
@@ -209,7 +210,7 @@ def _ngrams(
 
 
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
-    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n in `TOP`.
+    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n from 2 to 4.
 
     An n-gram's characters are its number of occurrences times its length with spaces between
     words. If several n-grams are equally frequent, the first in the text counts.
@@ -230,7 +231,7 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 
 
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
-    """Yield the number of characters in repeated n-grams of each text, for each n in `DUPLICATE`.
+    """Yield the characters in repeated n-grams of words of each text, for each n from 5 to 10.
 
     A text is read from its start. If an n-gram occurred before, its characters are counted without
     spaces, and reading goes on after it. n-grams are equal if their words, joined without spaces,

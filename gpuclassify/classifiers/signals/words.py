@@ -41,7 +41,10 @@ _TOKEN = np.dtype([
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of some texts, concatenated: ``ids[starts[i] : starts[i + 1]]`` is text `i`."""
+    """Tokens of some texts, concatenated: ``ids[starts[i] : starts[i + 1]]`` is text `i`.
+
+    An id is a token's index in `names`, the distinct tokens, and in `table`, the facts on these.
+    """
 
     ids: np.ndarray  # row of each token in `table`, int64 (tokens,)
     starts: np.ndarray  # int64 (texts + 1,)
@@ -85,8 +88,8 @@ def running_sum(values: np.ndarray) -> np.ndarray:
 class Splitter:
     """Splitter of texts into words and sentences, by spaCy's rules for a language. Thread-safe.
 
-    The tokens of chunks are remembered. This saves time, and does not change results. `language`
-    is one of `LANGUAGES`.
+    Texts are split at white space into chunks, whose tokens are remembered. This saves time, and
+    does not change results. `language` is one of `LANGUAGES`.
     """
 
     def __init__(self, language: str) -> None:
@@ -217,7 +220,7 @@ class Splitter:
         return [self._names[token] for token in self._flat[start:stop]]
 
     def _edge(self, names: list[str], side: int) -> list[str]:
-        """Return the first (`side` is 0) or last (-1) token of a chunk, in a list; `names` are all.
+        """Return the first (`side` is 0) or last (-1) of a chunk's tokens `names`, in a list.
 
         If a special-case rule of spaCy may have made the tokens there, the token that the chunk
         would have without the rule is returned, too.
@@ -288,7 +291,7 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Make a row of `Tokens.table` for each of the new tokens `names`, `_TOKEN` (tokens,)."""
+        """Return facts on new tokens `names`, such as length and kind, as `_TOKEN` (tokens,)."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]

@@ -26,7 +26,11 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 
 @dataclass(frozen=True)
 class Spans:
-    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start."""
+    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start.
+
+    Each array, (spans,), has an element for each span: the index of its text, start, end
+    (exclusive), the index of its label in `names`, and its score. `texts` is the number of texts.
+    """
 
     text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
     starts: np.ndarray  # first character, int64 (spans,)
@@ -55,7 +59,10 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Join the spans of each row in several columns of type `SPANS`; null means no spans."""
+        """Return the spans of each row in several columns of spans, together; null means no spans.
+
+        Columns have the Arrow type `SPANS` and equal lengths. A row is a text.
+        """
         names: dict[str, int] = {}
         parts = []
         for column in columns:

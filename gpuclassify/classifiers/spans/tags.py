@@ -27,7 +27,11 @@ _TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
 
 
 class Predictions(NamedTuple):
-    """Concatenated predictions for the tokens, words or spans of several texts, as arrays."""
+    """Concatenated predictions for the tokens, words or spans of several texts, as arrays.
+
+    Each array has an element for each token: the index of its text, start and end in characters,
+    the index of its label, and the label's probability.
+    """
 
     text_of: np.ndarray  # index of the text, int64 (tokens,), ascending
     starts: np.ndarray  # first character, int64 (tokens,)

@@ -26,7 +26,7 @@ _BLOCK_CHARS = 4_000_000  # characters of texts encoded with offsets at a time
 
 
 class TokenClassifier(PinnedModel):
-    """Pinned checkpoint of a token classifier."""
+    """Pinned checkpoint of a token classifier, a model that gives each token a label."""
 
     def read(self) -> Checkpoint:
         """Return the model's description, read from its configuration files without weights."""
