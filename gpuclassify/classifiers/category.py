@@ -39,7 +39,7 @@ WEB_PAGE = "{url}\n\n{text}"  # the model cards' input format
 
 
 class CategoryClassifier(TextMapper[ClassifierOptions]):
-    """Base class of the published category classifiers."""
+    """Base class of published classifiers that give each text one of several categories."""
 
     Options = ClassifierOptions
     head_type = CategoryHead
@@ -72,7 +72,7 @@ class DomainClassifier(CategoryClassifier):
 
 
 class MultilingualDomainClassifier(CategoryClassifier):
-    """Classifier of text in 52 languages into 26 subject domains."""
+    """Classifier of text in 52 languages into 26 subject domains, such as ``Sports``."""
 
     purpose = "subject domain of text in 52 languages, 26 labels"
     licence = "NVIDIA Open Model License"
@@ -117,8 +117,8 @@ class TopicClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 topics, such as ``Games`` or ``Health``.
 
     Reads the columns ``url`` and ``text``. For texts without an address pass
-    ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Labels are listed
-    as on the model's card; those in its ``config.json`` are used.
+    ``model="WebOrganizer/TopicClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
+    in the model's ``config.json``; this package lists labels as on the model's card.
 
     Examples
     --------
@@ -140,8 +140,8 @@ class FormatClassifier(CategoryClassifier):
     """Classifier of English web pages into 24 formats, such as ``Tutorial`` or ``Spam / Ads``.
 
     Reads the columns ``url`` and ``text``. For texts without an address pass
-    ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Labels are listed
-    as on the model's card; those in its ``config.json`` are used.
+    ``model="WebOrganizer/FormatClassifier-NoURL"`` with ``text_template=None``. Rows get the labels
+    in the model's ``config.json``; this package lists labels as on the model's card.
     """
 
     purpose = "format of English web pages, 24 labels"

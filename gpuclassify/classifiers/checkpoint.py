@@ -54,7 +54,11 @@ class DistributedDataClassifier(TextMapper[ClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return the head for the settings' `problem_type`, by default the checkpoint's."""
+        """Return a tuple with the head, which converts the model's outputs to columns.
+
+        Its type depends on `problem_type` in the settings. Default: a single label per text if
+        `labels` are passed, else the checkpoint's problem type.
+        """
         problem_type: str | None = self.options.problem_type
         if problem_type is None:
             is_given = self.options.labels is not None
@@ -107,7 +111,7 @@ class ModelMapper(TextMapper[PairOptions]):
     Options = PairOptions
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Raise TypeError, because `new_columns` is not declared."""
+        """Raise TypeError, because the subclass does not declare `new_columns`."""
         raise TypeError(
             f"{type(self).__qualname__} declares no new_columns: declare them and write "
             "columns(outputs), or use DistributedDataClassifier, which makes labels of its outputs"

@@ -42,11 +42,11 @@ class EducationHead(LabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels ``low_quality`` and ``high_quality``."""
+        """The two labels, ``low_quality`` and ``high_quality``, in this order."""
         return list(QUALITY_LABELS)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of score, integer score and label, if the settings name them."""
+        """Return Arrow fields of score, integer score and label, for columns that settings name."""
         return named_fields(
             (self.options.score_field, pa.float32()),
             (self.options.int_score_field, pa.int64()),
@@ -54,7 +54,10 @@ class EducationHead(LabelHead):
         )
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the settings name, from model outputs, float32 (texts, 1)."""
+        """Return score, integer score and label by column, for columns that the settings name.
+
+        `values` are the model's outputs, float32 (texts, 1).
+        """
         scores, ids = _scores_and_ids(values)
         return named_columns(
             (self.options.score_field, scores),
@@ -63,22 +66,28 @@ class EducationHead(LabelHead):
         )
 
     def passes(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters of label and score."""
+        """Return masks of texts that pass the filters, bool (texts,), as "label" and "score".
+
+        Only filters that are set have a mask. `values` are model outputs, float32 (texts, 1).
+        """
         scores, ids = _scores_and_ids(values)
         labels = np.asarray(QUALITY_LABELS, dtype=object)[ids]
         return self.passes_label(labels) | self.passes_score(scores)
 
     def scores(self, values: np.ndarray) -> np.ndarray:
-        """Return the model's outputs, clipped to 0 to 5, float32 (texts,)."""
+        """Return scores, float32 (texts,): model outputs, float32 (texts, 1), clipped to 0 to 5."""
         return _scores_and_ids(values)[0]
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the distance of each score from 2.5, where the label changes, to sort examples."""
+        """Return the distance of each score from 2.5, where the label changes, float32 (texts,).
+
+        Reports sort example texts by it. `values` are model outputs, float32 (texts, 1).
+        """
         scores, _ = _scores_and_ids(values)
         return np.abs(scores - np.float32(HIGH_QUALITY_FROM))
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model is a regression with a single output."""
+        """Raise CheckpointError unless `checkpoint` describes a regression with a single output."""
         if len(checkpoint.labels) != 1:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has {len(checkpoint.labels)} outputs, and "
@@ -88,7 +97,7 @@ class EducationHead(LabelHead):
         self.check_classifier(checkpoint, REGRESSION, QUALITY_LABELS)
 
     def check_settings(self) -> None:
-        """Raise ValueError unless filters make sense for scores from 0 to 5 and the two labels."""
+        """Raise ValueError for filters by unknown labels, or a `min_score` by label or above 5."""
         super().check_settings()
         self.check_minimums(are_several=False)
         minimum = self.options.min_score
@@ -97,7 +106,10 @@ class EducationHead(LabelHead):
 
 
 def _scores_and_ids(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return clipped scores, float32 (texts,), and indices of their labels, from model outputs."""
+    """Return scores, float32 (texts,), and label indices, int64 (texts,), from model outputs.
+
+    Scores are clipped to 0 to 5. The indices refer to `QUALITY_LABELS`.
+    """
     scores = np.clip(values[:, 0], LOWEST, HIGHEST)
     return scores, (scores >= HIGH_QUALITY_FROM).astype(np.int64)
 
@@ -111,7 +123,7 @@ def _columns(stem: str) -> dict[str, str]:
 
 
 class EducationClassifier(TextMapper[EducationOptions]):
-    """Base class of the classifiers of the FineWeb family."""
+    """Base class of the FineWeb family: classifiers of educational value, from 0 to 5."""
 
     Options = EducationOptions
     head_type = EducationHead

@@ -55,7 +55,7 @@ class EmbeddingOptions(ModelOptions):
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Settings that replace those in the model's files; None keeps the file's."""
+        """Settings of pooling, normalization and dimensions by name; None: as in model files."""
         return {name: getattr(self, name) for name in ("pooling", "normalize", "truncate_dim")}
 
     def check_together(self) -> None:
@@ -92,22 +92,25 @@ class EmbedderOptions(EmbeddingOptions):
 
 
 class EmbeddingModel(PinnedModel):
-    """Pinned embedding model. Settings about pooling and prompt override those in its files."""
+    """Pinned embedding model, whose files the settings of pooling and prompt override."""
 
     @property
     def prompt(self) -> str:
-        """Text that is put before every text: the setting, or the model's own prompt."""
+        """Prefix of every text: the prompt in the settings, else the model's own; "" for none."""
         return self._prompt_of(sentence_model(self.checkpoint))
 
     def read(self) -> Checkpoint:
-        """Read the model's description from its configuration files, without weights."""
+        """Return the model's description, read from its configuration files without weights."""
         options = self.options
         return read_embedding_checkpoint(
             self.identity, cache_dir=options.cache_dir, **options.declared
         )
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError or ValueError unless the model can embed with these settings."""
+        """Raise CheckpointError if there is a prompt, and the model leaves prompts out of pooling.
+
+        Raises ValueError if `max_seq_length` exceeds the model's number of positions.
+        """
         super().check(checkpoint)
         sentence = sentence_model(checkpoint)
         prompt = self._prompt_of(sentence)
@@ -123,10 +126,10 @@ class EmbeddingModel(PinnedModel):
 
 
 class EmbeddingHead(Head):
-    """Head that writes the column of embeddings."""
+    """Head that writes the column of embeddings, normalized and cut as for the model."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the field of the embedding."""
+        """Return the Arrow field of the column of embeddings, in a list."""
         options = self.options
         return [pa.field(options.embedding_field, COLUMN_TYPES[f"list<{options.embedding_dtype}>"])]
 
@@ -136,11 +139,16 @@ class EmbeddingHead(Head):
         return self.model.checkpoint.embedding_width or 0
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Scale embeddings to length 1 if the model normalizes; float32."""
+        """Return embeddings, float32 (rows, dimensions), of length 1 if the model normalizes."""
         return _unit(outputs) if sentence_model(self.model.checkpoint).is_normalized else outputs
 
     def cut(self, vectors: np.ndarray) -> np.ndarray:
-        """Keep the first `truncate_dim` dimensions, as ``encode`` of sentence-transformers does."""
+        """Return the first dimensions of embeddings, as ``encode`` of sentence-transformers does.
+
+        `vectors` are (texts, dimensions). The result has `truncate_dim` dimensions, by the settings
+        or the model's files, or else all of them. With ``normalize=True``, shortened vectors are
+        scaled to length 1 again.
+        """
         sentence = sentence_model(self.model.checkpoint)
         if sentence.truncate_dim is None:
             return vectors
@@ -148,7 +156,10 @@ class EmbeddingHead(Head):
         return _unit(kept) if sentence.normalizes_cut else kept
 
     def columns(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the column of embeddings, from float32 (texts, dimensions)."""
+        """Return the column of embeddings by its name, from float32 (texts, dimensions).
+
+        Raises OverflowError if the column is float16 and a number is too large for it.
+        """
         vectors = self.cut(
             self.activate(values)
         )  # again, because the mean of several windows is shorter
@@ -167,7 +178,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def sentence_model(checkpoint: Checkpoint) -> SentenceModel:
-    """Return pooling and prompt settings of a checkpoint that `EmbeddingModel` has read."""
+    """Return pooling, prompts and further steps of an embedding model from its description."""
     assert checkpoint.sentence is not None, "read_embedding_checkpoint describes the pooling"
     return checkpoint.sentence
 

@@ -150,8 +150,8 @@ class HeadClassifierOptions(EmbeddingOptions):
     def _values_by_head(self, key: str, heads: Mapping[str, str]) -> dict[str, Any]:
         """Return the values of the setting `key` by name of head, without None.
 
-        Raises TypeError if the setting is no dict, and ValueError if it names a head that is not
-        among `heads`.
+        `heads` are the paths of all heads by name. Raises TypeError if the setting is no dict, and
+        ValueError if it names a head that is not among `heads`.
         """
         value = getattr(self, key)
         try:
@@ -165,7 +165,11 @@ class HeadClassifierOptions(EmbeddingOptions):
     def _head_options(
         self, name: str, path: str, by_setting: Mapping[str, Mapping[str, Any]]
     ) -> ClassifierOptions:
-        """Return the settings for running one head, as a classifier with columns of its own."""
+        """Return the settings for running one head, as a classifier with columns of its own.
+
+        `name` is the head's name, and `path` its directory or Hub name, perhaps with a revision
+        after "@". `by_setting` has, for each setting such as "min_score", its values by head.
+        """
         settings = {key: of[name] for key, of in by_setting.items() if name in of}
         if "labels" in settings:
             settings.setdefault("problem_type", SINGLE_LABEL)
@@ -185,7 +189,10 @@ class HeadClassifierOptions(EmbeddingOptions):
 
 
 def _named_heads(heads: Any) -> dict[str, str]:
-    """Return the paths of heads by name. Raises TypeError or ValueError unless they are texts."""
+    """Return the setting `heads`, a mapping or pairs, as a dict of paths by name of head.
+
+    Raises TypeError or ValueError unless names and paths are texts, and there is at least one.
+    """
     example = 'heads={"edu": "heads/edu"}'
     try:
         named = {name: os.fspath(path) for name, path in dict(heads).items()}
@@ -205,14 +212,17 @@ class HeadModel(PinnedModel):
     checkpoint: HeadCheckpoint
 
     def read(self) -> HeadCheckpoint:
-        """Read the head's description from its configuration, without weights."""
+        """Return the head's description, read from its ``config.json`` without weights.
+
+        Raises CheckpointError if the path is a file, because a head is a directory.
+        """
         name = self.options.model
         if is_file(name):
             raise CheckpointError(f"{name} is a file, and a head is a directory: {CONVERT}")
         return read_head(self.identity, cache_dir=self.options.cache_dir)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if the head's problem type differs from `problem_type`."""
+        """Raise CheckpointError if `checkpoint` has another `problem_type` than the settings."""
         expected, kind = self.options.problem_type, checkpoint.problem_type
         if expected not in (None, kind):
             raise CheckpointError(
@@ -230,7 +240,7 @@ class HeadsModel(PinnedModel):
 
     @functools.cached_property
     def backbone(self) -> EmbeddingModel:
-        """Embedding model.
+        """Pinned embedding model, whose embeddings all heads read.
 
         Its settings are the passed ones, else those that the heads have in common.
         """
@@ -247,9 +257,9 @@ class HeadsModel(PinnedModel):
 
     @property
     def unpinned(self) -> str:
-        """Argument to pass in order to pin all revisions, for messages.
+        """Argument to pass, for messages, to pin the backbone or else the first unpinned head.
 
-        Empty if they are pinned.
+        Empty if all of them are pinned to a commit.
         """
         backbone, revision = self.options.backbone, self.options.revision
         if backbone is None or not hub.is_pinned(backbone, revision):
@@ -269,7 +279,7 @@ class HeadsModel(PinnedModel):
 
     @property
     def prompt(self) -> str:
-        """Text that the backbone expects before every text."""
+        """Text that the backbone expects before every text; "" for none."""
         return self.backbone.prompt
 
     @property
@@ -283,7 +293,10 @@ class HeadsModel(PinnedModel):
         return self.backbone.checkpoint
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless all heads read embeddings as wide as the backbone's."""
+        """Raise CheckpointError unless all heads read embeddings as wide as the backbone's.
+
+        `checkpoint` describes the backbone. Warns if a head was trained with another one.
+        """
         backbone, width = checkpoint.identity, checkpoint.embedding_width
         for name, head in self.heads.items():
             if width is not None:  # otherwise checked with the first embedding
@@ -297,7 +310,11 @@ class HeadsModel(PinnedModel):
                 warn_once(f"{was}, not of {backbone.name}")
 
     def describe(self) -> dict[str, Any]:
-        """Return the backbone's settings, and the commits or digests of backbone and heads."""
+        """Return the pinned versions of backbone and heads, for reports.
+
+        These are commits or digests. ``backbone`` has the settings of the embedding model, and
+        ``heads`` the model and revision of each head by name.
+        """
         options = self.backbone.options
         return {
             **super().describe(),
@@ -311,7 +328,10 @@ class HeadsModel(PinnedModel):
         }
 
     def key(self) -> Any:
-        """Return descriptions of backbone and heads for Dask's keys, as far as they can be read."""
+        """Return the part of Dask's task keys that identifies backbone and heads.
+
+        It has their descriptions or, if this machine cannot read them, the backbone's name alone.
+        """
         heads = () if self._is_out_of_reach else self.heads.values()
         return (super().key(), *(head.key() for head in heads))
 
@@ -319,7 +339,11 @@ class HeadsModel(PinnedModel):
 def backbone_options(
     options: HeadClassifierOptions, heads: Mapping[str, HeadCheckpoint]
 ) -> EmbeddingOptions:
-    """Return the backbone's settings: passed ones, else those that the heads have in common."""
+    """Return the backbone's settings: passed ones, else those that the heads have in common.
+
+    `options` are the passed settings, and `heads` the heads' descriptions by name. Raises
+    CheckpointError if heads differ in a setting, or no backbone is named.
+    """
     settings = {name: getattr(options, name) for name in setting_names(EmbeddingOptions)}
     settings["model"] = options.backbone
     known = {name: head.backbone for name, head in heads.items() if head.backbone is not None}
@@ -341,7 +365,8 @@ def backbone_options(
 def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
     """Return the value of a backbone setting that all heads have in common; None if unknown.
 
-    Raises CheckpointError if heads were trained with different values.
+    `setting` is its name, and `backbones` has, by name of head, the backbone that the head was
+    trained with. Raises CheckpointError if heads were trained with different values.
     """
     values = {name: getattr(backbone, setting) for name, backbone in backbones.items()}
     if setting == "revision":  # heads may lack a revision
@@ -361,7 +386,10 @@ def _agreed(setting: str, backbones: Mapping[str, Backbone]) -> Any:
 
 
 def check_width(name: str, head: HeadCheckpoint, width: int, backbone: str) -> None:
-    """Raise CheckpointError unless the head called `name` reads embeddings of `width` numbers."""
+    """Raise CheckpointError unless the head called `name` reads embeddings of `width` numbers.
+
+    `head` is its description, and `backbone` the name of the embedding model, for the message.
+    """
     if head.widths[0] != width:
         raise CheckpointError(
             f"head {name!r} ({head.identity.name}) reads embeddings of {head.widths[0]} numbers, "
@@ -377,26 +405,28 @@ def _load_head_once(checkpoint: HeadCheckpoint, cache_dir: str | None) -> HeadNe
 class HeadsRunner(EncoderRunner):
     """Runner that embeds every text once, and runs all heads on the embedding.
 
-    Its outputs are the concatenated outputs of the heads, followed by the embedding.
+    For each text, its outputs are the concatenated outputs of all heads, then the embedding.
     """
 
     model: HeadsModel
 
     @functools.cached_property
     def backbone(self) -> EncoderRunner:
-        """Runner of the embedding model."""
+        """Runner of the embedding model, without the heads."""
         model = self.model.backbone
         return EncoderRunner(model.options, model, self.own_module)
 
     @property
     def encoder(self) -> EncoderRunner | None:
-        """Encoder of the embedding model; see `Runner.encoder`."""
+        """Runner of the embedding model if it can run together with other mappers', else None."""
         return self.backbone.encoder
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute outputs of heads for distinct texts; see `Runner.run`.
+        """Embed distinct texts, and compute the outputs of all heads from the embeddings.
 
-        Windows are aggregated before the heads.
+        Embeddings of a long text's windows are aggregated to one before the heads run. Counts of
+        this run are added to `stats`. `name_text` returns the name of a text for messages, from its
+        index in `texts`. Raises NonFiniteOutputError.
         """
         outputs = self.backbone.run(texts, stats, name_text)
         head = EmbeddingHead("HeadClassifier", self.options, self.model)
@@ -416,7 +446,7 @@ class HeadsRunner(EncoderRunner):
         return Outputs(np.hstack(values), outputs.text_windows, outputs.seen_share)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count tokens as the embedding model reads the texts; see `Runner.token_lengths`."""
+        """Return the numbers of tokens and windows of texts, as the embedding model reads them."""
         return self.backbone.token_lengths(texts)
 
 
@@ -451,7 +481,11 @@ class HeadClassifier(TextMapper[HeadClassifierOptions]):
         def __init__(self, **settings: object) -> None: ...
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a head for the columns of each trained head, and one for the embedding."""
+        """Return a converter to columns for each trained head, then one for the embedding.
+
+        Each reads its slice of the runner's outputs. The last one is left out unless
+        `embedding_field` is set.
+        """
         made: list[Head] = []
         start = 0
         for name, options in self.options.by_head:

@@ -42,7 +42,11 @@ FEW_SHOTS_FROM = 0.05
 
 
 class PromptHead(Head):
-    """Head that writes two task types and seven dimensions of complexity, from eight outputs."""
+    """Head that writes eleven columns about prompts, from the eight output heads of a model.
+
+    They are two task types and the probability of the first, and seven dimensions of complexity and
+    a score. The model has an output head for the task type, and one for each dimension.
+    """
 
     label_field = FIRST_TASK
 
@@ -52,18 +56,18 @@ class PromptHead(Head):
         return list(self.model.checkpoint.labels)
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of the eleven columns, in their published order."""
+        """Return Arrow fields of the eleven columns, in their published order."""
         text, number = pa.string(), pa.float32()
         columns = [(COMPLEXITY, number), (FIRST_TASK, text), (SECOND_TASK, text)]
         columns += [(PROBABILITY, number), *((name, number) for name in DIMENSIONS)]
         return [pa.field(name, kind) for name, kind in columns]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Convert logits to probabilities by a softmax for each output head, (texts, outputs)."""
+        """Convert logits, (texts, outputs), to probabilities by a softmax for each output head."""
         return np.concatenate([softmax(part) for part in self._by_head(outputs).values()], axis=1)
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the eleven columns, from probabilities of all output heads, (texts, outputs)."""
+        """Return the eleven columns by name, from probabilities of all heads, (texts, outputs)."""
         probabilities = self._by_head(values)
         config = self.model.checkpoint.config
         weights, divisors = config["weights_map"], config["divisor_map"]
@@ -81,11 +85,18 @@ class PromptHead(Head):
         return texts | {name: number.astype(np.float32) for name, number in numbers.items()}
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of the first task type, to sort examples."""
+        """Return the probability of the first task type, (texts,), to sort examples in reports.
+
+        `values` are the probabilities of all output heads, (texts, outputs).
+        """
         return self._by_head(values)[TASK].max(axis=1)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError unless the model has the eight output heads, with weights."""
+        """Raise CheckpointError unless the model has the eight output heads, with weights.
+
+        These weights and divisors, in ``config.json``, make a dimension of complexity from the
+        probabilities of its classes.
+        """
         if not checkpoint.heads:
             raise CheckpointError(
                 f"{checkpoint.identity.name} has one head, and {self.owner} takes a "
@@ -145,9 +156,10 @@ class PromptTaskComplexityClassifier(TextMapper[ModelOptions]):
 
 
 def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) -> np.ndarray:
-    """Return one dimension of complexity, from the probabilities of its classes, float64 (texts,).
+    """Return one dimension of complexity, float64 (texts,), from probabilities of its classes.
 
-    It is their weighted sum, divided by `divisor` and rounded to 4 decimals.
+    It is the sum of `probabilities`, (texts, classes), weighted by `weights`, one for each class,
+    divided by `divisor`, and rounded to 4 decimals.
     """
     scores = probabilities @ np.asarray(weights, dtype=np.float64)
     return (scores / divisor).round(4)
@@ -156,7 +168,11 @@ def weighted(probabilities: np.ndarray, weights: list[float], divisor: float) ->
 def top_tasks(
     probabilities: np.ndarray, labels: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the two most probable task types, and the first one's probability to 3 decimals."""
+    """Return the two most probable task types, and the first one's probability, each (texts,).
+
+    `probabilities` are (texts, task types), and `labels` names the task types. Probabilities are
+    rounded to 3 decimals. The second task type is "NA" if its probability is below 0.1.
+    """
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
     rounded = np.take_along_axis(probabilities, order, axis=1).astype(np.float64).round(3)
     tasks = np.asarray(labels, dtype=object)[order]

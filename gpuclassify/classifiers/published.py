@@ -25,9 +25,11 @@ NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
 class Published:
     """Entry of the catalogue: the class and settings for a published checkpoint, or for a family.
 
-    A family is a group of checkpoints whose names differ by one word, such as a language. `variant`
-    says what the word is; in `model` it stands where the word goes, and in `settings` ``{}`` does.
+    A family is a group of checkpoints whose names differ by one word, such as a language. Its
+    `variant`, such as "LANGUAGE", stands for the word in `model`, and ``{}`` does in `settings`.
     `variants` maps the words that users type to the words in names of models.
+
+    `kind` is the class, `purpose` a phrase for listings, and `cite` a paper or page to cite.
     """
 
     name: str
@@ -43,7 +45,10 @@ class Published:
     variants: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, **settings: object) -> TextMapper:
-        """Build the classifier with the entry's settings, which `settings` override."""
+        """Build the classifier with the entry's settings, which `settings` override.
+
+        Raises ValueError for a family, because only one of its checkpoints can be run.
+        """
         if self.variants:
             first, *_ = words = [*self.variants]
             raise ValueError(
@@ -65,14 +70,17 @@ class Published:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default settings of the class, which the entry's settings override.
+        """Default settings of the class, by name, overridden by the settings of the entry.
 
-        In a family, names of columns contain `variant`, such as "language", in place of the word.
+        In a family, names of columns contain `variant`, such as "LANGUAGE", in place of the word.
         """
         return {**self.kind.defaults, "model": self.model, **self._named(self.variant)}
 
     def of(self, variant: str) -> Published:
-        """Return the entry for one checkpoint of a family, such as for one language."""
+        """Return the entry for one checkpoint of a family, such as for one language.
+
+        `variant` is the word that users type for it. Raises ValueError for an unknown word.
+        """
         if variant not in self.variants:
             raise ValueError(
                 f"{self.name} has no {variant!r}.{nearest(variant, self.variants)} "
@@ -99,25 +107,30 @@ def _same(words: str) -> dict[str, str]:
 
 
 def _scores(stem: str, **settings: object) -> dict[str, Any]:
-    """Return settings for two columns: a score from 0 to 5, and the score rounded to an integer.
+    """Return settings of a classifier that writes a score from 0 to 5, as a number and an integer.
 
-    Their names begin with `stem`, as FineWeb's do; `settings` are added.
+    The names of its two columns begin with `stem`; `settings` are added.
     """
     names = {"score_field": f"{stem}_score", "int_score_field": f"{stem}_int_score"}
     return {"label_field": None, **names, **settings}
 
 
 def _regression(score_field: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a regression model: a number, or a struct with a number per label."""
+    """Return settings of a classifier that writes the outputs of a regression to `score_field`.
+
+    The column has numbers or, with several `labels`, structs with a number for each label.
+    `settings` are added.
+    """
     form = {"score_format": "struct"} if len(labels) > 1 else {}
     named = {"problem_type": REGRESSION, "score_field": score_field, "labels": labels}
     return {**named, **form, **settings}
 
 
 def _classes(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of labels, and a struct column of all probabilities.
+    """Return settings of a classifier that writes a label and, as a struct, all probabilities.
 
-    Their names begin with `stem`; `settings` are added.
+    The names of its two columns begin with `stem`. `labels` are in the order of the model's
+    outputs; `settings` are added.
     """
     names = {"label_field": f"{stem}_label", "score_field": f"{stem}_scores"}
     return {**names, "score_format": "struct", "labels": labels, **settings}
@@ -128,9 +141,10 @@ def _fasttext(score_field: str, label: str, **settings: object) -> dict[str, Any
 
 
 def _spans(stem: str, *labels: str, **settings: object) -> dict[str, Any]:
-    """Return settings for a column of spans, with the labels that spans can have, if known.
+    """Return settings of a classifier that writes a column of spans (labelled character ranges).
 
-    Its name begins with `stem`; `settings` are added.
+    The column's name begins with `stem`. `labels` are the labels that spans can have, if they are
+    known; `settings` are added.
     """
     named = {"labels": labels} if labels else {}
     return {"spans_field": f"{stem}_spans", **named, **settings}
@@ -319,9 +333,11 @@ def published(name: str, **settings: object) -> TextMapper:
 
 
 def find_published(name: str, classes: Mapping[str, Any]) -> Any:
-    """Return the catalogue entry, or the class among `classes`, with this name in any spelling.
+    """Return the entry of the catalogue, or the class among `classes`, that is called `name`.
 
-    Raises ValueError if there is none.
+    `classes` are by short name, such as "domain", and found in any spelling, such as
+    "DomainClassifier". A name such as "stack-edu-python" finds the entry of one checkpoint of a
+    family. Raises ValueError for an unknown name.
     """
     known = {**classes, **{entry.name: entry for entry in CATALOGUE}}
     if (full := full_name(name, classes)) in known:
@@ -336,7 +352,8 @@ def find_published(name: str, classes: Mapping[str, Any]) -> Any:
 def full_name(name: str, classes: Mapping[str, Any]) -> str:
     """Return the key in `classes` for a class name in any spelling; other names are unchanged.
 
-    "DomainClassifier", "domain-classifier" and "Domain" become "domain".
+    `classes` are by short name: "DomainClassifier", "domain-classifier" and "Domain" all become
+    "domain".
     """
     spellings = {_letters(of.__name__): key for key, of in classes.items()}
     spellings |= {_letters(key): key for key in classes}

@@ -16,8 +16,8 @@ from gpuclassify.mapping.token_lengths import TokenLengths
 class RuleModel(PinnedModel):
     """Stand-in for a model, because rules have no files.
 
-    A subclass sets `identity` and `checkpoint`. The version in them changes when the rules give
-    other results.
+    A subclass sets `identity` and `checkpoint` to a name and a version of its rules. The version
+    changes when the rules give other results.
     """
 
     repositories = identities = ()  # type: ignore[assignment]
@@ -29,12 +29,12 @@ class RuleRunner(Runner):
     """Base class of runners that apply rules to texts, on the CPU."""
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return no tokens and one window for each text; see `Runner.token_lengths`."""
+        """Return counts of 0 tokens in one window for each text, because rules read no tokens."""
         none, ones = np.zeros(len(texts), np.int64), np.ones(len(texts), np.int64)
         return TokenLengths(none, none, ones, None)
 
     def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that does nothing, because there is no model; see `Runner.lease`."""
+        """Return a context manager that yields None, because there is no model to load."""
         return contextlib.nullcontext()
 
     def device_and_dtype(self) -> tuple[Any, Any]:
@@ -42,5 +42,5 @@ class RuleRunner(Runner):
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:
-        """Return 0, because rules need no batches."""
+        """Return 0, the bytes of the largest batch, because rules need no batches."""
         return 0

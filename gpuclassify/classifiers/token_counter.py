@@ -62,7 +62,10 @@ class TokenOptions(TextOptions):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Pinned repository or directory with a tokenizer; equal for equal files."""
+    """Pinned repository or directory with a tokenizer, in place of a model's description.
+
+    Equal for equal files. There is no other repository with a base model or tokenizer.
+    """
 
     identity: Identity
     base: None = None
@@ -83,7 +86,7 @@ class PinnedTokenizer(PinnedModel):
         return [self.options.model]
 
     def read(self) -> TokenizerFiles:  # type: ignore[override]
-        """Return the pinned tokenizer. Raises CheckpointError if there are no files of one."""
+        """Return the pinned tokenizer; raise CheckpointError if there are no tokenizer files."""
         files = hub.list_files(self.identity, cache_dir=self.options.cache_dir)
         if not TOKENIZER_FILES & set(files):
             raise CheckpointError(
@@ -93,7 +96,7 @@ class PinnedTokenizer(PinnedModel):
         return TokenizerFiles(self.identity)
 
     def check(self, checkpoint: object) -> None:
-        """Accept any tokenizer."""
+        """Accept any tokenizer, because all of them can count."""
 
     def fetch(self) -> None:
         """Download the tokenizer's files to this machine's cache, unless they are there."""
@@ -101,11 +104,11 @@ class PinnedTokenizer(PinnedModel):
         hub.download(self.checkpoint.identity, cache_dir=cache_dir, has_weights=False)
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return an empty dict, because there are no weights."""
+        """Return an empty dict of bytes by file of weights, because there are no weights."""
         return {}
 
     def new_tokenizer(self) -> Any:
-        """Load a new tokenizer from the pinned files."""
+        """Load a new tokenizer of transformers from the pinned files, downloaded if need be."""
         from gpuclassify.models.tokenizer_files import read_tokenizer
 
         identity, cache_dir = self.checkpoint.identity, self.options.cache_dir
@@ -120,11 +123,14 @@ class CountRunner(Runner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages of tokenizers."""
+        """Names of the packages that tokenize, whose versions may change counts."""
         return ("tokenizers", "transformers")
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Count the tokens of distinct texts; see `Runner.run`."""
+        """Count the tokens of distinct texts; outputs are int64 (texts, 1).
+
+        Seconds and texts of this run are added to `stats`. `name_text` is not used.
+        """
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         started = time.perf_counter()
@@ -142,7 +148,7 @@ class CountRunner(Runner):
         return Outputs(values[:, None], ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count all tokens of the texts; see `Runner.token_lengths`."""
+        """Return the number of tokens of each text, without special tokens, in one window each."""
         with self.lease(*self.device_and_dtype()) as tokenizer:
             counts = tokenizer.count(texts)
         return TokenLengths(counts, counts, np.ones_like(counts), None)
@@ -150,7 +156,10 @@ class CountRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> contextlib.AbstractContextManager[TextTokenizer]:
-        """Keep the tokenizer in memory; see `Runner.lease`."""
+        """Return a context manager that yields the tokenizer, and keeps it in memory meanwhile.
+
+        It is loaded once per process for each `device` and `dtype`.
+        """
         from gpuclassify.inference.residency import MODELS
         from gpuclassify.tokenizing.text_tokenizer import TextTokenizer
 
@@ -158,11 +167,11 @@ class CountRunner(Runner):
         return MODELS.lease(key, lambda: TextTokenizer(self.model.new_tokenizer(), NO_LIMIT))
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the CPU and int64, without torch."""
+        """Return "cpu" and NumPy's int64, without importing torch."""
         return "cpu", np.dtype(np.int64)
 
     def batch_bytes(self) -> int:
-        """Return 0, because a block of texts is small."""
+        """Return 0 as the bytes of the largest batch, because a block of texts is small."""
         return 0
 
 
@@ -170,11 +179,11 @@ class CountHead(Head):
     """Head that writes the column of token counts."""
 
     def fields(self) -> list[pa.Field]:
-        """Return the field of the token count."""
+        """Return the Arrow field of the token count, in a list."""
         return [pa.field(self.options.tokens_field, pa.int64(), metadata=COUNT)]
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Return the column of token counts, from the runner's int64 (texts, 1)."""
+        """Return the column of token counts by its name, from the runner's int64 (texts, 1)."""
         return {self.options.tokens_field: values[:, 0]}
 
 

@@ -27,7 +27,7 @@ _NO_SETTINGS = {
 
 
 def _described_labels(value: Any) -> tuple[tuple[str, str], ...] | None:
-    """Convert labels, or a dict of label to description, to pairs of label and description.
+    """Convert a list of labels, or a dict of label to description, to pairs of these.
 
     A label without a description is its own. Pairs and None are returned unchanged. Raises
     TypeError or ValueError for other values, no labels, empty texts or repeated labels.
@@ -119,7 +119,10 @@ class ZeroShotOptions(ClassifierOptions):
 
     @property
     def pairing(self) -> tuple[tuple[str, ...], str]:
-        """Hypotheses, one for each label, and the truncation "only_first", which cuts the text."""
+        """Hypotheses, one for each label, and "only_first", the way to cut long pairs.
+
+        The model reads pairs of a text and a hypothesis, and only the text is cut.
+        """
         labels: Any = self.labels
         return tuple(self.hypothesis.replace(BLANK, text) for _, text in labels), "only_first"
 
@@ -130,7 +133,7 @@ class ZeroShotOptions(ClassifierOptions):
 
     @property
     def has_windows(self) -> bool:
-        """Always True, because a text has a window for each label."""
+        """Whether a text may be read as several windows: True, because each label is one."""
         return True
 
 
@@ -144,13 +147,13 @@ class EntailmentHead(MultiLabelHead):
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the settings, in order."""
+        """Labels in the settings, in order, without their descriptions."""
         return [name for name, _ in self.options.labels]
 
     def values(self, outputs: Outputs) -> np.ndarray:
         """Return the labels' scores, float32 (texts, labels), from logits of (text, label) pairs.
 
-        Pairs are sorted by text, then by label.
+        `outputs` has a row of the model's logits for each pair, sorted by text, then by label.
         """
         entailment, contradiction = self._find_outputs(self.model.checkpoint)
         logits = outputs.values.reshape(-1, len(self.labels), outputs.values.shape[1])
@@ -168,9 +171,9 @@ class EntailmentHead(MultiLabelHead):
     def _find_outputs(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """Return the indices of the outputs for entailment and contradiction.
 
-        They are found by the model's labels in ``config.json``. If labels compete, contradiction is
-        not needed, and its index is 0 if unknown. Raises CheckpointError if an index that is needed
-        is not found.
+        They are found by the names of outputs in ``config.json``. If the user's labels compete,
+        contradiction is not needed, and its index is 0 if unknown. Raises CheckpointError if an
+        index that is needed is not found.
         """
         labels, name = [label.lower() for label in checkpoint.labels], checkpoint.identity.name
         entailment = [n for n, label in enumerate(labels) if label.startswith("entail")]

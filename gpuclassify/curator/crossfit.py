@@ -34,6 +34,7 @@ class HFModel(ABC):
     max_mem_gb : int, optional
         Ignored, because batches are sized by free memory.
     model_output_type : {"numeric"}
+        Kind of outputs; any other raises TypeError.
     **trial_runs
         CrossFit's sizes of trial runs; ignored for the same reason.
     """
@@ -54,10 +55,10 @@ class HFModel(ABC):
 
     @abstractmethod
     def load_model(self, device: str = "cuda") -> nn.Module:
-        """Load the torch module with its weights."""
+        """Return the torch module with its weights, to be run on `device`, such as "cuda:0"."""
 
     def load_tokenizer(self) -> Any:
-        """Load a new tokenizer of transformers from the model's files."""
+        """Return a new tokenizer of transformers, loaded from the model's files."""
         from gpuclassify.models.tokenizer_files import read_tokenizer
 
         name = self.path_or_name
@@ -76,10 +77,10 @@ class HFHead(CategoryHead):
         return outputs
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Accept any module; `columns` checks its number of outputs."""
+        """Accept any model, because its number of outputs is checked when columns are made."""
 
     def columns(self, values: np.ndarray) -> Columns:
-        """Make columns from outputs, float32 (texts, labels).
+        """Return columns of labels and outputs by name, from outputs, float32 (texts, labels).
 
         Raises ValueError if there is not an output for each label.
         """
@@ -92,18 +93,18 @@ class HFHead(CategoryHead):
 
 
 class HFClassifier(LoadedByUser):
-    """Mapper that runs an `HFModel`, and writes the label with the largest output."""
+    """Mapper that runs an `HFModel`, its `source`, and writes the label with the largest output."""
 
     Options = ClassifierOptions
     head_type = HFHead
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the torch module with the user's code."""
+        """Return the torch module, loaded by the user's ``load_model``; `config` is not used."""
         device, _dtype = self.runner.device_and_dtype()
         return self.source.load_model(device=str(device))
 
     def new_tokenizer(self) -> Any:
-        """Load the tokenizer with the user's ``load_tokenizer``, which may choose any tokenizer."""
+        """Return a tokenizer, loaded by the user's ``load_tokenizer``, which may choose any."""
         return self.source.load_tokenizer()
 
 
@@ -118,6 +119,7 @@ class DistributedDataClassifier:
     Parameters
     ----------
     model : HFModel
+        Model to run, which loads its own torch module.
     labels : list of str
         Labels, in the order of the model's outputs.
     filter_by : str or list of str, optional
@@ -155,7 +157,7 @@ class DistributedDataClassifier:
             )
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Add labels to the dataset, and keep only rows with a label in `filter_by`, if set."""
+        """Return the dataset with labels, and only the rows with a label in `filter_by`, if set."""
         result = self._run_classifier(dataset)
         if self.filter_by is None:
             return result
@@ -179,9 +181,10 @@ class DistributedDataClassifier:
 def _run_classifier_helper(
     df: Frame, model: HFModel, *, label_col: str, prob_col: str | None = None, **options: Any
 ) -> Any:
-    """Add the column `label_col` of labels and, unless `prob_col` is None, a column of outputs.
+    """Return the Dask, pandas or cudf frame `df` with a column of labels, made by `model`.
 
-    `options` are further options of the mapper that runs `model`.
+    The column is called `label_col`. Unless `prob_col` is None, a column of this name has the
+    outputs. `options` are further settings of the mapper, such as ``labels`` and ``text_field``.
     """
     classifier = HFClassifier(
         model,

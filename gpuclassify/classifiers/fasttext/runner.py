@@ -61,20 +61,29 @@ class FastTextRunner(Runner):
     """Runner that sends texts to the host process of the node, which calls the fastText library.
 
     Outputs are a record per text: ``label``, int32 (k,), has the ids of the most probable labels,
-    -1 if the library returns fewer, and ``probability``, float32 (k,), the library's
-    probabilities, which are 1e-5 too large.
+    -1 if the library returns fewer, and ``probability``, float32 (k,), the library's probabilities,
+    which are 1e-5 too large. k is the number of the model's labels if the probability of a certain
+    one is needed, else the setting `top_k` or 1.
     """
 
     model: FastTextModel
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Packages that have the module fasttext, and tokenizers if texts are tokenized before."""
+        """Names of packages whose versions may change outputs.
+
+        Three packages have the module fasttext. "tokenizers" is added if texts are tokenized first.
+        """
         tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
         return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Find the most probable labels of distinct texts; see `Runner.run`."""
+        """Find the most probable labels of distinct texts; outputs are records, (texts,).
+
+        Counts of this run are added to `stats`. `name_text` returns the name of a text for
+        messages, from its index in `texts`. Raises NonFiniteOutputError for a probability that is
+        infinite or NaN.
+        """
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
         kinds = [("label", np.int32, (k,)), ("probability", np.float32, (k,))]
@@ -106,7 +115,7 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Count words, which white space separates. All are read; see `Runner.token_lengths`."""
+        """Return the number of words, separated by white space, of each text, all in one window."""
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
@@ -115,9 +124,10 @@ class FastTextRunner(Runner):
     def lease(
         self, device: object, dtype: object
     ) -> Iterator[tuple[HostClient, TokenWords | None]]:
-        """Keep a connection to the host process within a ``with`` block; see `Runner.lease`.
+        """Yield a client of the host process, and a tokenizer or None, for a ``with`` block.
 
-        Yields the tokenizer, too, if texts are tokenized.
+        There is a tokenizer if `preprocess` asks for one. Both are made once per process for each
+        `device` and `dtype`, and stay in memory within the block.
         """
         from gpuclassify.inference.residency import MODELS
 
@@ -131,11 +141,11 @@ class FastTextRunner(Runner):
             yield loaded
 
     def device_and_dtype(self) -> tuple[Any, Any]:
-        """Return the CPU and float32, without torch."""
+        """Return "cpu" and NumPy's float32, without importing torch."""
         return "cpu", np.dtype(np.float32)
 
     def batch_bytes(self) -> int:
-        """Return 0, because a block of texts is small."""
+        """Return 0 as the bytes of the largest batch, because a block of texts is small."""
         return 0
 
     def check_weights(self) -> None:
@@ -143,7 +153,10 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """Prepare texts as in training, each as one line, because the library reads only one."""
+        """Return texts prepared as in training, each as a single line for the library.
+
+        `words` converts texts to lines of tokens; None without a tokenizer.
+        """
         if words is not None:
             texts = words(texts)
         elif self.options.preprocess == "dclm":
@@ -174,8 +187,9 @@ def words_of_openlid(text: str) -> str:
 class TokenWords:
     """Converter of texts to lines of tokens, separated by spaces, for models trained on such lines.
 
-    Equals `fasttext_preprocess_func` of Ultra-FineWeb's classifiers: lower case, no marks, and line
-    breaks as a backslash and a letter.
+    Equals `fasttext_preprocess_func` of Ultra-FineWeb's classifiers: lower case, no combining
+    marks, and line breaks and tabs as a backslash and a letter. `path` is the tokenizer's
+    ``tokenizer.json``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,7 +203,7 @@ class TokenWords:
 
     @panics_as_errors()
     def __call__(self, texts: list[str]) -> list[str]:
-        """Return the line of tokens for each text."""
+        """Return a line of tokens for each text, in the order of the texts."""
         plain = [self._plain(text) for text in texts]
         lines = []
         for start in range(0, len(plain), _TEXTS_AT_A_TIME):
@@ -211,7 +225,7 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the number of threads to use for a partition: torch's, or that in OMP_NUM_THREADS."""
+    """Return the number of threads for a partition: torch's, OMP_NUM_THREADS, or all cores."""
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
     threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
@@ -221,8 +235,9 @@ def compute_threads() -> int:
 def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of blocks of texts that fit into a request to the host process.
 
-    A block has at most `BLOCK_TEXTS` texts and `BLOCK_CHARS` characters; a longer text is alone.
-    Few texts are divided among `threads`, in several blocks each, so that they end together.
+    `char_counts` are the characters of each text, int64 (texts,). A block has at most `BLOCK_TEXTS`
+    texts and `BLOCK_CHARS` characters; a longer text is alone. Few texts are divided among
+    `threads`, in several blocks each, so that they end together.
     """
     ends = np.cumsum(char_counts)
     share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
@@ -240,9 +255,12 @@ def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
 class LineRecords:
     """Records of texts that were read line by line, with the labels of the lines.
 
-    `records`, (texts,), are in the form of `FastTextRunner`. A text's label is the one with the
-    most characters; ties go to the first of the model's labels. Its probability is the mean over
-    the lines with this label, weighted by characters.
+    `records`, (texts,), have the fields ``label``, int32 (1,), a label id or -1, and
+    ``probability``, float32 (1,). A text's label is the one with the most characters; ties go to
+    the first of the model's labels. Its probability is the mean over the lines with this label,
+    weighted by characters. `lines` are the lines of the texts, and `ids` the label ids of those
+    that were run. `text_of`, `label_of` and `shares` have an element for each pair of a text and a
+    label of its lines: the text's index, the label's id, and its share of the text's characters.
     """
 
     records: np.ndarray
@@ -257,9 +275,11 @@ class LineRecords:
 
     @classmethod
     def of(cls, outputs: LineOutputs, scores: np.ndarray) -> LineRecords:
-        """Aggregate the records of lines by text.
+        """Aggregate the records of lines to records of their texts.
 
-        `scores` are the probabilities of `score_label` in the distinct lines, float32, or empty.
+        `outputs` has a record for each distinct line, and the order of the lines in the texts.
+        `scores` are the probabilities of the label in `score_label` for the distinct lines, float32
+        (lines,), or empty.
         """
         lines, found = outputs.lines, outputs.values[outputs.lines.positions]
         texts = np.repeat(np.arange(len(lines.counts)), lines.counts)
@@ -294,14 +314,21 @@ class LineRecords:
         return self.records[name]
 
     def line_labels(self, labels: list[str]) -> pa.Array:
-        """Return the label of each line of each text as lists; null for blank lines."""
+        """Return a list with the label of each line for each text; null for blank lines.
+
+        `labels` are the names of the model's labels, in the order of their ids.
+        """
         ids = np.full(len(self.lines.is_run), -1, dtype=np.int32)
         ids[self.lines.is_run] = self.ids
         names = label_array(ids, labels).dictionary_decode()
         return pa.ListArray.from_arrays(self.lines.offsets, names)
 
     def label_shares(self, labels: list[str]) -> pa.Array:
-        """Return the labels of each text's lines with their shares, as lists of structs."""
+        """Return a list for each text of the labels of its lines, with their shares of characters.
+
+        Elements are structs with the fields "label" and "share", the largest share first. `labels`
+        are the names of the model's labels, in the order of their ids.
+        """
         offsets = np.searchsorted(self.text_of, np.arange(len(self) + 1)).astype(np.int32)
         names = label_array(self.label_of, labels).dictionary_decode()
         pairs = pa.StructArray.from_arrays([names, pa.array(self.shares)], fields=[*_LABEL_SHARE])
@@ -309,10 +336,11 @@ class LineRecords:
 
 
 class FastTextHead(LabelHead):
-    """Head that writes the most probable label, the probability of `score_label`, and the top k.
+    """Head that writes the most probable labels, and probabilities, that a fastText model gives.
 
-    Reads the records of `FastTextRunner`, or `LineRecords`. A text of unknown words gets no label
-    from the library: its label and numbers are null, and it passes no filter.
+    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`. A
+    text of unknown words gets no label from the library: its label and numbers are null, and it
+    passes no filter.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile
@@ -323,7 +351,7 @@ class FastTextHead(LabelHead):
         return list(self.options.labels or self.labels_of(self.model.checkpoint))
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
-        """Return the labels in a model's file, as they are written to rows."""
+        """Return the labels in a model's file, in its order and as they are written to rows."""
         return file.labels
 
     @property
@@ -332,7 +360,11 @@ class FastTextHead(LabelHead):
         return self.options.top_k or 0
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of label, confidence, score and top k, if the settings name them."""
+        """Return Arrow fields of the columns that the settings name.
+
+        They are label, its probability, the probability of `score_label`, labels of lines, shares
+        of labels, and lists of the `top_k` most probable labels and their probabilities.
+        """
         options = self.options
         fields = named_fields(
             (self.label_field, pa.string()),
@@ -347,13 +379,19 @@ class FastTextHead(LabelHead):
         return fields
 
     def values(self, outputs: Outputs) -> Any:
-        """Return the records of texts, or `LineRecords` if the model has read their lines."""
+        """Return a record for each text, with the fields ``label`` and ``probability``.
+
+        Outputs for lines are aggregated by text, to `LineRecords`.
+        """
         if isinstance(outputs, LineOutputs):
             return LineRecords.of(outputs, self._scores(outputs.values))
         return super().values(outputs)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, from records of `FastTextRunner`, (texts,)."""
+        """Return the columns that the settings name, by name, from a record for each text.
+
+        `values` are an array of records, (texts,), or `LineRecords`.
+        """
         options, ids = self.options, values["label"]
         columns = named_columns(
             (self.label_field, label_array(ids[:, 0], self.labels)),
@@ -375,13 +413,19 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return the masks of texts that pass the filters of label, confidence and score."""
+        """Return masks of passing texts, bool (texts,), as "label", "confidence" and "score".
+
+        Only filters that are set have a mask. `values` has a record for each text.
+        """
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
         return passed | self.passes_score(self._scores(values))
 
     def certainties(self, values: np.ndarray) -> np.ndarray:
-        """Return the probability of each text's label; 0 for a text without one."""
+        """Return the probability of each text's label, float32 (texts,); 0 for a text without one.
+
+        `values` has a record for each text. Reports sort example texts by the result.
+        """
         return np.nan_to_num(values["probability"][:, 0])
 
     def check_model(self, checkpoint: Checkpoint) -> None:
@@ -407,7 +451,8 @@ class FastTextHead(LabelHead):
     def _scores(self, values: Any) -> np.ndarray:
         """Return the probability of `score_label` for each text, 0 if the library leaves it out.
 
-        It is NaN for a text without any label, and the array is empty without `score_label`.
+        `values` has a record for each text. The result is float32 (texts,). It is NaN for a text
+        without any label, and the array is empty without `score_label`.
         """
         if isinstance(values, LineRecords):
             return values.scores
@@ -419,17 +464,20 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """`FastTextHead` whose labels are language codes, without the prefix ``__label__``.
+    """Head whose labels are languages: a fastText model's, without the prefix ``__label__``.
 
     Languages are codes of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
     """
 
     def labels_of(self, file: Checkpoint) -> tuple[str, ...]:
-        """Return the language codes, in the order of the model's file."""
+        """Return the language codes in a model's file, in its order."""
         return tuple(label.removeprefix(PREFIX) for label in file.labels)
 
     def check_labels(self, *names: str) -> None:
-        """Raise ValueError for an unknown language, or for a code that the model does not use."""
+        """Raise ValueError unless all `names` are language codes of the model.
+
+        The message names the model's code for a language if it is another one.
+        """
         for name in names:
             meant = same_language(name, self.labels)
             if meant and name not in self.labels:
@@ -441,7 +489,10 @@ class LanguageHead(FastTextHead):
 
 
 def same_language(name: str, labels: Iterable[str]) -> list[str]:
-    """Return the labels of the same language as `name`, such as ``deu_Latn`` for ``de``."""
+    """Return the labels of the same language as `name`, such as ``deu_Latn`` for ``de``.
+
+    `labels` are a model's language codes, of ISO 639-1 or ISO 639-3, perhaps with a script.
+    """
 
     def codes(label: str) -> set[str]:
         code = label.partition("_")[0]

@@ -29,19 +29,22 @@ Measures = dict[str, np.ndarray]  # (texts,) numbers, by name of the signal
 
 @dataclass(frozen=True)
 class Block:
-    """Texts and their words. The texts are split once, when `words` is first used."""
+    """Texts and their words. `splitter` splits the texts once, when `words` is first used."""
 
     texts: Sequence[str]
     splitter: Splitter
 
     @cached_property
     def words(self) -> Tokens:
-        """Words of the texts, without white space; see `Splitter.words`."""
+        """Words of the texts as spaCy splits them: all of its tokens except white space."""
         return self.splitter.words(self.texts)
 
 
 def gopher(block: Block) -> Measures:
-    """Return each text's signals of Gopher's quality filter, as `SETS` in `signals.py` defines."""
+    """Return the signals of Gopher's quality filter by name, each with a number per text.
+
+    `SETS` in `signals.py` defines names, such as ``gopher_words``. Arrays are (texts,).
+    """
     texts, words = block.texts, block.words
     is_plain = ~words.column("is_symbol")
     plain = words.sums(is_plain)
@@ -71,7 +74,10 @@ def gopher(block: Block) -> Measures:
 
 
 def repetition(block: Block) -> Measures:
-    """Return each text's signals of Gopher's repetition filter, as `SETS` defines."""
+    """Return the signals of Gopher's repetition filter by name, each with a number per text.
+
+    `SETS` in `signals.py` defines names, such as ``repetition_chars``. Arrays are (texts,).
+    """
     texts, words = block.texts, block.words
     chars = np.array([len(text) for text in texts])
     found: Measures = {"repetition_chars": chars}
@@ -91,7 +97,10 @@ def repetition(block: Block) -> Measures:
 
 
 def c4(block: Block) -> Measures:
-    """Return each text's signals of C4's quality filter, as `SETS` in `signals.py` defines."""
+    """Return the signals of C4's quality filter by name, each with a number per text.
+
+    `SETS` in `signals.py` defines names, such as ``c4_sentences``. Arrays are int64 (texts,).
+    """
     texts = block.texts
     kept: list[str] = []
     # Lines of each text by `_sort_line`: kept, with "lorem ipsum", with a curly bracket.
@@ -112,9 +121,10 @@ def c4(block: Block) -> Measures:
 
 
 def _sort_line(line: str) -> tuple[int | None, str]:
-    """Return the row of `counts` in `c4` that counts the line, and the line without citations.
+    """Return a line's kind in C4's quality filter, and the line without citations.
 
-    The row is 0 for lines kept, 1 for "lorem ipsum", 2 for "{", and None for other lines dropped.
+    The kind is 0 for a line that the filter keeps, 1 for one with "lorem ipsum", 2 for one with a
+    curly bracket, and None for others that it drops. The line must have no white space at its ends.
     """
     if len(line) > LONGEST_WORD and max(map(len, line.split())) > LONGEST_WORD:
         return None, line
@@ -134,7 +144,11 @@ def _sort_line(line: str) -> tuple[int | None, str]:
 
 
 def fineweb(block: Block) -> Measures:
-    """Return each text's signals of FineWeb's quality filter, as `SETS` defines."""
+    """Return the signals of FineWeb's quality filter by name, each with a number per text.
+
+    `SETS` in `signals.py` defines names, such as ``fineweb_newlines_per_word``. Arrays are float64
+    (texts,).
+    """
     texts = block.texts
     lines = [[s for s in text.split("\n") if not (s == "" or s.isspace())] for text in texts]
     counts = [len(own) for own in lines]
@@ -166,7 +180,7 @@ def _split_paragraphs(text: str) -> list[str]:
 
 
 def _repeated_chars(pieces: list[list[str]]) -> list[int]:
-    """Count each text's characters in pieces that repeat an earlier piece of the same text.
+    """Return each text's number of characters in pieces that repeat an earlier piece of the text.
 
     `pieces` has a list of lines or paragraphs for each text.
     """
@@ -176,11 +190,11 @@ def _repeated_chars(pieces: list[list[str]]) -> list[int]:
 def _ngrams(
     words: Tokens, sizes: Sequence[int], separator: str
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield ``(n, starts, keys)`` for each n in `sizes`, ascending; n must be at least 2.
+    """Yield ``(n, starts, keys)`` for each n in `sizes`: the places and hashes of n-grams of words.
 
-    `starts` are the indices in `words.ids` of the first words of all n-grams, int64 (n-grams,).
-    No n-gram crosses the end of a text. `keys` are uint64 (n-grams,) hashes of the text's index
-    and of the words, joined by `separator`.
+    Sizes are ascending, and at least 2. `starts` are the indices in `words.ids` of the first words
+    of all n-grams, int64 (n-grams,). No n-gram crosses the end of a text. `keys` are uint64
+    (n-grams,) hashes of the text's index and of the words, joined by `separator`.
     """
     hashes, factors, text_of = words.column("hash"), words.column("factor"), words.text_of
     for char in separator:
@@ -196,7 +210,7 @@ def _ngrams(
 
 
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
-    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n in `TOP`.
+    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n from 2 to 4.
 
     An n-gram's characters are its number of occurrences times its length with spaces between
     words. If several n-grams are equally frequent, the first in the text counts.
@@ -217,7 +231,7 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 
 
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
-    """Yield the number of characters in repeated n-grams of each text, for each n in `DUPLICATE`.
+    """Yield the characters in repeated n-grams of words of each text, for each n from 5 to 10.
 
     A text is read from its start. If an n-gram occurred before, its characters are counted without
     spaces, and reading goes on after it. n-grams are equal if their words, joined without spaces,

@@ -173,7 +173,7 @@ class SignalOptions(TextOptions):
 
     @property
     def columns(self) -> dict[str, Signal]:
-        """Signals of the sets in `signals`, by column name without `prefix`, in column order."""
+        """Definitions of the selected signals, by column name without `prefix`, in order."""
         sets = dict.fromkeys(self.signals)
         return {name: own for key in sets for name, own in SETS[key].signals.items()}
 
@@ -189,7 +189,7 @@ class SignalRunner(RuleRunner):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Name of the package that splits words, in a tuple."""
+        """Name of the package that splits words, whose version may change numbers, in a tuple."""
         return ("spacy",)
 
     def check_tokenizer(self) -> None:
@@ -200,7 +200,10 @@ class SignalRunner(RuleRunner):
             )
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the signals of distinct texts, float64 (texts, signals); see `Runner.run`."""
+        """Compute the signals of distinct texts; outputs are float64 (texts, signals).
+
+        The number of texts is added to `stats`. `name_text` is not used.
+        """
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         columns = (*self.options.columns,)
@@ -217,7 +220,7 @@ class SignalRunner(RuleRunner):
         return Outputs(values, ones, all_read)
 
     def lease(self, device: object, dtype: object) -> contextlib.AbstractContextManager[Splitter]:
-        """Return a context with a `Splitter`, which stays in memory for later runs.
+        """Return a context manager that yields a `Splitter`, which stays in memory for later runs.
 
         Raises ModuleNotFoundError if spaCy is not installed. `device` and `dtype` are not used.
         """
@@ -232,7 +235,7 @@ class SignalHead(Head):
     """Head that writes a column for each signal."""
 
     def fields(self) -> list[pa.Field]:
-        """Return a field for each signal, named with the prefix."""
+        """Return an Arrow field for each signal, named with the prefix in the settings."""
         prefix, columns = self.options.prefix or "", self.options.columns
         return [pa.field(prefix + name, signal.type) for name, signal in columns.items()]
 

@@ -41,7 +41,10 @@ _TOKEN = np.dtype([
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of some texts, concatenated: ``ids[starts[i] : starts[i + 1]]`` is text `i`."""
+    """Tokens of some texts, concatenated: ``ids[starts[i] : starts[i + 1]]`` is text `i`.
+
+    An id is a token's index in `names`, the distinct tokens, and in `table`, the facts on these.
+    """
 
     ids: np.ndarray  # row of each token in `table`, int64 (tokens,)
     starts: np.ndarray  # int64 (texts + 1,)
@@ -59,7 +62,7 @@ class Tokens:
         return np.repeat(np.arange(len(self.starts) - 1), self.counts)
 
     def column(self, name: str) -> np.ndarray:
-        """Return the field `name` of `table` for each token, (tokens,)."""
+        """Return a fact on each token, (tokens,): the field `name` of `table`, such as "length"."""
         return self.table[name][self.ids]
 
     def sums(self, values: np.ndarray) -> np.ndarray:
@@ -85,8 +88,8 @@ def running_sum(values: np.ndarray) -> np.ndarray:
 class Splitter:
     """Splitter of texts into words and sentences, by spaCy's rules for a language. Thread-safe.
 
-    The tokens of chunks are remembered. This saves time, and does not change results. `language`
-    is one of `LANGUAGES`.
+    Texts are split at white space into chunks, whose tokens are remembered. This saves time, and
+    does not change results. `language` is one of `LANGUAGES`.
     """
 
     def __init__(self, language: str) -> None:
@@ -135,7 +138,7 @@ class Splitter:
         self._is_before = self._is_after = np.zeros(0, bool)
 
     def words(self, texts: Sequence[str]) -> Tokens:
-        """Split texts into words: all of spaCy's tokens except white space."""
+        """Return the words of texts: all of spaCy's tokens except white space, concatenated."""
         with self._lock:
             tokens = self._tokens(texts, [text.split() for text in texts])
         is_word = tokens.column("kind") != SPACE
@@ -163,7 +166,7 @@ class Splitter:
         return 1 + np.bincount(line_of[1:][begins], minlength=len(lines))
 
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
-        """Return the tokens of texts, which `pieces` has split into chunks.
+        """Return the tokens of texts, concatenated; `pieces` are the chunks of each text.
 
         In `pieces`, the chunks of a text that must be split as a whole are replaced by the text.
         """
@@ -185,8 +188,8 @@ class Splitter:
     def _look_up(self, pieces: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of all texts' chunks, and the start of each text among them.
 
-        They are int64 (chunks,) and, with the end of the last text, int64 (texts + 1,). New chunks
-        are split and remembered.
+        `pieces` are the chunks of each text. The results are int64 (chunks,) and, with the end of
+        the last text, int64 (texts + 1,). New chunks are split and remembered.
         """
         flat = [*chain.from_iterable(pieces)]
         if new := [chunk for chunk in dict.fromkeys(flat) if chunk not in self._chunks]:
@@ -197,7 +200,8 @@ class Splitter:
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
         """Return the indices of texts that may match a pattern of tokens of two adjacent chunks.
 
-        Arguments are the results of `_look_up`.
+        `chunks` are the indices of all texts' chunks, and `ends` the start of each text among them,
+        with the end of the last text.
         """
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
@@ -211,12 +215,12 @@ class Splitter:
         return [*found]
 
     def _names_of(self, chunk: int) -> list[str]:
-        """Return the tokens of the chunk with the index `chunk`."""
+        """Return the tokens of the remembered chunk with the index `chunk`, as texts."""
         start, stop = self._bounds[chunk : chunk + 2]
         return [self._names[token] for token in self._flat[start:stop]]
 
     def _edge(self, names: list[str], side: int) -> list[str]:
-        """Return the first (`side` is 0) or last (-1) token of a chunk with the tokens `names`.
+        """Return the first (`side` is 0) or last (-1) of a chunk's tokens `names`, in a list.
 
         If a special-case rule of spaCy may have made the tokens there, the token that the chunk
         would have without the rule is returned, too.
@@ -240,7 +244,7 @@ class Splitter:
         )
 
     def _add(self, chunks: list[str]) -> None:
-        """Split new chunks, and remember their tokens."""
+        """Split chunks that are not known yet, and remember their tokens and facts on these."""
         plain = [chunk for chunk in chunks if len(chunk.split()) == 1 and _SYMBOL not in chunk]
         others = set(chunks).difference(plain)
         split = [*self._split_chunks(plain), *map(self._split_whole, others)]
@@ -264,7 +268,7 @@ class Splitter:
         self._bounds = np.concatenate([self._bounds, bounds[1:]])
 
     def _split_chunks(self, chunks: list[str]) -> Iterator[list[str]]:
-        """Yield the tokens of each chunk; chunks have no white space."""
+        """Yield a list of the tokens of each chunk; chunks have no white space."""
         with self._language.memory_zone():
             ids = self._split("\n".join(chunks)).to_array("ORTH")
             names = {id: self._strings[id] for id in np.unique(ids).tolist()}
@@ -287,7 +291,7 @@ class Splitter:
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Make a row of `Tokens.table` for each of the new tokens `names`, `_TOKEN` (tokens,)."""
+        """Return facts on new tokens `names`, such as length and kind, as `_TOKEN` (tokens,)."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]

@@ -35,7 +35,7 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether each token's probabilities of all labels are kept, as "average" needs them."""
+        """Whether tokens keep the probabilities of all labels, as "average" needs them."""
         return self.aggregation == "average"
 
     def check_together(self) -> None:

@@ -93,9 +93,11 @@ class SpanOptions(TextOptions):
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
-    """Return the name of the column for redacted texts, or None if `redact` is not set.
+    """Return the name of the column for redacted texts, "redacted" by default; None without them.
 
-    Raises TypeError or ValueError if `redact` is invalid, or missing although a column is named.
+    Texts are redacted if `redact`, a template or function, is not None. `redacted_field` is the
+    name in the settings. Raises TypeError or ValueError if `redact` is invalid, or missing although
+    a column is named.
     """
     if redact is None:
         if redacted_field is not None:
@@ -121,7 +123,7 @@ def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class SpanOutputs(Outputs):
-    """Outputs of a runner that finds spans, with the texts that they are in."""
+    """Outputs of a runner that finds spans: the labelled spans, and the texts that contain them."""
 
     texts: Texts = field(kw_only=True)
     spans: Spans = field(kw_only=True)
@@ -135,11 +137,11 @@ class SpanReport(ReportPart):
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return counts before filters for each column of spans.
+        """Return counts before filters as ``spans``, by column of spans; empty without one.
 
-        ``chars`` and ``labelled`` are the numbers of characters and of rows that were searched.
-        ``spans`` has the number of spans by label, and ``labels`` the number of rows with a span of
-        each label.
+        `stages` has the counts of each stage, by name; the other arguments are not used. ``chars``
+        and ``labelled`` are the numbers of characters and of rows that were searched. ``spans`` has
+        the number of spans by label, and ``labels`` the number of rows with a span of each label.
         """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
@@ -150,7 +152,10 @@ class SpanReport(ReportPart):
         return {"spans": counts} if counts else {}
 
     def page(self, report: Mapping[str, Any]) -> PagePart:
-        """Return a section of the HTML report for each column of spans."""
+        """Return a section of the HTML report, with a table of labels, for each column of spans.
+
+        `report` is the content of ``report.json``.
+        """
         found = report.get("spans", {})
         sections = [_section(name, counts) for name, counts in found.items() if counts["labels"]]
         return PagePart(sections=sections, columns=found)
@@ -187,7 +192,7 @@ class SpanHead(Head):
         self.keep_field = self.options.keep_field
 
     def fields(self) -> list[pa.Field]:
-        """Return the fields of spans, redacted text, count and share, if the settings name them."""
+        """Return Arrow fields of spans, redacted text, count and share, as far as named."""
         options = self.options
         count = options.count_field
         return [
@@ -212,12 +217,15 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return the texts, with only the spans that pass the settings `labels` and `min_score`."""
+        """Return texts and spans, without the spans that `labels` or `min_score` exclude."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns of spans, redacted text, count and share that the settings name."""
+        """Return the columns that the settings name, by name, from texts and their spans.
+
+        They are the spans, the redacted text, the count of spans, and the share of text in spans.
+        """
         options, spans = self.options, values.spans
         columns: dict[str, Any] = {options.spans_field: spans.array()}
         if options.redacted_field is not None:
@@ -230,9 +238,10 @@ class SpanHead(Head):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return the mask of texts with enough spans and a small enough share of text in spans.
+        """Return the mask of texts that pass `min_spans` and `max_span_share`, as "spans".
 
-        It is empty if neither filter is set.
+        The mask is bool (texts,). The dict is empty if neither filter is set. `values` are the
+        texts with their spans.
         """
         least, most = self.options.min_spans, self.options.max_span_share
         if least is None and most is None:
@@ -243,13 +252,14 @@ class SpanHead(Head):
         return {"spans": passed}
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return the number of characters searched for spans, for the job's report."""
+        """Return the number of characters of texts as ``chars``, by column of spans."""
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
         """Return the outcomes of texts for a job's report, with spans as examples.
 
-        `known` are the remaining arguments of `Head.outcomes`.
+        `values` are the texts with their spans. `known` are the texts, the masks of texts that
+        passed the filters (None without filters), and the column of labels or None.
         """
         return SpanOutcomes(*known, spans=values.spans)
 
@@ -261,7 +271,11 @@ class SpanOutcomes(TextOutcomes):
     spans: Spans = field(kw_only=True)
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return spans, marked in their texts, as examples for each label."""
+        """Return spans, marked in their texts, as examples for each label.
+
+        An example is a list of the span's score and a line of text. Each label has up to `most`
+        with the highest scores, and up to `most` with the lowest.
+        """
         return self.spans.examples(self.texts, most)
 
 

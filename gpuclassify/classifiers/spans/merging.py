@@ -86,9 +86,10 @@ class MergedSpans(Declared, RowWiseMap):
     overwrite: bool = False
 
     def check_together(self) -> None:
-        """Set the default of `redacted_field`.
+        """Set the default of `redacted_field`: "redacted" if `redact` is set.
 
-        Raises TypeError or ValueError if `redact` is invalid.
+        Raises TypeError or ValueError if `redact` is invalid, or missing although a column is
+        named.
         """
         column = check_redaction(self.redact, self.redacted_field)
         object.__setattr__(self, "redacted_field", column)
@@ -104,14 +105,17 @@ class MergedSpans(Declared, RowWiseMap):
         return (*self.text_fields, *self.fields)
 
     def schema(self) -> pa.Schema:
-        """Return the fields of merged spans and, if texts are redacted, of the redacted text."""
+        """Return the new columns: merged spans and, if texts are redacted, the redacted text."""
         columns: list[tuple[str, pa.DataType]] = [(self.spans_field, SPANS)]
         if self.redacted_field is not None:
             columns.append((self.redacted_field, pa.string()))
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise unless the frame has the columns of spans and text, and none of the new columns."""
+        """Raise ValueError for missing columns of spans or text, and for new columns that exist.
+
+        Existing columns are allowed with `overwrite`. Raises TypeError for columns of other types.
+        """
         columns = list(frame.columns)
         for name in self.fields:
             check_is_there(name, columns, "fields", "column of spans")
@@ -127,11 +131,11 @@ class MergedSpans(Declared, RowWiseMap):
         check_are_new(self.schema().names, columns, self.read_fields, self.overwrite)
 
     def meta(self, frame: Frame) -> Frame:
-        """Return an empty frame with the new columns."""
+        """Return an empty frame with all columns of `frame` and the new ones, for Dask's meta."""
         return self.map_frame(frame.iloc[:0], self.meta_dtypes(frame))
 
     def meta_dtypes(self, frame: Frame) -> Any:
-        """Return the dtype that Dask's meta has for redacted text.
+        """Return the string dtype of redacted text, from the dtype of the frame's text column.
 
         None if texts are not redacted.
         """
@@ -140,7 +144,10 @@ class MergedSpans(Declared, RowWiseMap):
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Merge the spans of each row of a pandas or cudf frame, and redact its text if asked."""
+        """Return a pandas or cudf frame with columns of merged spans and, if asked, redacted text.
+
+        `meta_dtypes` is the string dtype of redacted text. Default: as for the frame's text column.
+        """
         backend = backend_of(frame)
         columns = [_as_spans(backend.list_array(frame, name)) for name in self.fields]
         is_null = columns[0].is_null()

@@ -40,7 +40,7 @@ Bounds = Iterator[tuple[int, int]]
 
 
 def find_emails(text: str) -> Bounds:
-    """Yield start and end of each e-mail address, by datatrove's rules."""
+    """Yield start and end (exclusive) of each e-mail address in a text, by datatrove's rules."""
     reached, at = 0, text.find("@")
     while at >= 0:
         start, end = _start_of_local(text, reached, at), _end_of_domain(text, at + 1)
@@ -74,7 +74,7 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return the end of the domain that starts at `first`, after an ``@``, or None.
+    """Return the end (exclusive) of the domain that starts at `first`, after an ``@``, or None.
 
     A domain has at least two parts, or is an IP address in brackets.
     """
@@ -96,7 +96,7 @@ def _end_of_domain(text: str, first: int) -> int | None:
 
 
 def find_ips(text: str) -> Bounds:
-    """Yield start and end of each public IPv4 address in a text."""
+    """Yield start and end (exclusive) of each public IPv4 address in a text."""
     for match in _IP.finditer(text):
         with contextlib.suppress(ValueError):  # such as leading zeros
             if ipaddress.ip_address(match[0]).is_global:
@@ -135,16 +135,19 @@ class PatternOptions(SpanOptions):
 
 
 class PatternModel(RuleModel):
-    """Stand-in for a model, whose version changes when the rules find other spans."""
+    """Stand-in for a model. The version in `identity` changes when the rules find other spans."""
 
     identity = checkpoint = Identity("rules", "2", is_directory=False)  # type: ignore[assignment]
 
 
 class PatternRunner(RuleRunner):
-    """Runner that finds spans by rules, on the CPU."""
+    """Runner that finds e-mail and IP addresses in texts by rules, on the CPU."""
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
-        """Find the spans of distinct texts; see `Runner.run`."""
+        """Find the spans of distinct texts; the result has the spans, and no other outputs.
+
+        `stats` and `name_text` are not used.
+        """
         names = self.options.patterns
         rows = [
             (index, start, end, code)
@@ -161,7 +164,8 @@ class PatternRunner(RuleRunner):
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the index in `names` of the pattern, and the bounds, of each span in a text.
 
-    Addresses that overlap a span of an earlier pattern, such as an e-mail address, are left out.
+    `names` are names of patterns, "email" or "ip". Bounds are start and end (exclusive). Addresses
+    that overlap a span of an earlier pattern, such as an e-mail address, are left out.
     """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:
@@ -179,7 +183,7 @@ class PatternHead(SpanHead):
 
     @property
     def labels(self) -> list[Any]:
-        """Names of the patterns, which are the labels of the spans."""
+        """Labels of the spans: names of the patterns in the settings, in their order."""
         return list(self.options.patterns)
 
 

@@ -26,7 +26,11 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 
 @dataclass(frozen=True)
 class Spans:
-    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start."""
+    """Labelled spans (character ranges) of several texts, as arrays sorted by text and start.
+
+    Each array, (spans,), has an element for each span: the index of its text, start, end
+    (exclusive), the index of its label in `names`, and its score. `texts` is the number of texts.
+    """
 
     text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
     starts: np.ndarray  # first character, int64 (spans,)
@@ -38,9 +42,10 @@ class Spans:
 
     @classmethod
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
-        """Concatenate and sort spans; each of `parts` has arrays in the order of the attributes.
+        """Concatenate unsorted spans of a number of texts, and sort them by text, start and end.
 
-        These are `text_of`, `starts`, `ends`, `labels` and `scores`.
+        Each of `parts` has the arrays `text_of`, `starts`, `ends`, `labels` and `scores`, in this
+        order. Labels are indices in `names`.
         """
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
@@ -54,7 +59,10 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Join the spans of each row in several columns of type `SPANS`; null means no spans."""
+        """Return the spans of each row in several columns of spans, together; null means no spans.
+
+        Columns have the Arrow type `SPANS` and equal lengths. A row is a text.
+        """
         names: dict[str, int] = {}
         parts = []
         for column in columns:
@@ -80,24 +88,28 @@ class Spans:
         return np.bincount(self.text_of, minlength=self.texts)
 
     def keys(self) -> list[tuple[int, int, int, str]]:
-        """Return index of the text, start, end and label of each span, to compare spans."""
+        """Return a tuple (index of the text, start, end, label) for each span, to compare spans."""
         columns = (self.text_of.tolist(), self.starts.tolist(), self.ends.tolist())
         return [*zip(*columns, self.arrow_labels.to_pylist(), strict=True)]
 
     @property
     def arrow_labels(self) -> pa.Array:
-        """Label text of each span."""
+        """Label of each span as a string, (spans,)."""
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
-        """Select spans by a mask or ascending indices."""
+        """Return the spans that `which` selects, a mask or ascending indices, of the same texts."""
         columns = ("text_of", "starts", "ends", "labels", "scores")
         return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
     ) -> Spans:
-        """Return the spans with one of these labels, and with at least the minimum score of it."""
+        """Return the spans with one of these labels, and with at least the minimum score of it.
+
+        `labels` may be None for all labels. `min_score` is a number for all labels, or a tuple of
+        (label, number) pairs; labels without a minimum, or all if it is None, keep every span.
+        """
         least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
         usual = min_score if isinstance(min_score, float) else -np.inf
         minimums = [
@@ -107,10 +119,10 @@ class Spans:
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
     def merged(self, *, touching: bool = False) -> Spans:
-        """Merge overlapping spans of a text; a merged span has label and score of the longest.
+        """Return spans with overlapping ones merged; a merged span has the longest one's label.
 
-        A merged span extends from the first start to the last end. With `touching`, adjacent spans
-        are merged, too.
+        It also has the longest one's score. It extends from the first start to the last end. With
+        `touching`, adjacent spans are merged, too.
         """
         if not len(self.starts):
             return self
@@ -124,13 +136,13 @@ class Spans:
         return replace(self.take(longest), starts=self.starts[first], ends=ends)
 
     def covered(self) -> np.ndarray:
-        """Count the characters of each text that are in a span, int64 (texts,)."""
+        """Return the number of characters of each text that are in any span, int64 (texts,)."""
         whole = self.merged()
         sums = np.bincount(whole.text_of, whole.ends - whole.starts, minlength=self.texts)
         return sums.astype(np.int64)
 
     def array(self) -> pa.ListArray:
-        """Return the spans of each text as an Arrow array of type `SPANS`."""
+        """Return an Arrow array of type `SPANS`, with a list of its spans for each text."""
         columns = [self.starts, self.ends, self.arrow_labels, self.scores]
         offsets = np.append(0, np.cumsum(self.counts)).astype(np.int32)
         flat = pa.StructArray.from_arrays(
@@ -139,7 +151,11 @@ class Spans:
         return pa.ListArray.from_arrays(offsets, flat)
 
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
-        """Return texts with each span replaced. Overlapping spans are merged and replaced once."""
+        """Return texts with each span replaced. Overlapping spans are merged and replaced once.
+
+        `texts` are all texts of these spans. `redact` is a template, such as "[{label}]", or a
+        function of a span's text and label.
+        """
         result = list(texts)
         for index, spans in self.merged().by_text():
             text, pieces, reached = texts[index] or "", [], 0
@@ -151,7 +167,10 @@ class Spans:
         return result
 
     def by_text(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Yield the index of each text with spans, and their starts, ends and labels."""
+        """Yield the index of each text that has spans, and a list of its spans.
+
+        A span is a tuple (start, end, label), with the label's index in `names`.
+        """
         columns = (self.starts.tolist(), self.ends.tolist(), self.labels.tolist())
         spans = [*zip(*columns, strict=True)]
         indices, first = np.unique(self.text_of, return_index=True)
@@ -160,9 +179,10 @@ class Spans:
             yield index, spans[start:stop]
 
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
-        """Return the spans with the highest and lowest scores of each label, marked in their texts.
+        """Return the spans with the highest and lowest scores by label, marked in their texts.
 
-        Each is a pair of score and line. There are up to `most` at either end.
+        Each is a list of its score and a line of text around it, for reports. A label has up to
+        `most` spans of either kind; only the most frequent labels have any.
         """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
@@ -178,7 +198,10 @@ class Spans:
 
 
 def replacement(redact: Redact, text: str, label: str) -> str:
-    """Return the text to replace a span with, by the template or function `redact`."""
+    """Return the text to replace a span with, by the template or function `redact`.
+
+    `text` and `label` are the span's. Raises TypeError if the function does not return a text.
+    """
     if isinstance(redact, str):
         return redact.format(label=label)
     new = redact(text, label)
@@ -188,7 +211,7 @@ def replacement(redact: Redact, text: str, label: str) -> str:
 
 
 def as_texts(spans: Spans) -> list[str]:
-    """Describe the spans of each text as a line, such as "PER 0:5, LOC 12:18", to compare texts."""
+    """Return a line about the spans of each text, such as "PER 0:5, LOC 12:18", to compare them."""
     shown = [
         f"{spans.names[code]} {start}:{end}"
         for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)

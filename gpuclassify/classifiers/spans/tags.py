@@ -27,7 +27,11 @@ _TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
 
 
 class Predictions(NamedTuple):
-    """Concatenated predictions for the tokens, or words, of several texts."""
+    """Concatenated predictions for the tokens, words or spans of several texts, as arrays.
+
+    Each array has an element for each token: the index of its text, start and end in characters,
+    the index of its label, and the label's probability.
+    """
 
     text_of: np.ndarray  # index of the text, int64 (tokens,), ascending
     starts: np.ndarray  # first character, int64 (tokens,)
@@ -48,7 +52,8 @@ class TagSet:
     def group(self, tokens: Predictions) -> Predictions:
         """Join neighbouring tokens of one label to spans; tokens outside of spans are left out.
 
-        A span's label is an index in `names`, and its score is the mean of its tokens' scores.
+        Labels of `tokens`, which may also be words, are indices in the model's labels. A span's
+        label is an index in `names`, and its score is the mean of its tokens' scores.
         """
         if not len(tokens.labels):
             return tokens
@@ -69,12 +74,11 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Parse a model's labels, such as B-PER, as tags of a scheme.
+    """Return the meaning of a model's labels, such as B-PER, as tags of a scheme.
 
-    If `scheme` is None, `scheme_of` derives it from the labels.
-
-    With `is_raw` every token is a span, with the model's label. Raises ValueError if no label has a
-    prefix of the scheme.
+    `scheme` is a name such as "iob2"; None derives it from the labels. With `is_raw`, every token
+    with a label other than "O" is a span, with the model's own label. Raises ValueError for an
+    unknown scheme, or if no label has a prefix.
     """
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))
@@ -99,7 +103,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 def _split(label: str, scheme: str) -> tuple[str, str]:
     """Split a label such as B-PER into its prefix, "B", and "PER".
 
-    The prefix is "" if it has none.
+    The prefix is "" if the label has none that the scheme, such as "iob2", knows.
     """
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
@@ -108,7 +112,7 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Guess the tagging scheme, such as "iob2" or "plain", from the prefixes of the labels."""
+    """Return the likely tagging scheme, such as "iob2" or "plain", by the prefixes of labels."""
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}
@@ -124,8 +128,10 @@ def words_of(
 ) -> Predictions:
     """Aggregate predictions for tokens to predictions for words.
 
-    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. `scores`
-    are the probabilities of all labels, float32 (tokens, labels), used only by "average".
+    `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. A word is
+    labelled by its first token ("first"), its most certain token ("max"), or the mean of its
+    tokens' probabilities ("average"). Only the last reads `scores`, the probabilities of all
+    labels, float32 (tokens, labels).
     """
     is_first = ~is_continued
     is_first[:1] = True

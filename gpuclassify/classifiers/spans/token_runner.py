@@ -26,15 +26,15 @@ _BLOCK_CHARS = 4_000_000  # characters of texts encoded with offsets at a time
 
 
 class TokenClassifier(PinnedModel):
-    """Pinned checkpoint of a token classifier."""
+    """Pinned checkpoint of a token classifier, a model that gives each token a label."""
 
     def read(self) -> Checkpoint:
-        """Read the checkpoint's description from its configuration files, without weights."""
+        """Return the model's description, read from its configuration files without weights."""
         return read_token_classifier(self.identity, cache_dir=self.options.cache_dir)
 
     @property
     def tags(self) -> TagSet:
-        """Meaning of each label of the model, such as B-PER."""
+        """Meaning of the model's labels: for B-PER, the label PER, and that a span begins."""
         is_raw = self.options.aggregation == "none"
         return tags_of(self.checkpoint.labels, self.options.scheme, is_raw)
 
@@ -51,7 +51,7 @@ class TokenHead(SpanHead):
         return list(self.model.tags.names if is_known else self.options.labels)
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """Raise ValueError unless the model has the labels that the settings name."""
+        """Raise ValueError if the settings name a label that spans of the model cannot have."""
         self.check_settings()
 
 
@@ -62,20 +62,23 @@ class TokenRunner(EncoderRunner):
 
     @property
     def encoder(self) -> EncoderRunner:
-        """Runner itself, because layers can be shared with other mappers; see `Runner.encoder`."""
+        """Runner itself, because its network can run together with other mappers' networks."""
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of measured batch limits and of outputs.
+        """Return the key of the model's measured batch limits, and of outputs for later mappers.
 
-        Models that keep the scores of all labels have another key.
+        It says, too, whether the probabilities of all labels are kept, because outputs then differ.
         """
         return (*super().run_key(model), self.options.keeps_all_scores)
 
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> SpanOutputs:
-        """Find the spans of distinct texts; see `Runner.run`.
+        """Find the labelled spans of distinct texts.
 
-        Only texts with a label other than "O" are tokenized again, to get character offsets.
+        Counts of this run are added to `stats`. `name_text` returns the name of a text for
+        messages, from its index in `texts`. Only texts with a label other than "O" are tokenized
+        again, to get character offsets. Raises NonFiniteOutputError, and CheckpointError if the
+        tokenizer does not give offsets.
         """
         with self.lease(*self.device_and_dtype()) as model:
             tokenizer = self.text_tokenizer(model)
@@ -116,9 +119,10 @@ class TokenRunner(EncoderRunner):
 class _WindowedTokens:
     """Outputs for tokens in overlapping windows of texts, to merge and convert to labelled spans.
 
-    `values`, (windows,), has arrays of label and probability of each token, or of the probabilities
-    of all labels. `counts` is the number of windows of each text, and `lengths` the number of the
-    text's own tokens in each window.
+    `tags` are the meanings of the model's labels, and `options` the settings. `values`, (windows,),
+    has arrays of label and probability of each token, or of the probabilities of all labels.
+    `counts` is the number of windows of each text, and `lengths` the number of the text's own
+    tokens in each window.
     """
 
     def __init__(
@@ -138,7 +142,10 @@ class _WindowedTokens:
         self._firsts = np.append(0, np.cumsum(counts))  # first window of each text
 
     def parts(self, texts: Texts) -> Iterator[Predictions]:
-        """Yield the labelled spans of texts, one block of texts at a time."""
+        """Yield the labelled spans of texts, one block of texts at a time.
+
+        `texts` are all texts of the run. Labels are indices in the names of the tags.
+        """
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         labelled = np.flatnonzero(self._have_labels())
@@ -162,7 +169,7 @@ class _WindowedTokens:
         return np.logical_or.reduceat(np.logical_or.reduceat(in_span, begins), self._firsts[:-1])
 
     def _spans(self, texts: list[str], indices: np.ndarray) -> Predictions:
-        """Return the labelled spans of some texts; `indices` are the texts' indices in the run."""
+        """Return the labelled spans of some texts; `indices` are their indices in the run."""
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False)
         ids, offsets, values, counts = [], [], [], []
         for index, encoding in zip(indices.tolist(), encodings, strict=True):
@@ -182,10 +189,11 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Join the windows of the text with this index, which has this number of tokens.
+        """Join the windows of the text with the index `index`, which has `tokens` tokens.
 
         Returns the index of the first token that a window contains, and the outputs of the tokens
-        from there on. For a token in two windows, the window with more context counts.
+        from there on, (tokens, numbers). For a token in two windows, the window with more context
+        counts.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
         before, cuts_left = self._tokenizer.special_before, self._tokenizer.cuts_left
@@ -211,8 +219,9 @@ class _WindowedTokens:
         return 0, np.concatenate([row[a - start : b - start] for row, start, (a, b) in parts])
 
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
-        """Return which tokens continue the word of the previous one, as in transformers' pipeline.
+        """Return which tokens continue the word of the previous one, bool (tokens,).
 
+        The rules are those of transformers' pipeline. `ids` are token ids, int64 (tokens,).
         WordPiece marks continuations by a prefix that the text lacks. For other tokens, a preceding
         space begins a word.
         """
@@ -229,14 +238,18 @@ class _WindowedTokens:
         return is_continued & (ids != self._tokenizer.unknown_id)
 
     def _best(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the label with the highest probability for each token, and this probability."""
+        """Return the label with the highest probability for each token, and this probability.
+
+        Both are (tokens,). `values` are the outputs for tokens: label and probability, (tokens, 2),
+        or the probabilities of all labels, (tokens, labels).
+        """
         if self._options.keeps_all_scores:
             return values.argmax(axis=1), values.max(axis=1)
         return values[:, 0].astype(np.int64), values[:, 1]
 
     @functools.cached_property
     def _token_chars(self) -> np.ndarray:
-        """Number of characters of each token of the vocabulary, int64 (ids,)."""
+        """Number of characters of each token of the vocabulary by its id, int64 (ids,)."""
         vocabulary = self._tokenizer.backend.get_vocab()
         chars = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
         chars[[*vocabulary.values()]] = [*map(len, vocabulary)]
@@ -244,9 +257,10 @@ class _WindowedTokens:
 
 
 def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
-    """Strip white space from spans, and replace the block's text numbers by `indices`.
+    """Return spans without white space at their ends, and without spans that are all white space.
 
-    Tokens of many models begin with the space before a word.
+    Tokens of many models begin with the space before a word. Indices of texts in the block `texts`
+    are replaced by `indices`, the indices of these texts in the run.
     """
     starts, ends = spans.starts.copy(), spans.ends.copy()
     bounds = zip(spans.text_of.tolist(), starts.tolist(), ends.tolist(), strict=True)
