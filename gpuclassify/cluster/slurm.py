@@ -323,7 +323,7 @@ class KeptCluster(SLURMCluster):
         self.loop.add_callback(self.watch.start)
 
     async def replace_ended(self) -> None:
-        """Ask Slurm for this user's jobs, and submit a new job for each of the cluster's ended jobs.
+        """Ask Slurm for this user's jobs, and submit a new job for each ended job of the cluster.
 
         If jobs keep ending without a worker, close the cluster instead.
         """
