@@ -195,11 +195,12 @@ def get_client(
 def _start_elsewhere(
     cluster_type: str, workers: dict[str, Any], memory: dict[str, Any], options: dict[str, Any]
 ) -> Client:
-    """Start a Slurm or Coiled cluster with the options that the caller has passed.
+    """Start a Slurm or Coiled cluster, and return its client.
 
-    `workers` (numbers of workers and threads) and `memory` (backend and GPU memory) are arguments
-    of `get_client` by name. Values equal to the defaults of `get_client` are not passed on, because
-    these defaults are for local clusters.
+    The cluster gets only arguments that the caller of `get_client` has passed. `workers` (numbers
+    of workers and threads) and `memory` (backend and GPU memory) are arguments of `get_client` by
+    name. Those equal to its defaults are left out, because the defaults are for local clusters.
+    `options` are the further keyword arguments.
     """
     signature = inspect.signature(get_client).parameters
     arguments = {name: size for name, size in memory.items() if size != signature[name].default}
@@ -244,9 +245,10 @@ def _start_cpu(workers: dict[str, Any], options: dict[str, Any]) -> Client:
 
 
 def _refuse_backend(backend: str, survey: GpuSurvey | None) -> None:
-    """Raise ImpossibleClusterError if cudf frames are wanted and this machine cannot run them.
+    """Raise ImpossibleClusterError if `backend` is "cudf", and this machine lacks cudf or a GPU.
 
-    `survey` is the result of `survey_gpus`; if None, the machine's GPUs are surveyed here.
+    `survey` is the result of `survey_gpus`, the list of this machine's GPUs; if None, it is called
+    here.
     """
     if backend != "cudf":
         return
@@ -330,7 +332,10 @@ def _connect(
     security: object,
     options: dict[str, Any],
 ) -> Client:
-    """Connect a client to a running scheduler, by its address or its scheduler file."""
+    """Connect a client to a running scheduler, by its address or its scheduler file; one is None.
+
+    `security` is the argument of `get_client`, and `options` are those of ``distributed.Client``.
+    """
     from dask import config
     from dask.utils import parse_timedelta
     from distributed import Client
@@ -372,9 +377,10 @@ def _connect(
 
 
 def _shake_hands(address: str, security: Security | None, timeout_seconds: float) -> None:
-    """Raise NoSchedulerError unless a Dask scheduler answers at `address`.
+    """Raise NoSchedulerError unless a Dask scheduler answers at `address` within the timeout.
 
-    A client would wait for an answer forever.
+    `security` holds the TLS settings; None means a connection without TLS. This is called before
+    the client is made, because a client would wait for an answer forever.
     """
     from distributed import Security
     from distributed.comm import connect
@@ -481,7 +487,10 @@ def prepare(client: Client, *, threads: int | None = None) -> Client:
 
 
 def _workers_sharing_cores(client: Client) -> int:
-    """Return the largest number of workers that share one set of CPU cores."""
+    """Return the largest number of workers of one host that may use the same set of CPU cores.
+
+    Raises ValueError if there is no worker.
+    """
 
     def cores() -> tuple[str, tuple[int, ...]]:
         import os

@@ -31,9 +31,10 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 
     Each machine has one worker, which runs `threads_per_worker` tasks at a time; torch may use all
     cores. By default the scheduler has no GPU, and the cluster ends after 20 idle minutes. The
-    variable ``HF_TOKEN`` of this process, and the variables in the option ``private_environ``, are
-    sent directly to the cluster (``send_private_envs``), hidden from Coiled and without a copy on
-    disk. Other options are arguments of ``coiled.Cluster``.
+    environment variable ``HF_TOKEN`` of this process, and the variables in the option
+    ``private_environ``, are sent directly to the cluster (``send_private_envs``): Coiled's servers
+    do not get them, and they are not written to disk. Other `options` are arguments of
+    ``coiled.Cluster``.
     """
     cluster_class = _cluster_class()
     arguments, private = coiled_arguments(options, threads_per_worker=threads_per_worker)
@@ -52,10 +53,10 @@ def start_coiled(options: Mapping[str, Any], *, threads_per_worker: int = 1) -> 
 def coiled_arguments(
     options: Mapping[str, Any], *, threads_per_worker: int = 1
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments of ``coiled.Cluster``, and the environment variables to hide from it.
+    """Return the arguments of ``coiled.Cluster``, and environment variables to hide from Coiled.
 
-    `options` are arguments of ``coiled.Cluster`` by name, and ``private_environ``: variables that
-    are hidden, together with ``HF_TOKEN`` if this process has it. `threads_per_worker` is the
+    `options` are arguments of ``coiled.Cluster`` by name. Its entry ``private_environ`` is a dict
+    of variables to hide; ``HF_TOKEN`` is added if this process has it. `threads_per_worker` is the
     number of tasks that a worker runs at a time. Raises TypeError for unknown options, and
     ValueError for a secret among the arguments, because Coiled would store it.
     """
@@ -79,9 +80,9 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
     """Return the name of the first option that is or contains a secret; None if there is none.
 
     A secret is an environment variable whose name has a word such as TOKEN or KEY, a text that
-    looks like a known kind of token, or a text that contains one of `secrets`. Names of nested
-    options are joined, such as "environ.HF_TOKEN". `secrets` with fewer than 8 characters are
-    ignored, because they may occur anywhere.
+    looks like a known kind of token, or a text that contains one of `secrets`. Keys of nested
+    options are joined by dots, such as "environ.HF_TOKEN". `secrets` with fewer than 8 characters
+    are ignored, because they may occur anywhere.
     """
     secrets = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     for name, value in _texts(options):
@@ -96,7 +97,11 @@ def find_secret(options: Mapping[str, Any], secrets: Iterable[str] = ()) -> str 
 
 
 def _texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in nested options, with its name, such as ``environ.HF_TOKEN``."""
+    """Yield the name and text of every string in nested dicts and lists of options.
+
+    Keys of nested dicts are joined by dots, such as ``environ.HF_TOKEN``; items of a list have the
+    list's name. `name` is the name of `value` itself, empty at the top.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _texts(inner, f"{name}.{key}" if name else str(key))

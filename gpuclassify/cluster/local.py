@@ -41,7 +41,7 @@ END_SECONDS = 5  # maximum seconds to wait for hanging work when a cluster ends
 
 
 class OwningClient(Client):
-    """Dask client that closes its cluster when it is closed."""
+    """Dask client that owns its cluster: it closes the cluster when it is closed."""
 
     cluster: Any
 
@@ -71,11 +71,11 @@ class OwningClient(Client):
             raise
 
     def _close_all(self, cluster: Cluster, *args: Any, **kwargs: Any) -> Any:
-        """Close client and cluster without Dask's logs of interrupted heartbeats and tasks.
+        """Close client and cluster without Dask's log messages about interrupted work.
 
-        While a cluster closes, Dask logs errors and warnings about running heartbeats and tasks,
-        and processes that end slowly. They are harmless, so that the loggers of workers and nannies
-        are silenced.
+        `args` and `kwargs` are those of ``distributed.Client.close``. While a cluster closes, Dask
+        logs errors and warnings about running heartbeats and tasks, and about processes that end
+        slowly. They are harmless, so the loggers of workers and nannies are silenced.
         """
         if cluster.status == Status.running:
             with contextlib.suppress(OSError):  # includes timeouts
@@ -91,10 +91,11 @@ class OwningClient(Client):
 
 
 class PatientNanny(Nanny):
-    """Dask nanny that waits longer for a killed worker to end, and shields it from Ctrl-C.
+    """Dask nanny (the parent process of a worker) that waits longer for a killed worker to end.
 
-    Dask's one second is too short on a busy machine: closing the cluster would raise, and leave the
-    rest of it open.
+    Dask waits for one second, which is too short on a busy machine: closing the cluster would raise
+    an error, and leave its other processes running. This nanny also blocks Ctrl-C in the worker,
+    which the client ends itself.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -103,12 +104,19 @@ class PatientNanny(Nanny):
         super().__init__(*args, **kwargs)
 
     async def instantiate(self) -> Status:
-        """Start the worker's process like ``distributed.Nanny.instantiate``, within `safe_path`."""
+        """Start the worker's process like ``distributed.Nanny.instantiate``.
+
+        The process does not import modules from the working directory while it starts; see
+        `safe_path`.
+        """
         with safe_path():
             return await super().instantiate()
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:
-        """End the worker's process like ``distributed.Nanny.kill``, but wait until it has ended."""
+        """End the worker's process like ``distributed.Nanny.kill``, but wait until it has ended.
+
+        After `timeout` seconds, the wait goes on instead of raising TimeoutError.
+        """
         process = self.process
         try:
             await super().kill(timeout=timeout, reason=reason)
@@ -121,9 +129,10 @@ class PatientNanny(Nanny):
 def safe_path() -> Iterator[None]:
     """Prevent processes that start in the block from importing modules from the working directory.
 
-    That directory may be a downloaded data set with a struct.py, and comes first in ``sys.path`` of
-    a process started by ``python -c``, as by multiprocessing. Later imports use this process's
-    ``sys.path``, which multiprocessing sends.
+    A process started by ``python -c``, as multiprocessing does, has that directory first in
+    ``sys.path``. If it is a downloaded data set with a file struct.py, that file would be imported
+    instead of Python's module. The protection ends when multiprocessing sets the new process's
+    ``sys.path`` to that of this process.
     """
     global _safe_blocks
     if _safe_blocks == 0 and SAFE_PATH not in os.environ:
@@ -138,11 +147,11 @@ def safe_path() -> Iterator[None]:
 
 
 def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
-    """Return ``work()``, which starts or closes a cluster, so that Ctrl-C cannot stop it halfway.
+    """Call ``work()``, which starts or closes a cluster, in a thread that Ctrl-C cannot interrupt.
 
-    `work` runs in a thread of its own, which gets no KeyboardInterrupt. Dask would wait forever for
-    a cluster whose close was interrupted. If the calling thread is interrupted, it kills the
-    workers of `cluster`, which ends `work`, and raises KeyboardInterrupt at most 5 seconds later.
+    Returns its result. Dask would wait forever for a cluster whose close was interrupted. If
+    KeyboardInterrupt reaches the calling thread, this function kills the workers of `cluster`,
+    which ends `work`, and raises KeyboardInterrupt again, at most 5 seconds later.
     """
     done: Future[Result] = Future()
 
@@ -170,7 +179,10 @@ def unbroken(work: Callable[[], Result], cluster: Cluster) -> Result:
 
 
 def end_workers(cluster: Cluster) -> None:
-    """Kill the worker processes of a local cluster; their nannies do not restart them."""
+    """Kill the worker processes of a local cluster, including workers that are still starting.
+
+    Their nannies, which watch them, do not restart them.
+    """
     for nanny in list(getattr(cluster, "_created", ())):  # includes starting workers
         if isinstance(nanny, Nanny):
             if nanny.status not in (Status.closing, Status.closed):
@@ -194,9 +206,10 @@ def shield_children() -> None:
 
 
 def silence_worker(dask_worker: Worker) -> None:
-    """Turn off a closing worker's log; runs on the worker.
+    """Turn off the log of a worker that is about to close; Dask runs this function on the worker.
 
-    A worker without a nanny is left alone, because its loggers are the user's.
+    A worker without a nanny is left alone, because it may run in the user's process, whose loggers
+    are the user's.
     """
     if dask_worker.nanny:
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
@@ -205,11 +218,13 @@ def silence_worker(dask_worker: Worker) -> None:
 def start(
     cluster_class: type[SpecCluster], options: dict[str, Any], plugins: Iterable[WorkerPlugin]
 ) -> OwningClient:
-    """Start a ``LocalCluster``, or a subclass, with plugins on all workers; return its client.
+    """Start a local cluster, and return a client that closes the cluster when it is closed.
 
-    The dashboard listens on the scheduler's interface or, because it has no TLS, only on this
-    machine if the cluster uses TLS; on port 8787 or any free one. Raises RuntimeError if the
-    cluster does not start, or a worker is importing the user's script.
+    `cluster_class` is ``LocalCluster`` or a subclass, `options` are its arguments, and `plugins`
+    are registered on all workers. The dashboard listens on port 8787, or on any free port if that
+    is taken. It listens on the scheduler's interface, but only on this machine if the cluster uses
+    TLS, because the dashboard has no TLS. Raises RuntimeError if the cluster does not start, or if
+    this process is a worker that imports the user's script.
     """
     refuse_reimported_script()
     if options.get("processes") is not False:
@@ -244,9 +259,10 @@ def start(
 
 
 def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningClient:
-    """Return a client of `cluster` that closes the cluster, too, when it or this process ends.
+    """Return a client of `cluster` that closes the cluster when the client is closed.
 
-    ``set_up(client)`` configures the cluster; if it fails, the cluster is closed.
+    The cluster is also closed when this process ends. ``set_up(client)`` is called to configure the
+    cluster; if it fails, the cluster is closed, and the error is raised.
     """
     try:
         client = OwningClient(cluster)
@@ -269,10 +285,10 @@ def owning_client(cluster: Cluster, set_up: Callable[[Client], None]) -> OwningC
 
 
 def refuse_reimported_script() -> None:
-    """Raise RuntimeError in a worker process that is importing the user's script.
+    """Raise RuntimeError if this process is a worker that is importing the user's script.
 
-    Otherwise a script without the guard ``if __name__ == "__main__"`` would start workers in its
-    workers.
+    multiprocessing imports the script in each new process. A script without the guard ``if __name__
+    == "__main__"`` would then start workers in its workers.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -288,7 +304,8 @@ def refuse_reimported_script() -> None:
 def refuse_workerless_program() -> None:
     """Raise RuntimeError, with the reason, if this program cannot start worker processes.
 
-    Dask's nannies would wait forever for such a process, or fail without a reason.
+    This is so if its script is not a file, such as standard input, or if semaphores cannot be made.
+    Dask's nannies, which start the workers, would wait forever or fail without a reason.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     is_module = getattr(sys.modules.get("__main__"), "__spec__", None) is not None
@@ -310,7 +327,11 @@ def refuse_workerless_program() -> None:
 
 
 def _dashboard_of(options: dict[str, Any]) -> str:
-    """Return the dashboard's address for a local cluster with these arguments."""
+    """Return the address (host and port) for the dashboard of a local cluster to listen on.
+
+    `options` are the arguments of the cluster. The dashboard's host is the scheduler's, or this
+    machine's loopback address if the cluster uses TLS.
+    """
     security = options.get("security")
     if security is not None and security.require_encryption:
         return dashboard_address()
@@ -321,7 +342,10 @@ def _dashboard_of(options: dict[str, Any]) -> str:
 
 
 def dashboard_address(host: str = LOOPBACK) -> str:
-    """Return a dashboard address, "host:8787"; the port is 0 (any free one) if 8787 is taken."""
+    """Return an address for the dashboard to listen at: `host` and port 8787, "127.0.0.1:8787".
+
+    If that port is taken on the host, the port is 0, which means any free one.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -39,9 +39,10 @@ class PreflightError(RuntimeError):
 
 
 class MisfitError(RuntimeError):
-    """Error raised by a `Probe` on a worker, with a problem for the table of PreflightError.
+    """Error raised on a worker by a `Probe` (a trial of a job's work) that finds a problem.
 
-    Its arguments are the cells ``check``, ``found``, ``expected`` and ``cure`` of a `Row`.
+    Its arguments are the cells ``check``, ``found``, ``expected`` and ``cure`` of a `Row`, which is
+    shown in the table of PreflightError.
     """
 
     def __init__(self, check: str, found: str, expected: str, cure: str) -> None:
@@ -53,7 +54,10 @@ class MisfitError(RuntimeError):
 
 
 class Probe(Protocol):
-    """Protocol of a trial of a job's work, such as loading its model, which each worker runs."""
+    """Protocol of a trial of a job's work, such as loading the job's model.
+
+    Before a job starts, `check_workers` sends the trial to each worker.
+    """
 
     def fetch(self) -> None:
         """Download missing files, such as the model's; called on one worker of each machine."""
@@ -67,14 +71,18 @@ class Probe(Protocol):
 
 
 class Machine(NamedTuple):
-    """Host and GPU of a worker."""
+    """Host name of a worker, and the GPU that it uses."""
 
     host: str  # host name
     device: str  # UUID of the GPU that torch would use, or ""
 
 
 class Row(NamedTuple):
-    """Row in the table of PreflightError: a problem of one worker."""
+    """Row in the table of PreflightError: one problem of one worker.
+
+    `worker` is the worker's address and `host` its machine. `check` says what was checked, such as
+    a package; `found` and `expected` are its actual and required state, and `cure` is advice.
+    """
 
     worker: str
     host: str
@@ -94,9 +102,10 @@ def check_workers(
     """Check that a client's present workers can do a job's work.
 
     If there are none, as on an adaptive cluster, the first one is waited for. Package versions on
-    the workers are compared with the client's. If `uses_gpu`, no two workers may use one GPU. Then
-    one worker of each machine calls ``probe.fetch()``, and all workers call ``probe.run()``.
-    Workers that join later are not checked.
+    the workers are compared with the client's. If `uses_gpu`, no two workers may use one GPU. If
+    there is a `probe`, a trial of the job's work, one worker of each machine then calls
+    ``probe.fetch()``, and all workers call ``probe.run()``. Workers that join later are not
+    checked.
 
     A worker that leaves meanwhile, or takes longer than `step_seconds` for one of these steps, is
     skipped with a warning if another worker passes. If all workers leave before they answer, which
@@ -120,7 +129,10 @@ def check_workers(
 
 
 class _Check:
-    """Steps and results of one call of `check_workers`, for the workers present at its start."""
+    """Steps and results of one call of `check_workers`, for the workers present at its start.
+
+    The steps are `compare_versions`, `look` and `try_out`, in this order.
+    """
 
     def __init__(self, client: Client, step_seconds: float) -> None:
         self.client = client
@@ -131,10 +143,11 @@ class _Check:
         self.given_up: dict[str, str] = {}  # reason, by address
 
     def compare_versions(self) -> None:
-        """Add rows for workers that lack a package of the client or have a version that matters.
+        """Compare workers' package versions with the client's, and add a `Row` for each problem.
 
-        Another version than the client's matters for packages in `DECISIVE`. For other packages,
-        which should not change results, it is only logged.
+        A package that the client has and a worker lacks is a problem, except for cudf. So is
+        another version of a package in `DECISIVE`. Other versions of the remaining packages, which
+        should not change results, are only logged.
         """
         names = [name for name in (*COMPARED, *CUDF_WHEELS) if name != "python"]  # always reported
         asked = {"packages": names, "callback_timeout": self.step_seconds}
@@ -170,10 +183,11 @@ class _Check:
             logger.warning("%d workers have %s; results should not differ", count, text)
 
     def look(self, uses_gpu: bool) -> None:
-        """Store each worker's `Machine` in `machines`; if `uses_gpu`, add rows for shared GPUs.
+        """Store each worker's host and GPU in `machines`; by `uses_gpu`, refuse shared GPUs.
 
-        Workers with a problem in `rows` are not asked, because they may not be able to answer.
-        Raises PreflightError if there are any rows.
+        If `uses_gpu`, a GPU that two workers use is a problem. Workers with a problem in `rows` are
+        not asked, because they may not be able to answer. Raises PreflightError if there are any
+        problems, those of earlier steps included.
         """
         failed = {row.worker for row in self.rows}
         asked = {a: self._submit(a, look_here) for a in self.workers if a not in failed}
@@ -193,9 +207,10 @@ class _Check:
         self._raise_if_failed()
 
     def try_out(self, probe: Probe) -> None:
-        """Let one worker of each machine fetch the probe's files, and then all workers run it.
+        """Run the probe, a trial of the job's work, on the workers in `machines`.
 
-        Raises PreflightError if there are problems.
+        First one worker of each machine downloads the probe's files, then all workers run the
+        probe. Raises PreflightError if there are problems.
         """
         # Sent as bytes, because a task that a worker cannot unpickle closes its connection.
         packed = cloudpickle.dumps(probe)
@@ -223,11 +238,11 @@ class _Check:
         )
 
     def _settle(self, futures: Mapping[str, Any], check: str, expected: str) -> dict[str, Any]:
-        """Wait for tasks on workers; return their results, and add rows for their errors.
+        """Wait for one task per worker; return the results, and add a `Row` for each error.
 
         Keys of `futures` and of the result are the workers' addresses. Workers that failed or left
-        have no result. `check` and `expected` are the cells of these names in each `Row` that is
-        added for an error.
+        have no result. `check` and `expected` are the cells of these names in each added `Row`,
+        except for a MisfitError, which has its own cells.
         """
         try:
             self._wait_while_there(futures)
@@ -315,19 +330,26 @@ def device_here() -> str:
 
 
 def fetch_here(packed: bytes) -> None:
-    """Call `fetch` of a pickled `Probe`; a task for one worker of each machine."""
+    """Call the method `fetch` of a pickled `Probe`, which downloads files.
+
+    This is the task for one worker of each machine.
+    """
     cloudpickle.loads(packed).fetch()
 
 
 def run_here(packed: bytes, workers_here: int) -> None:
-    """Call `run` of a pickled `Probe` with this worker's share of its machine's free memory."""
+    """Call the method `run` of a pickled `Probe` with this worker's share of the free memory.
+
+    The share is the free memory of the host divided by `workers_here`, its number of workers.
+    """
     cloudpickle.loads(packed).run(free_host_bytes() // workers_here)
 
 
 def _versions(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Select the versions to compare from one process's answer in ``Client.get_versions``.
+    """Select the versions to compare from one process's entry in ``Client.get_versions()``.
 
-    The build after a "+" is ignored: "2.13.0+cpu" and "2.13.0+cu130" are equal.
+    Returns versions by package name. The build after a "+" is removed, so that "2.13.0+cpu" and
+    "2.13.0+cu130" are equal.
     """
     packages = dict(answer["packages"])
     packages["python"] = ".".join(packages["python"].split(".")[:2])

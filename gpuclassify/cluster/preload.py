@@ -25,14 +25,14 @@ SAFE_PATH, BY_US = "PYTHONSAFEPATH", "gpuclassify"
 
 
 class ProcessSettings(WorkerPlugin):
-    """Worker plugin that sets threads, memory allocation and timeouts of a worker's process.
+    """Dask worker plugin that sets threads, memory allocation and timeouts of a worker's process.
 
-    Dask's nanny starts workers with ``OMP_NUM_THREADS=1``, a single thread for torch, and does not
-    limit the tokenizers library, whose thread pool would use all cores of the machine in each
-    worker. `threads` is the number of threads of torch, and also of tokenizing. If None, it is the
-    number of cores that the worker may use, divided by `sharing`, the number of workers that use
-    the same cores. A worker without a nanny may run in the user's process, whose memory allocation
-    and tokenizing threads do not change.
+    `threads` is the number of threads of torch, and also of the tokenizers library. If None, it is
+    the number of cores that the worker may use, divided by `sharing`, the number of workers that
+    use the same cores. The defaults do not fit: Dask's nanny starts workers with
+    ``OMP_NUM_THREADS=1``, a single thread for torch, and each worker's tokenizers library would use
+    all cores. A worker without a nanny may run in the user's process, whose memory allocation and
+    tokenizing threads do not change.
     """
 
     name = "gpuclassify-process"
@@ -59,7 +59,10 @@ class ProcessSettings(WorkerPlugin):
 
 
 class TorchMemoryFraction(WorkerPlugin):
-    """Worker plugin that limits torch to a fraction of its GPU's memory, to leave some for cuDF."""
+    """Dask worker plugin that limits torch to a fraction of its GPU's memory.
+
+    The rest is for other libraries on the GPU, such as cuDF.
+    """
 
     name = "gpuclassify-torch-memory-fraction"
 
@@ -79,11 +82,11 @@ class TorchMemoryFraction(WorkerPlugin):
 
 
 def raise_by_value() -> Any:
-    """Return a function that raises Dask's timeouts and limits to at least the values passed to it.
+    """Return a function that increases Dask's timeouts and limits, but never lowers them.
 
-    Its arguments are timeouts in Dask's configuration by name, for a worker or a scheduler, and for
-    a scheduler also its ``worker_ttl`` in seconds and its ``allowed_failures``. It is pickled by
-    value, because a scheduler need not have this package.
+    The function's arguments are the least values: timeouts in Dask's configuration by name and, for
+    a scheduler, its ``worker_ttl`` in seconds and its ``allowed_failures``. The function is made
+    here because pickle then sends its code: a scheduler need not have this package.
     """
 
     def raise_settings(
@@ -108,9 +111,10 @@ def raise_by_value() -> Any:
 
 
 def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
-    """Apply the settings of `prepare` to a running cluster's scheduler and workers.
+    """Apply the settings of `gpuclassify.cluster.prepare` to a running cluster.
 
-    `threads` and `sharing` are explained at `ProcessSettings`.
+    They are timeouts and limits of the scheduler, and threads, memory allocation and timeouts of
+    present and future workers. `threads` and `sharing` are explained at `ProcessSettings`.
     """
     settings = (COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES)
     client.run_on_scheduler(raise_by_value(), *settings)
@@ -118,7 +122,10 @@ def set_up(client: Client, threads: int | None, sharing: int = 1) -> None:
 
 
 def dask_setup(service: Scheduler | Worker) -> None:
-    """Configure the Dask scheduler or worker that preloads this module; called by Dask."""
+    """Configure the Dask scheduler or worker of this process, given as `service`.
+
+    Dask calls it in processes that are started with ``--preload`` and the name of this module.
+    """
     if isinstance(service, Scheduler):
         raise_by_value()(COMMUNICATION, WORKER_TTL_SECONDS, ALLOWED_FAILURES, service)
         return

@@ -30,24 +30,26 @@ PLAIN_SCHEMES = ("tcp://", "ws://", "ucx://", "ucxx://")
 
 
 class QuietSecurity(Security):
-    """TLS settings that let connections end without a closing message, as Dask's do.
+    """TLS settings for Dask, under which a connection may end without TLS's closing message.
 
-    From Python 3.13 on, such an end may leave an error in OpenSSL's queue, which closes the next
-    connection that the thread reads, so that workers are lost while a cluster grows. Truncation is
-    still detected, because Dask's messages have lengths.
+    Dask's connections end so. From Python 3.13 on, such an end may leave an error in OpenSSL's
+    queue, which closes the next connection that the thread reads, so that workers are lost while a
+    cluster grows. Truncated messages are still detected, because Dask's messages have lengths.
     """
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of `distributed.Security` for a connection, made quiet.
+        """Return Dask's arguments for opening a TLS connection, as ``distributed.Security`` does.
 
-        Their SSL context ignores a connection that ends without a closing message.
+        `role` is "client", "scheduler" or "worker". The SSL context in the result ignores a
+        connection that ends without a closing message.
         """
         return _quiet(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Return the arguments of `distributed.Security` for a listener, made quiet.
+        """Return Dask's arguments for accepting TLS connections, as ``distributed.Security`` does.
 
-        Their SSL context ignores a connection that ends without a closing message.
+        `role` is "client", "scheduler" or "worker". The SSL context in the result ignores a
+        connection that ends without a closing message.
         """
         return _quiet(super().get_listen_args(role))
 
@@ -61,10 +63,10 @@ def _quiet(arguments: dict[str, Any]) -> dict[str, Any]:
 def make_security(settings: object) -> Security | None:
     """Convert the argument `security` of `get_client` to an object that requires TLS, or None.
 
-    None and False are no TLS. True makes a certificate in memory for this cluster's processes only.
-    A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt``
-    and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or the text of
-    certificates.
+    None and False mean no TLS. True makes a certificate in memory for this cluster's processes
+    only. A path is a directory with ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``,
+    ``tls.crt`` and ``tls.key``. A mapping has the fields of ``distributed.Security``, with files or
+    the text of certificates. A ``distributed.Security`` is returned unchanged if it requires TLS.
     """
     if settings is None or settings is False:
         return None
@@ -98,10 +100,11 @@ def make_security(settings: object) -> Security | None:
 
 
 def listens_here_alone(options: Mapping[str, Any]) -> bool:
-    """Tell whether all processes of a local cluster listen on this machine's loopback address only.
+    """Return whether all processes of a local cluster listen only on the loopback address.
 
     Such a cluster gets TLS by default. `options` are the arguments of the cluster. Returns False if
-    they set a host, an interface or a protocol (UCX has no TLS), or with ``processes=False``.
+    they set a host, an interface or a protocol (the protocol UCX has no TLS), and for
+    ``processes=False``, where workers are threads of this process.
     """
     is_placed = not options.keys().isdisjoint(("host", "interface", "protocol", "scheduler_kwargs"))
     is_ucx = any(options.get(f"enable_{name}") for name in UCX_TRANSPORTS)
@@ -109,9 +112,10 @@ def listens_here_alone(options: Mapping[str, Any]) -> bool:
 
 
 def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
-    """Return the paths of the certificate authority, certificate and key in a directory.
+    """Return the paths of three files in a directory: certificate authority, certificate and key.
 
-    Raises FileNotFoundError if they are not there.
+    They are ``ca.pem``, ``cert.pem`` and ``key.pem``, or ``ca.crt``, ``tls.crt`` and ``tls.key``.
+    Raises FileNotFoundError if neither set is complete.
     """
     folder = Path(directory).expanduser()
     for names in FILES:
@@ -125,7 +129,10 @@ def certificate_files(directory: str | os.PathLike[str]) -> tuple[Path, Path, Pa
 
 
 def make_certificate(folder: Path) -> None:
-    """Make a folder with a new certificate and key for `make_security`; only its owner may read."""
+    """Make `folder`, with a new TLS certificate and its key, as `make_security` reads them.
+
+    Only the owner can read them.
+    """
     made = make_security(True)
     assert made is not None
     folder.mkdir(mode=0o700)
@@ -138,9 +145,9 @@ def make_certificate(folder: Path) -> None:
 
 
 def warn_if_open(addresses: Iterable[str], cure: str) -> None:
-    """Log a warning if other machines can reach one of a scheduler's addresses without TLS.
+    """Log a warning if other machines can reach one of a scheduler's `addresses` without TLS.
 
-    The warning ends with `cure`, a sentence without full stop that says what to do.
+    The warning ends with `cure`, a sentence that says what to do, passed without its full stop.
     """
     if open_addresses := ", ".join(filter(is_open, addresses)):
         logger.warning(
@@ -152,7 +159,10 @@ def warn_if_open(addresses: Iterable[str], cure: str) -> None:
 
 
 def is_open(address: str) -> bool:
-    """Tell whether a Dask address is without TLS, and not on this machine's loopback."""
+    """Return whether a Dask address can be reached by other machines without TLS.
+
+    That is, the address has a protocol without TLS, and is not this machine's loopback address.
+    """
     if not address.startswith(PLAIN_SCHEMES):
         return False
     from distributed.comm import get_address_host, resolve_address

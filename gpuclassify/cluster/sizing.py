@@ -40,10 +40,11 @@ class ImpossibleClusterError(RuntimeError):
 def check_options(
     options: Iterable[str], targets: Sequence[Any], also_near: Iterable[str] = ()
 ) -> None:
-    """Raise TypeError for options of `get_client` that no target takes, with the nearest name.
+    """Raise TypeError if an option of `get_client` is not a parameter of any of the `targets`.
 
-    `targets` are the classes that options are passed on to, such as LocalCluster; the first is
-    named in the message. The suggested name may also be in `also_near`.
+    `targets` are the classes that options are passed on to, such as LocalCluster; the message names
+    the first of them. It also suggests the most similar name among their parameters and
+    `also_near`.
     """
     accepted = {name for target in targets for name in names_of(target)} - MANAGED_OPTIONS
     owner = targets[0].__name__
@@ -52,13 +53,16 @@ def check_options(
 
 
 def names_of(target: Any) -> list[str]:
-    """List the names of a callable's parameters."""
+    """Return the names of a callable's parameters, without ``**kwargs``."""
     parameters = inspect.signature(target).parameters.values()
     return [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def parse_walltime(walltime: str) -> int | None:
-    """Parse a time limit in Slurm's format, such as "1-12:00", to seconds; None for no limit."""
+    """Convert a time limit in Slurm's format, such as "1-12:00", to seconds.
+
+    Returns None for "infinite" and "unlimited". Raises ValueError if the text has another format.
+    """
     text = str(walltime).strip().lower()
     if text in ("infinite", "unlimited"):
         return None
@@ -78,11 +82,11 @@ def parse_walltime(walltime: str) -> int | None:
 
 
 def one_for_each_gpu(option: str, gpus: int, **workers: int | None) -> None:
-    """Raise ValueError if a Slurm job or node has GPUs and not exactly one worker per GPU.
+    """Raise ValueError if a Slurm job or node has GPUs, and another number of workers.
 
-    `gpus` is the number of GPUs, 0 for none, and `option` is the option's name, for the
-    message. `workers` maps the name of another option to the number of workers that it asks for,
-    or None if it is not set.
+    `gpus` is the number of GPUs, 0 for none, and `option` is the name of the option that sets it,
+    for the message. `workers` maps the name of another option to the number of workers that it asks
+    for, or to None if it is not set.
     """
     for name, count in workers.items():
         if gpus and count not in (None, gpus):
@@ -92,10 +96,12 @@ def one_for_each_gpu(option: str, gpus: int, **workers: int | None) -> None:
 
 
 def memory_shares(n_workers: int) -> dict[str, int]:
-    """Return ``{"memory_limit": bytes}`` for ``LocalCluster``: usable memory per worker.
+    """Return each worker's memory limit as an argument of ``LocalCluster``, by name.
 
-    Usable memory is divided by `n_workers`. The dict is empty if usable memory is what Dask finds
-    by itself; Dask only reads the machine's memory and the limit of the topmost control group.
+    The argument is ``memory_limit``: the bytes of memory that this process may use, divided by
+    `n_workers`. The dict is empty if Dask finds that memory by itself. Dask reads only the
+    machine's memory and the limit of the topmost control group (cgroup), so that it misses lower
+    limits, such as a container's.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -104,9 +110,10 @@ def memory_shares(n_workers: int) -> dict[str, int]:
 
 
 def refuse_crowd(n_workers: int) -> None:
-    """Raise ImpossibleClusterError if there is less memory than `n_workers` times `WORKER_BYTES`.
+    """Raise ImpossibleClusterError if there is too little memory to start `n_workers` workers.
 
-    One worker is always allowed. Memory is what this process may use in all.
+    Each worker needs `WORKER_BYTES` of the memory that this process may use. One worker is always
+    allowed.
     """
     memory_bytes = usable_memory()
     most = max(1, int(memory_bytes // WORKER_BYTES))
@@ -126,13 +133,13 @@ def cpu_cluster_options(
     cores: int | None = None,
     memory_bytes: float | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Return the arguments of ``LocalCluster``, and each worker's number of torch threads.
+    """Return the arguments of ``LocalCluster`` for a CPU cluster, and the torch threads per worker.
 
-    `options` are other arguments of ``LocalCluster``; they override the arguments made here. torch
-    gets ``cores // n_workers`` threads, at least 1. By default there is a worker per 8 cores, or
-    two workers if these are more, but not more than one per 8 GB of memory and one per core. With
-    ``processes=False`` there is one. `cores` and `memory_bytes` are by default what this process
-    may use.
+    `options` are other arguments of ``LocalCluster``; they override the arguments made here. Each
+    worker's torch gets ``cores // n_workers`` threads, at least 1. If `n_workers` is None, there is
+    one worker per 8 cores, but at least two. Memory of less than 8 GB per worker, or fewer cores
+    than workers, lowers that number. With ``processes=False`` there is one worker. `cores` and
+    `memory_bytes` are by default what this process may use.
     """
     cores = usable_cores() if cores is None else cores
     if n_workers is None and (options or {}).get("processes") is False:
@@ -151,7 +158,7 @@ def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
 
     The default is two on a GPU with pandas frames, else one. One of two tasks reads and tokenizes
     while the other one runs the model; with a single task the GPU would wait at the start and end
-    of each part. cudf frames take GPU memory, so that there is one task at a time.
+    of each part of the input. cudf frames take GPU memory, so that there is one task at a time.
     """
     check_count("threads_per_worker", requested, may_be_none=True)
     return requested or (2 if is_gpu and backend == "pandas" else 1)
@@ -160,11 +167,12 @@ def tasks_per_worker(requested: int | None, is_gpu: bool, backend: str) -> int:
 def parse_size(
     value: Size | None, name: str, device_bytes: int | None = None
 ) -> int | float | None:
-    """Parse a size of GPU memory to a number of bytes (int) or a share of the device (float).
+    """Convert a size of GPU memory to a number of bytes (int) or a share of the device (float).
 
-    Bytes are passed as ``8_000_000_000`` or ``"8GB"``, a share as ``0.3`` or ``"0.3"``. With
-    `device_bytes`, a share is converted to bytes. Raises TypeError or ValueError if the argument
-    `name` is invalid, not above zero, or a share above 1.
+    `value` is a number of bytes, ``8_000_000_000`` or ``"8GB"``, or a share, ``0.3`` or ``"0.3"``;
+    None is returned unchanged. If `device_bytes` (the device's memory) is passed, a share is
+    converted to bytes. `name` is the argument's name, for messages. Raises TypeError or ValueError
+    if the value is invalid, not above zero, or a share above 1.
     """
     from dask.utils import parse_bytes
 
@@ -198,10 +206,11 @@ def gpu_cluster_options(
     """Return the arguments of ``LocalCUDACluster``, and torch's share of the GPU's memory.
 
     `options` are the caller's other arguments of ``LocalCUDACluster`` and become part of the
-    result. The remaining parameters are explained at `get_client`. torch's share is None if torch
-    is not limited. `device_bytes` is the memory of the smallest GPU in use; if it is passed, shares
+    result. `device_bytes` is the memory of the smallest GPU in use; if it is passed, shares of RMM
     are converted to bytes, because dask-cuda would apply them to GPU 0, and to the whole GPU for a
-    MIG slice. Raises ValueError if settings contradict each other, or shares sum to more than 0.95.
+    MIG slice. The remaining parameters are explained at `get_client`. torch's share is None if
+    torch is not limited. Raises ValueError if settings contradict each other, or shares sum to more
+    than 0.95.
     """
     options = dict(options or {})
     check_choice("backend", backend, BACKENDS)
@@ -273,7 +282,10 @@ def choose_gpus(gpus: Sequence[Gpu], n_workers: int | None) -> tuple[Gpu, ...]:
 
 
 def missing_for_gpu(survey: GpuSurvey) -> list[str]:
-    """Describe each requirement of a local GPU cluster that this machine lacks."""
+    """Return a phrase for each requirement of a local GPU cluster that this machine lacks.
+
+    `survey` lists the machine's GPUs. The list is empty if nothing is missing.
+    """
     missing = [survey.absent_because] if survey.absent_because else []
     for module in ("dask_cuda", "rmm"):
         try:

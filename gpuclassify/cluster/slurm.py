@@ -67,7 +67,7 @@ LOG_LINES = 15
 
 
 class SlurmPlan(NamedTuple):
-    """Plan of a cluster of Slurm jobs; all jobs have equal workers."""
+    """Number and arguments of the Slurm jobs that make up a Dask cluster; all jobs are equal."""
 
     arguments: dict[str, Any]  # for ``dask_jobqueue.SLURMCluster``
     jobs: int  # number of jobs to submit
@@ -78,9 +78,10 @@ class SlurmPlan(NamedTuple):
 def start_slurm(options: Mapping[str, Any]) -> Client:
     """Submit Slurm jobs with Dask workers; return a client of the scheduler, which runs here.
 
-    Options are those of `plan_slurm`, and ``look_every_seconds``, the interval of squeue. The
-    client is returned as soon as the jobs are submitted; they may still be queued. It closes the
-    cluster with its jobs. Raises RuntimeError if sbatch is missing, or Slurm refuses a job.
+    `options` are those of `plan_slurm`, and ``look_every_seconds``, the interval between calls of
+    squeue, which finds jobs that have ended. The client is returned as soon as the jobs are
+    submitted; they may still be queued. Closing it closes the cluster and cancels its jobs. Raises
+    RuntimeError if sbatch is missing, or Slurm refuses a job.
     """
     options = dict(options)
     look_every_seconds = options.pop("look_every_seconds", None) or LOOK_EVERY_SECONDS
@@ -217,9 +218,11 @@ def plan_slurm(
 
 
 def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tuple[int, int]:
-    """Return the number of Slurm jobs, and the number of workers in each.
+    """Return the number of Slurm jobs for a cluster, and the number of workers in each job.
 
-    Raises ValueError if the workers do not fill whole jobs.
+    `n_workers` is the total; None means the workers of one job. A job has a worker for each of its
+    `gpus`, or `processes` workers if `gpus` is 0. Raises ValueError if the workers do not fill
+    whole jobs.
     """
     one_for_each_gpu("gpus_per_job", gpus, processes=processes)
     check_count("processes", processes, may_be_none=True)
@@ -238,7 +241,7 @@ def _count_jobs(n_workers: int | None, gpus: int, processes: int | None) -> tupl
 def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
     """Convert arguments of LocalCUDACluster to command-line options of ``dask cuda worker``.
 
-    None and False are left out; lists are joined by commas.
+    Arguments that are None or False are left out, and items of lists are joined by commas.
     """
     arguments = []
     for name, value in settings.items():
@@ -252,9 +255,11 @@ def cuda_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str]:
-    """Return shell lines for a job's script that make its workers leave before the walltime ends.
+    """Return shell lines for a Slurm job's script that make its workers leave before the job's end.
 
-    They set Dask's worker lifetime in the environment, which dask-cuda's workers read, too.
+    `walltime` is the job's time limit, and `leave_before` the time before it at which workers
+    leave, None for the default. The list is empty without a limit. The lines set the lifetime of
+    workers in Dask's environment variables, which dask-cuda's workers read, too.
     """
     limit = parse_walltime(walltime) if walltime else None
     if limit is None:
@@ -274,19 +279,19 @@ def _leaving(walltime: str | None, leave_before: str | float | None) -> list[str
 
 
 class ClosingJob(SLURMJob):
-    """Slurm job of dask-jobqueue whose status becomes "closed" when it is cancelled.
+    """Slurm job of dask-jobqueue whose `status` becomes "closed" when the job is cancelled.
 
-    Dask expects this, but dask-jobqueue does not set it.
+    Dask expects this of a job, but dask-jobqueue does not set it.
     """
 
     async def close(self) -> None:
-        """Cancel the Slurm job, and set its status."""
+        """Cancel the Slurm job, and set its `status` to "closed"."""
         await super().close()
         self.status = Status.closed
 
 
 class KeptCluster(SLURMCluster):
-    """Dask cluster of Slurm jobs, by dask-jobqueue, that resubmits jobs that have ended.
+    """Dask cluster of Slurm jobs, by dask-jobqueue, that submits a new job for each that has ended.
 
     dask-jobqueue does not watch submitted jobs. This class asks squeue for queued and running jobs,
     which detects every end: a worker that left before its walltime, preemption, a failed node,
@@ -303,7 +308,11 @@ class KeptCluster(SLURMCluster):
         self.refusal = ""
 
     def submit(self, jobs: int) -> None:
-        """Submit this number of jobs after a dry run, and watch them until the cluster closes."""
+        """Submit this number of Slurm jobs, and replace ended jobs until the cluster closes.
+
+        The job is first tried as a dry run. Raises RuntimeError if sbatch is missing, or Slurm
+        refuses a job.
+        """
         _try_out(self.job_script())
         for _ in range(jobs):
             self._add_job()
@@ -314,7 +323,10 @@ class KeptCluster(SLURMCluster):
         self.loop.add_callback(self.watch.start)
 
     async def replace_ended(self) -> None:
-        """Ask Slurm for this user's jobs, and submit a new job for each job that has ended."""
+        """Ask Slurm for this user's jobs, and submit a new job for each ended job of the cluster.
+
+        If jobs keep ending without a worker, close the cluster instead.
+        """
         if self.status != Status.running:
             self.watch.stop()
             return
@@ -348,12 +360,18 @@ class KeptCluster(SLURMCluster):
             logger.warning("Slurm refuses a new job for now, trying again: %s", self.refusal)
 
     def _add_job(self) -> None:
-        """Request one more job, with a new name, because the scheduler may know old names."""
+        """Request one more Slurm job, which the method `_settle` then submits.
+
+        The job has a new name, because the scheduler may still know workers of old names.
+        """
         names = (f"{self.name}-{number}" for number in self.numbers)
         self.worker_spec[next(one for one in names if one not in self.worker_spec)] = self.new_spec
 
     async def _settle(self) -> None:
-        """Close and submit jobs until there is one per entry of the cluster's ``worker_spec``."""
+        """Close and submit Slurm jobs until they match ``worker_spec``.
+
+        This attribute of Dask's clusters has an entry for each job that the cluster should have.
+        """
         await self
 
     async def _must_give_up(self, ended: list[str]) -> bool:
@@ -380,7 +398,10 @@ class KeptCluster(SLURMCluster):
 
 
 def _try_out(script: str) -> None:
-    """Submit a job script as a dry run; raise RuntimeError if sbatch is missing or refuses it."""
+    """Submit the job script `script` to Slurm as a dry run, which starts no job.
+
+    Raises RuntimeError if sbatch is missing or refuses the job.
+    """
     try:
         done = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
@@ -400,12 +421,18 @@ async def _output(*command: str) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Return a Slurm command's own message from the error that dask-jobqueue raised for it."""
+    """Return the error message that a Slurm command printed.
+
+    `error` is the exception that dask-jobqueue raised for the command, with more text around it.
+    """
     return str(error).rpartition("stderr:\n")[2].strip() or str(error)
 
 
 async def _end_of_log(job_id: str) -> str:
-    """Return the last lines of a Slurm job's log; if it cannot be read here, its likely name."""
+    """Return the last lines of a Slurm job's log, below a line with its path.
+
+    If the log cannot be read here, return a sentence with its likely name.
+    """
     try:
         shown = await _output("scontrol", "show", "job", job_id)
         (path,) = (line.strip() for line in shown.splitlines() if "StdErr=" in line)

@@ -66,11 +66,12 @@ class BrokenDeviceError(RuntimeError):
 
 
 def is_broken_device(error: BaseException) -> bool:
-    """Tell whether `error`, or its cause, means that this process has lost its GPU for good.
+    """Return whether `error`, or its cause, means that this process has lost its GPU for good.
 
-    torch raises ``torch.AcceleratorError``, and cuDF and cuPy kinds of RuntimeError, with CUDA's
-    message. RMM throws ``std::bad_alloc`` with that message when an allocation fails for any
-    reason, and cuDF converts it to MemoryError. After a mere lack of memory the context is intact.
+    That is read from the message. torch raises ``torch.AcceleratorError``, and cuDF and cuPy raise
+    kinds of RuntimeError, with CUDA's message. RMM throws ``std::bad_alloc`` with that message when
+    an allocation fails for any reason, and cuDF converts it to MemoryError. Returns False for a
+    mere lack of memory, after which the process can still use the GPU.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -92,12 +93,13 @@ def _names_broken_device(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether `error` is the out-of-memory error of any allocator, on host or device.
+    """Return whether `error` means that memory has run out, on the host or on a GPU.
 
     torch's allocator raises ``torch.OutOfMemoryError``; with RMM as its allocator, the C++
     exception arrives as a RuntimeError that names ``std::bad_alloc``. cuDF and cuPy raise kinds of
     MemoryError. CUDA's libraries allocate directly and raise a RuntimeError with their status.
-    RMM reports a broken device as ``std::bad_alloc``, too, which freeing memory does not cure.
+    Returns False for a broken GPU, which RMM also reports as ``std::bad_alloc``, because freeing
+    memory does not help then.
     """
     if is_broken_device(error):
         return False
@@ -111,10 +113,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_memory_released(action: Callable[[], Result]) -> Result:
-    """Return ``action()``; if memory runs out, release cached memory and try once more.
+    """Call ``action()`` and return its result; if memory runs out, free caches and call it again.
 
-    A CUDA library that cannot allocate memory at its start reports only that it is not initialized.
-    That is retried as well; a second failure means a broken device (`is_broken_device`).
+    It is called at most twice. It is also called again if a CUDA library reports that it is not
+    initialized, because a library that cannot allocate memory at its start says no more. If it says
+    so twice, the device is broken (`is_broken_device`).
     """
     try:
         return action()
@@ -126,7 +129,7 @@ def with_memory_released(action: Callable[[], Result]) -> Result:
 
 
 def release_memory() -> None:
-    """Collect garbage, and return torch's cached device memory to the driver."""
+    """Run Python's garbage collection, and return torch's cached GPU memory to the driver."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is None:

@@ -30,10 +30,10 @@ _RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
 def usable_cores() -> int:
-    """Return the number of CPU cores that this process may use.
+    """Return the number of CPU cores that this process may use, at least 1.
 
-    It is the smallest of the number of the machine's cores, the number of cores in the process's
-    CPU affinity, and its cgroups' CPU quotas, rounded up; at least 1.
+    It is the smallest of three numbers: the machine's cores, the cores in the process's CPU
+    affinity, and the CPU quota of its control groups (cgroups), rounded up.
     """
     from dask.system import cpu_count
 
@@ -41,9 +41,10 @@ def usable_cores() -> int:
 
 
 def usable_memory() -> int:
-    """Return the number of bytes of memory that this process may use in all.
+    """Return the number of bytes of memory that this process may use, including memory in use.
 
-    It is the smallest of the machine's memory, cgroup limits and the process's own limit.
+    It is the smallest of the machine's memory, the limits of the process's control groups
+    (cgroups), and the process's own limit.
     """
     from distributed.system import MEMORY_LIMIT
 
@@ -53,7 +54,8 @@ def usable_memory() -> int:
 def free_memory() -> int:
     """Return the number of bytes that this process may still allocate.
 
-    It is the smaller of the machine's available memory and the rest of its cgroups' limits.
+    It is the smallest of the machine's available memory and, for each control group (cgroup) of the
+    process, the rest of the group's limit.
     """
     import psutil
 
@@ -65,7 +67,7 @@ def free_memory() -> int:
 
 
 def other_core_seconds() -> float:
-    """Return the core seconds that other processes have used since this machine started.
+    """Return the CPU time, in seconds of one core, that other processes have used since boot.
 
     On a virtual machine, this includes time that the host gave to its other virtual machines.
     """
@@ -78,9 +80,9 @@ def other_core_seconds() -> float:
 
 
 def own_core_seconds() -> float:
-    """Return the core seconds that this process has used since it started.
+    """Return the CPU time, in seconds of one core, that this process has used since it started.
 
-    Processes that it started, such as compilers, count, too, running or ended.
+    It includes the time of processes that it started, such as compilers, running or ended.
     """
     import psutil
 
@@ -113,7 +115,7 @@ class CpuLoad:
 
     @property
     def is_idle(self) -> bool:
-        """Whether other processes used at most 0.1 cores, or if more, 5% of `usable_cores`."""
+        """Whether other processes used at most 0.1 cores, or 5% of `usable_cores` if more."""
         return self.other_cores <= max(0.1, 0.05 * self.usable_cores)
 
     @property
@@ -128,32 +130,37 @@ class CpuLoad:
     def slowdown(self) -> float:
         """Estimated time of work under the load average, divided by its time on an idle machine.
 
-        It is at least 1. Cores are assumed to be shared evenly by all processes that run or wait,
-        and by one thread of this process per usable core.
+        It is at least 1. The work is assumed to run in one thread per usable core, and all cores to
+        be shared evenly by these threads and the processes of the load average.
         """
         return max(1.0, (self.load_average + self.usable_cores) / self.cores)
 
 
 class LoadMeter:
-    """Measurement of the load from its construction until `read`."""
+    """Measurement of the load of this machine's cores, from construction until `read` is called."""
 
     def __init__(self) -> None:
         self._load_average = max(os.getloadavg()[:2])
         self._other_seconds, self._began = other_core_seconds(), time.perf_counter()
 
     def read(self) -> CpuLoad:
-        """Return the load since this object was made; the load average is from before that."""
+        """Return the load of the cores since this object was made.
+
+        Only the load average in the result is from the time before that.
+        """
         cores, seconds = os.cpu_count() or 1, time.perf_counter() - self._began
         other = (other_core_seconds() - self._other_seconds) / seconds
         return CpuLoad(cores, usable_cores(), min(max(0.0, other), cores), self._load_average)
 
 
 def keep_freed_memory() -> None:
-    """Raise glibc's mmap and trim thresholds, so that freed memory is reused without page faults.
+    """Make glibc keep freed memory and use it again, instead of returning it to the kernel.
 
-    Dask's nanny sets a low trim threshold, so that every large activation would be a new mapping.
-    The price is that a worker keeps its peak memory. Tensors above 64 MiB, the size of a heap in a
-    thread's arena, are mapped anew regardless; token budgets for CPUs stay below that.
+    New memory from the kernel is slow, because of page faults. Dask's nanny sets a low trim
+    threshold, so that every large tensor would get new memory. The price is that a worker keeps its
+    peak memory. Tensors above 64 MiB, the size of a heap in a thread's arena, get new memory
+    regardless; batches on CPUs are limited so that tensors stay below that. Does nothing without
+    glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -180,7 +187,10 @@ def _reclaimable(group: Path) -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the CPU quota, in cores, of each control group of this process that has one."""
+    """Yield the limit of CPU time, in cores, of each of this process's control groups with a limit.
+
+    Control groups (cgroups) are Linux's groups of processes with limits, such as containers.
+    """
     for group in _groups("cpu"):
         try:
             quota, period = (group / "cpu.max").read_text().split()
@@ -192,7 +202,10 @@ def _quotas() -> Iterator[float]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a control group's file; None if missing, or "max" or -1 (no limit)."""
+    """Return the number in a control group's file, such as a limit.
+
+    Returns None if the file is missing, or has "max" or -1, which mean no limit.
+    """
     try:
         number = int(path.read_text())
     except (OSError, ValueError):

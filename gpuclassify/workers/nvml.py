@@ -17,9 +17,10 @@ class DriverError(RuntimeError):
 
 
 def open_nvml() -> Any:
-    """Return the module pynvml with NVML initialized; raise DriverError if that is impossible.
+    """Return the module pynvml, the interface to NVIDIA's library NVML, ready to be called.
 
-    The library is opened once per process and stays open, because opening takes longer than calls.
+    NVML is initialized once per process and stays open, because opening takes longer than calls.
+    Raises DriverError if pynvml is not installed, or the driver does not answer.
     """
     try:
         import pynvml
@@ -34,18 +35,20 @@ def open_nvml() -> Any:
 
 @functools.cache
 def _open(nvml: ModuleType, process_id: int) -> None:
-    """Initialize NVML, once per `process_id`, which is only the key of the cache.
+    """Initialize NVML with pynvml (`nvml`), once per process.
 
-    After a fork, NVML must be initialized again, because its handles are invalid.
+    `process_id` is only the key of this function's cache: after a fork, NVML must be initialized
+    again, because its handles are invalid.
     """
     nvml.nvmlInit()
 
 
 def find_device(nvml: ModuleType, uuid: str) -> Any:
-    """Return NVML's handle of the GPU or MIG slice that CUDA knows by this UUID (without prefix).
+    """Return NVML's handle of the GPU or MIG slice with this UUID.
 
-    Raises DriverError if there is none, or if the UUID names a GPU in MIG mode, whose memory and
-    utilization are not those of the slice in use.
+    `nvml` is the module pynvml, and `uuid` has no prefix such as "GPU-", as torch reports it.
+    Raises DriverError if there is no such device. A GPU in MIG mode is an error, too: its memory
+    and utilization are not those of the slice in use.
     """
     for name in (f"MIG-{uuid}", f"GPU-{uuid}"):
         try:
@@ -58,7 +61,7 @@ def find_device(nvml: ModuleType, uuid: str) -> Any:
 
 
 def is_mig(nvml: ModuleType, handle: object) -> bool:
-    """Tell whether NVML's `handle` is a GPU in MIG mode. CUDA uses only slices of such a GPU."""
+    """Return whether NVML's `handle` is a GPU in MIG mode, which CUDA uses only by its slices."""
     with contextlib.suppress(nvml.NVMLError):
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return False
@@ -66,7 +69,7 @@ def is_mig(nvml: ModuleType, handle: object) -> bool:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG slice of a GPU."""
+    """One GPU, or one MIG slice (an isolated part) of a GPU."""
 
     index: int  # NVML's, of the physical GPU
     uuid: str  # "GPU-...", or "MIG-..." for a slice
@@ -86,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSurvey:
-    """GPUs that this process may use, and the driver's versions, as NVML reports them."""
+    """List of the GPUs that this process may use, and the driver's versions, from NVML."""
 
     gpus: tuple[Gpu, ...] = ()  # the visible devices, in the order of CUDA_VISIBLE_DEVICES
     has_gpu: bool = False  # a GPU is present and not hidden, even if it cannot be listed
@@ -96,10 +99,10 @@ class GpuSurvey:
 
 
 def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
-    """List this machine's GPUs, as far as ``CUDA_VISIBLE_DEVICES`` shows them to CUDA.
+    """List the GPUs of this machine that ``CUDA_VISIBLE_DEVICES`` shows to CUDA.
 
-    `visible_devices` replaces that variable's value. A missing driver, library or device raises no
-    error: the result's ``absent_because`` gives the reason.
+    `visible_devices` replaces the value of that environment variable. A missing driver, library or
+    device raises no error: the result's ``absent_because`` gives the reason.
     """
     if visible_devices is None:
         visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -116,8 +119,9 @@ def survey_gpus(visible_devices: str | None = None) -> GpuSurvey:
 def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple[Gpu, ...]:
     """Return the devices that CUDA would show for a value of ``CUDA_VISIBLE_DEVICES``.
 
-    As in CUDA, the list ends at the first name that matches no device, an index names the first
-    slice of a GPU in MIG mode, and a UUID may be shortened.
+    `visible_devices` is the value, names of devices separated by commas; None shows all. As in
+    CUDA, the list ends at the first name that matches no device, an index names the first slice of
+    a GPU in MIG mode, and a UUID may be shortened.
     """
     if visible_devices is None:
         return tuple(devices)
@@ -137,9 +141,10 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs, for when NVML does not answer because of `reason`.
+    """Return a survey without GPUs, for a machine on which NVML does not answer.
 
-    Files in /dev show whether there is a GPU nevertheless.
+    `reason` says why it does not. Files in /dev show whether there is a GPU nevertheless, and
+    `visible_devices`, the value of ``CUDA_VISIBLE_DEVICES``, whether it is hidden.
     """
     if not any(DEVICE_FILES.glob("nvidia[0-9]*")):
         return GpuSurvey(absent_because="no NVIDIA GPU or driver is here")
@@ -166,9 +171,10 @@ def _survey(nvml: ModuleType, visible_devices: str | None) -> GpuSurvey:
 
 
 def _list_devices(nvml: ModuleType, index: int) -> Iterator[Gpu]:
-    """Yield the devices that CUDA can use of the physical GPU number `index`.
+    """Yield the devices that CUDA can use on the physical GPU with this index.
 
-    They are the GPU itself or, if it is in MIG mode, its slices, if it has any.
+    It is the GPU itself or, in MIG mode, each of its slices, which may be none. `nvml` is the
+    module pynvml.
     """
     parent = nvml.nvmlDeviceGetHandleByIndex(index)
     handles = [parent]

@@ -32,15 +32,17 @@ EXIT_SECONDS = 60.0  # timeout for a clean exit, which a broken driver may preve
 
 
 class PanicError(RuntimeError):
-    """Error raised in place of a BaseException, such as a panic in a Rust library."""
+    """Error raised in place of an exception that is not an Exception, such as a panic in Rust."""
 
 
 @contextlib.contextmanager
 def as_errors() -> Iterator[None]:
-    """Convert a BaseException in the block, except KeyboardInterrupt, to an Exception.
+    """Convert exceptions in the block that are not an Exception, such as SystemExit, to errors.
 
-    A panic of a tokenizer is not an Exception: handlers do not catch it, and Dask cannot send it to
-    the client. SystemExit would end the worker, and Dask would run the task again elsewhere.
+    KeyboardInterrupt and GeneratorExit are not converted. SystemExit becomes RuntimeError, because
+    it would end the worker, and Dask would run the task again elsewhere. Others, such as the panic
+    of a tokenizer, become PanicError: ``except Exception`` does not catch them, and Dask cannot
+    send them to the client.
     """
     try:
         yield
@@ -58,8 +60,9 @@ def as_errors() -> Iterator[None]:
 def message_first(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate a Dask task so that its errors show their message first, and the traceback last.
 
-    Dask shows the stack frames on the worker, and those of every cause, above the message. Here
-    they follow as a note, with the task and its worker. Outside of a Dask worker nothing changes.
+    Dask shows the stack frames on the worker, and the frames of every cause, above the message.
+    This decorator moves them to a note below the message, which also names the task and its worker.
+    Outside of a Dask worker nothing changes.
     """
 
     @functools.wraps(function)
@@ -84,10 +87,10 @@ def retire_on_broken_device(function: Callable[..., Result]) -> Callable[..., Re
     """Decorate a Dask task so that its worker is replaced if the task breaks the GPU.
 
     A worker with a broken CUDA context fails every task, and attracts more tasks because it fails
-    fast. So it moves its results to other workers and ends, its nanny starts a new process with a
-    new context, and its tasks run again. A task that breaks the device of `MOST_ATTEMPTS` processes
-    fails with BrokenDeviceError, and so does a task in the client's process. Other errors than
-    ``Exception`` are converted as by `as_errors`.
+    fast. So the worker moves its results to other workers and ends, its nanny (parent process)
+    starts a new process, and its tasks run again. A task that breaks the GPU of `MOST_ATTEMPTS`
+    processes fails with BrokenDeviceError, and so does a task in the client's process. Exceptions
+    that are not an ``Exception`` are converted by `as_errors`.
     """
 
     @functools.wraps(function)
@@ -133,7 +136,7 @@ def _retire_or_fail(error: Exception) -> NoReturn:
 
 
 def _count_attempt(worker: Worker) -> int:
-    """Increment and return the number of devices that the current task has broken.
+    """Add 1 to the number of GPUs that the current task has broken, and return the number.
 
     The scheduler keeps the number, because the task moves from worker to worker.
     """

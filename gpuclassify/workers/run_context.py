@@ -123,14 +123,15 @@ class RunStats:
             setattr(self, name, max(value, getattr(self, name) or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics by name, without unknown ones (None)."""
+        """Return the statistics by name, without statistics whose value is None (unknown)."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """Add one run's statistics (`RunStats`, by name) to `sums`, in place.
+    """Add one run's statistics to `sums`, in place.
 
-    Of a statistic that starts with ``peak_``, the larger value is kept in place of a sum.
+    `numbers` are the fields of a `RunStats` by name. For a statistic whose name starts with
+    ``peak_``, the larger value is kept instead of a sum.
     """
     for name, number in numbers.items():
         known = sums.get(name, type(number)())
@@ -138,7 +139,10 @@ def add_up(sums: dict[str, Any], numbers: Mapping[str, Any]) -> None:
 
 
 def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
-    """Add one part's counts by name to `sums`, in place; a count may be a mapping of counts."""
+    """Add the counts of one part of a job to `sums`, in place.
+
+    Both map names to counts. A count may also be a mapping of further names to counts.
+    """
     for name, count in counts.items():
         if isinstance(count, Mapping):
             add_counts(sums.setdefault(name, {}), count)
@@ -147,12 +151,12 @@ def add_counts(sums: dict[str, Any], counts: Mapping[str, Any]) -> None:
 
 
 def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to use more cores if GPUs waited for tokenizing, else None.
+    """Return advice, a sentence, to use more cores if GPUs waited for tokenizing, else None.
 
-    `totals` are sums of `RunStats`. There is advice if the models ran on GPUs, waiting for tokens
-    took more than a tenth of the models' time, tokenizing took longer than the models, and the
-    driver did not report the device as always busy. Waiting alone may also come from the first
-    block of short parts, or from time in which the device worked on earlier batches.
+    `totals` are sums of `RunStats` by name. There is advice if the models ran on GPUs, waiting for
+    tokens took more than a tenth of the models' time, tokenizing took longer than the models, and
+    the driver did not report the device as always busy. Waiting is not enough: it also occurs at
+    the start of short parts, and while the device works on earlier batches.
     """
     tokens, tokenizing, model, waited = (
         totals.get(name, 0)
@@ -175,9 +179,10 @@ def waiting_for_host(totals: Mapping[str, Any]) -> str | None:
 
 
 def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to run in bfloat16 if it was measured to be faster on this CPU, else None.
+    """Return advice, a sentence, to run in bfloat16 if it was measured to be faster, else None.
 
-    `totals` are sums of `RunStats`.
+    `totals` are sums of `RunStats` by name. Their ``peak_bfloat16_times`` is the speedup that was
+    measured on this CPU; without it, there is no advice.
     """
     if (times := totals.get("peak_bfloat16_times")) is None:
         return None
@@ -189,10 +194,11 @@ def faster_in_bfloat16(totals: Mapping[str, Any]) -> str | None:
 
 
 def recomputed_in_float32(totals: Mapping[str, Any]) -> str | None:
-    """Return advice to choose a precision if many texts were computed twice, else None.
+    """Return advice, a sentence, to choose a precision if many texts were run twice, else None.
 
-    `totals` are sums of `RunStats`. There is advice if more than `MOST_RECOMPUTED` of the rows with
-    text had outputs that were not finite, because these texts run alone.
+    `totals` are sums of `RunStats` by name. There is advice if the outputs of more than
+    `MOST_RECOMPUTED` of the rows with text were not finite. Each of these texts was run again,
+    alone, which is slow.
     """
     rescued = totals.get("rescued_texts", 0)
     rows = totals.get("rows", 0) - totals.get("null_rows", 0)
@@ -212,24 +218,25 @@ _advised: set[Callable[..., Any]] = set()
 def advice(totals: Mapping[str, Any]) -> list[str]:
     """Suggest settings that would make similar runs faster, one sentence each.
 
-    `totals` are sums of `RunStats`.
+    `totals` are sums of `RunStats` by name. The list is empty if there is nothing to suggest.
     """
     return [sentence for ask in ADVICE if (sentence := ask(totals))]
 
 
 def shared_layers(totals: Mapping[str, Any]) -> str | None:
-    """Describe the leading layers that were run once for several models, for a report.
+    """Describe the leading layers that were run once for several models, such as in a report.
 
-    `totals` are sums of `RunStats`. Returns None if no model shared layers.
+    `totals` are sums of `RunStats` by name. Returns None if no models shared layers.
     """
     models, shared, layers = totals.get("peak_sharing") or (0, 0, 0)
     return f"{shared} of {layers} layers run once for {models} models" if models else None
 
 
 class PartProgress:
-    """Progress of one part of a job through the mappers that run on it, reported once a second.
+    """Progress of one part of a job (rows that one task reads) through the mappers that run on it.
 
-    `rows` is the part's number of rows, and `runs` is the number of mappers.
+    `name` is the part's name, `rows` its number of rows, and `runs` the number of mappers, each of
+    which runs all rows. Progress is reported at most once a second, to Dask or to this process.
     """
 
     def __init__(self, name: str, rows: int, runs: int) -> None:
@@ -238,7 +245,11 @@ class PartProgress:
         self._reported = 0.0
 
     def advance(self, rows: int) -> None:
-        """Add rows that a mapper has run; rows repeated after an error never exceed the total."""
+        """Add `rows` to the rows that mappers have run, and report the progress if it is time.
+
+        Rows are counted once per mapper. Rows that are repeated after an error never exceed the
+        total.
+        """
         self._done = min(self._done + rows, self._work)
         if time.monotonic() - self._reported < REPORT_EVERY_SECONDS:
             return
@@ -253,7 +264,10 @@ class PartProgress:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Counters of the Dask task that this thread runs; an attribute is None if not collected."""
+    """Objects that collect statistics and progress of the task that this thread runs.
+
+    An attribute is None if its kind is not collected.
+    """
 
     stats: list[RunStats] | None = None  # one item per mapper and partition
     stages: Any = None  # `gpuclassify.mapping.stage_counts.StageCounts`: rows kept and dropped
@@ -278,9 +292,9 @@ current_run = _context.get
 
 @contextlib.contextmanager
 def run_context(**counters: Any) -> Iterator[RunContext]:
-    """Set attributes of this thread's `RunContext` to `counters`, by name, during the block.
+    """Set attributes of this thread's `RunContext` during the block, and yield the new context.
 
-    Yields the context. Attributes that are not in `counters` stay.
+    `counters` are the attributes by name, such as ``stats=[]``. The other attributes stay.
     """
     context = replace(current_run(), **counters)
     with set_variable(_context, context):
@@ -296,9 +310,10 @@ def collected_stats() -> Iterator[list[RunStats]]:
 
 
 def report_stats(stats: RunStats) -> None:
-    """Append a run's statistics to the list of `collected_stats`; send them as a Dask event.
+    """Append a run's statistics to the list that `collected_stats` gave out, if there is one.
 
-    Without such a list, each kind of advice is logged once per process.
+    Without such a list, advice from the statistics is logged, each kind once per process. On a Dask
+    worker, the statistics are also sent as a Dask event.
     """
     if (runs := current_run().stats) is not None:
         runs.append(stats)
@@ -312,7 +327,10 @@ def report_stats(stats: RunStats) -> None:
 
 
 def advance(rows: int) -> None:
-    """Add a number of rows that a mapper has run to this thread's `PartProgress`, if it has one."""
+    """Add `rows`, which a mapper has run, to the progress of the part that this thread works on.
+
+    Does nothing if no progress is collected.
+    """
     if (part := current_run().part) is not None:
         part.advance(rows)
 
@@ -320,7 +338,7 @@ def advance(rows: int) -> None:
 def current_worker() -> Worker | None:
     """Return the Dask worker whose task this thread runs; None outside of a task.
 
-    Does not import distributed.
+    Does not import Dask's distributed, which is slow.
     """
     distributed = sys.modules.get("distributed")
     if distributed is None:
@@ -332,7 +350,10 @@ def current_worker() -> Worker | None:
 
 
 class FirstReport(NamedTuple):
-    """First report of a job's progress, which comes when a worker has loaded the model."""
+    """First report of a job's progress: its time, and the work and rows that were done by then.
+
+    It comes when a worker has loaded the model.
+    """
 
     seconds: float = 0.0  # since the first part was submitted
     work: float = 0.0  # work done, in parts of average size
@@ -340,12 +361,12 @@ class FirstReport(NamedTuple):
 
 
 class RunningParts:
-    """Progress of a job's running parts, as workers report it to the client. Thread-safe.
+    """Progress of the parts of a job that run now, as workers report it to the client. Thread-safe.
 
-    `names` are the names of the job's parts, and `sizes` their shares of the work, in any unit;
-    default: equal. A part that is run again keeps its earlier progress until it exceeds it. Events
-    of other parts, such as another job's, are ignored. Create the object when the first part is
-    submitted.
+    `names` are the names of all parts of the job (each is read by one task), and `sizes` their
+    shares of the work, in any unit; default: equal. If a part is run again, its earlier progress is
+    shown until the new run exceeds it. Events of other parts, such as another job's, are ignored.
+    Create the object when the first part is submitted.
     """
 
     def __init__(self, names: Iterable[str] = (), sizes: Sequence[float] | None = None) -> None:
@@ -366,7 +387,10 @@ class RunningParts:
         return time.monotonic() - self._began
 
     def update(self, event: PartEvent) -> None:
-        """Record a worker's event about a part, unless an earlier event reported more progress."""
+        """Record a worker's event about a part: its name, its rows, and the share of its work done.
+
+        The event is ignored if an earlier one reported more progress.
+        """
         name, rows, share = event
         with self._lock:
             if name in self._left:
@@ -376,16 +400,17 @@ class RunningParts:
                 self._latest[name] = max(self._latest.get(name, (rows, 0.0)), (rows, share))
 
     def finish(self, name: str) -> None:
-        """Remove the finished part `name`."""
+        """Remove the part `name`, which is finished, from the running parts."""
         with self._lock:
             self.surplus += self._left.pop(name, 1.0) - 1.0
             self._latest.pop(name, None)
 
     def totals(self) -> tuple[float, int]:
-        """Return the work done on the parts that run now, as a number of parts and of rows.
+        """Return the work done on the parts that run now, as numbers of parts and of rows.
 
-        The number of parts is the sum of the parts' finished fractions, weighted by their sizes: a
-        part of average size counts 1.
+        The number of parts is the sum of the finished fractions of the parts, weighted by size: a
+        part of average size counts 1. The number of rows is the sum of the finished fractions times
+        the parts' rows.
         """
         with self._lock:
             parts = [(self._left[name], *latest) for name, latest in self._latest.items()]
@@ -397,9 +422,10 @@ class RunningParts:
 def progress_events(
     on_progress: Callable[[PartEvent], None], client: Client | None
 ) -> Iterator[None]:
-    """Call `on_progress` with each event about a part that runs during the block.
+    """Call `on_progress` with each event about the progress of a part that runs during the block.
 
-    Parts run in this process, or on the workers of `client`. With a client, calls come from its
+    An event has the part's name, its rows, and the share of its work done. Parts run in this
+    process, or on the workers of `client`. With a client, `on_progress` is called in the client's
     thread.
     """
     if client is None:

@@ -24,16 +24,17 @@ _sharing = threading.Lock()
 def remember(name: str, value: object) -> None:
     """Keep a secret in the memory of this process only, under a name that is not secret.
 
-    A secret is a token, or storage options for fsspec, which may hold keys of an object store.
+    `value` is a token, or storage options for fsspec, which may hold keys of an object store.
+    `recall` returns it.
     """
     _secrets[name] = value
 
 
 def name_of_options(owner: str, options: Mapping[str, Any]) -> str:
-    """Return a name for storage options of fsspec, to `remember` and share them as a secret.
+    """Return a name under which `remember` keeps storage options of fsspec, which may be secret.
 
-    The name is not secret, and contains a digest of the options, because several clients may share
-    a cluster, whose workers keep the secrets of all of them by name. `owner` begins the name.
+    The name is not secret. It is `owner`, followed by a digest of the options, because several
+    clients may share a cluster, whose workers keep the secrets of all of them by name.
     """
     return f"{owner} {_digest(repr(options))}" if options else owner
 
@@ -45,16 +46,18 @@ def _digest(secret: str) -> str:
 
 
 def recall(name: str, default: object = None) -> Any:
-    """Return the secret remembered under a name, or the default."""
+    """Return the secret that `remember` keeps under this name in this process, or the default."""
     return _secrets.get(name, default)
 
 
 def share_with_workers(names: Iterable[str]) -> None:
-    """Send the secrets with these names to all present and future workers of the current client.
+    """Send the secrets that `remember` keeps under these names to all workers of the Dask client.
 
-    Does nothing without a distributed client, for names without a secret, and for secrets that the
-    client's scheduler already has. A scheduler that was restarted at the same address has lost
-    them. Raises RuntimeError if the client is asynchronous: this call must wait for its workers.
+    Workers that join later get them, too. The client is the current one of distributed. Does
+    nothing without a client, for names without a secret, and for secrets that the client's
+    scheduler already has. Secrets are sent again if the scheduler was restarted, because it has
+    lost them. Raises RuntimeError if the client is asynchronous: this call must wait for its
+    workers.
     """
     known = {name: value for name in names if (value := recall(name))}
     distributed = sys.modules.get("distributed")
@@ -82,9 +85,9 @@ def share_with_workers(names: Iterable[str]) -> None:
 
 
 def remember_token(name: str, token: str) -> None:
-    """Keep a token for one Hub repository in the memory of this process only.
+    """Keep the access token of one Hub repository in the memory of this process only.
 
-    `name` is a model's name, or a dataset's after ``datasets/``. White space around the token is
+    `name` is a model's name, or ``datasets/`` and a dataset's name. White space around the token is
     dropped. Raises ValueError, which does not show the token, if it is empty or malformed.
     """
     token = token.strip()
@@ -99,47 +102,54 @@ def remember_token(name: str, token: str) -> None:
 
 
 class TokenName(str):
-    """Name of a token for a Hub repository, used in storage options instead of the token."""
+    """Name under which `token_for` finds a Hub repository's token.
+
+    It is used in storage options instead of the token itself, so that these are not secret.
+    """
 
     __slots__ = ()
 
 
 def token_name(name: str) -> TokenName:
-    """Return a name that is sent to workers in place of this process's token for a Hub repository.
+    """Return a name to send to workers in place of this process's token for a Hub repository.
 
-    `name` is the repository's name. `token_for` returns the token by the new name, here and on
-    workers.
+    `name` is the repository's name. `token_for` returns the token for the result, here and on
+    workers that have the token.
     """
     token = recall(f"token of {name}")
     return TokenName(name if token is None else f"{name} {_digest(token)}")
 
 
 def token_for(name: str) -> str | None:
-    """Return the remembered token for a Hub repository; None means HF_TOKEN or the user's login.
+    """Return the token that is remembered for a Hub repository, or None if there is none.
 
-    `name` is the repository's name, or the result of `token_name`.
+    None means that HF_TOKEN or the user's login is used. `name` is the repository's name, or the
+    result of `token_name`.
     """
     return recall(f"token of {name}", recall(f"token of {name.partition(' ')[0]}"))
 
 
 def share_tokens_with_workers(names: Iterable[str]) -> None:
-    """Send the tokens of these Hub repositories to workers; see `share_with_workers`."""
+    """Send the remembered tokens of these Hub repositories to all workers of the Dask client.
+
+    They are sent as by `share_with_workers`.
+    """
     names = [*names]
     share_with_workers(f"token of {name}" for name in {*names, *map(token_name, names)})
 
 
 @functools.cache
 def _plugin_class() -> type:
-    """Define `SecretPlugin` on first use, because its base class is slow to import."""
+    """Define and return the class `SecretPlugin`, once: importing its base class is slow."""
     import cloudpickle  # type: ignore[import-untyped]
     from distributed import Worker, WorkerPlugin
 
     class SecretPlugin(WorkerPlugin):
-        """Dask plugin that hands one secret to every worker process, which remembers it.
+        """Dask plugin that sends one secret to every worker process, where `remember` keeps it.
 
-        The secret is sent XORed with random bytes that are sent along. That keeps it out of Dask's
-        log, which shows whole messages at level DEBUG. Only TLS hides it from a reader of the
-        connection.
+        The secret is combined by XOR with random bytes, which are sent along. This keeps it out of
+        Dask's log, which shows whole messages at level DEBUG, but only TLS hides it from somebody
+        who reads the connection.
         """
 
         def __init__(self, secret_name: str, value: Any):
