@@ -87,7 +87,8 @@ class Residency(Generic[Model]):
     ) -> int:
         """Drop models that are not in use, least recently used first, and return their number.
 
-        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models.
+        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models; None
+        is no limit.
         """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]
