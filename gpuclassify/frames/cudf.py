@@ -103,7 +103,7 @@ def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 def text_minhashes(
     frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute MinHash signatures on the GPU, by which near-duplicate texts are found.
+    """Compute MinHash signatures, which show near-duplicate texts, on the GPU.
 
     Each window of `width` characters of a text is hashed with `seed`. Hash function i multiplies
     this hash by ``a[i]`` and adds ``b[i]``, and number i of the signature is the minimum over all

@@ -71,7 +71,7 @@ def _loader_class() -> type:
     base = import_loader().SortedSeqLoader
 
     class BudgetLoader(base):  # type: ignore[misc, valid-type]
-        """CrossFit's SortedSeqLoader, which yields batches of sorted texts, with other limits.
+        """CrossFit's SortedSeqLoader, which yields batches of sorted texts, in limited sizes.
 
         `data` has the padded tensors of all texts by name, `width` columns wide and padded on
         `side`. ``current_limits()`` returns the limits of the next batch.

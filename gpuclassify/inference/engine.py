@@ -257,7 +257,7 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run a batch of random tokens, of which the layers compute about ``rows * width``.
+        """Run a batch of random tokens, in which the layers compute about ``rows * width`` tokens.
 
         If it has several texts, one has another length, so that padding is measured, too.
         """

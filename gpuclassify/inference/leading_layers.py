@@ -75,8 +75,8 @@ _found = weakref.WeakKeyDictionary()
 class Follower:
     """Model that runs each batch after a first model, and takes over the output of shared layers.
 
-    ``passing(outputs)`` returns a mask of the texts that this model runs, from the outputs of the
-    previous model; None means that it runs all texts.
+    ``passing(outputs)`` returns a mask of the texts that this model runs, bool (texts,), from the
+    outputs of the previous model; None means that it runs all texts.
     """
 
     model: LoadedModel
@@ -256,7 +256,7 @@ def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Pa
     """Tell whether two models may share layers by their configurations, devices and dtypes.
 
     Settings of the configuration that do not affect the layers' outputs, such as labels and
-    dropout, may differ. `ours` and `theirs` are the parts of `first` and `other`.
+    dropout, may differ. `ours` and `theirs` are the layers and tensors of `first` and `other`.
     """
     settings = [
         {

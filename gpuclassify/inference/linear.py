@@ -19,7 +19,10 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """A linear layer's weight in oneDNN's packed layout; a deep copy of the layer shares it."""
+    """A linear layer's weight in the packed layout of oneDNN, a library of fast CPU operations.
+
+    A deep copy of the layer shares it.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -55,9 +58,9 @@ class ArrangedLinear(nn.Linear):
 def arrange_weights(module: nn.Module) -> None:
     """Replace a network's linear layers by layers with packed weights, if these are faster.
 
-    The network is on a CPU. They are faster on CPUs with AVX-512; on other CPUs, MKL is faster in
-    float32. Subclasses of `torch.nn.Linear` stay. If the packed copies would exceed
-    `MOST_ARRANGED_BYTES`, all layers stay.
+    Packed weights are faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32.
+    Subclasses of `torch.nn.Linear` stay. If the packed copies would exceed `MOST_ARRANGED_BYTES`,
+    all layers stay. The network must be on a CPU.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]

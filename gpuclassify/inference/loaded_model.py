@@ -42,7 +42,10 @@ from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
 
 @dataclass
 class LoadedModel(ProbedModel):
-    """A network on its device, with its tokenizer and the limits of its inputs."""
+    """A network on its device, with its tokenizer and the limits of its inputs.
+
+    Texts are passed as padded batches of token ids, and outputs are returned on the device.
+    """
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device

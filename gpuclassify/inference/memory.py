@@ -87,7 +87,10 @@ class ScoreRule:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits on the size of one batch. A batch of a single row is always allowed."""
+    """Limits on the size of one batch, by tokens, rows and bytes of attention scores.
+
+    A batch of a single row is always allowed.
+    """
 
     max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
     max_rows: int | None = None  # None for no limit
@@ -197,6 +200,7 @@ def largest_batch_bytes(
 class BatchMemory:
     """Measured memory of a model's batches, as a linear function of their numbers of tokens.
 
+    A batch takes `fixed_bytes`, and `token_bytes` per token; `safety_percent` of that is planned.
     The memory of the weights is not included. Used to plan the number of tokens per batch.
     """
 

@@ -50,9 +50,9 @@ class Residency(Generic[Model]):
     ) -> Iterator[Model]:
         """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
-        A key is a tuple such as (identity, device, precision). If the model is not in the cache,
-        it is loaded by ``load()``, after other models are evicted while ``needed_bytes()`` exceeds
-        ``free_bytes()``.
+        A key is a tuple such as (identity, device, precision). If the model is not in the cache, it
+        is loaded by ``load()``, after other models that are not in use are evicted while
+        ``needed_bytes()`` exceeds ``free_bytes()``.
         """
         resident = self._acquire(key)
         if resident is None:

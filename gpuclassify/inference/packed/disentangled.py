@@ -58,7 +58,10 @@ def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts."""
+    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts.
+
+    `first` and `last` are the lowest and the highest index.
+    """
 
     # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # `width` is the length of the longest text.
@@ -351,7 +354,7 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Return each layer's projections of relative positions, with which attention is computed.
+        """Return each layer's projections of relative positions, a part of its attention.
 
         They are cached until a weight is changed, moved or cast.
         """
@@ -408,7 +411,7 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Compute a layer's projections of relative positions, with which attention is computed.
+    """Compute a layer's projections of relative positions, a part of its attention.
 
     `attention` is the layer's self-attention module, and `embedded` the embedding of relative
     positions, (positions, size).

@@ -62,7 +62,7 @@ Forward = Callable[[slice], torch.Tensor]
 
 
 class NotPackableError(ValueError):
-    """Error raised when a model cannot run without padding."""
+    """Error raised when a model cannot run on texts concatenated without padding."""
 
 
 class PackedLayers:
@@ -199,10 +199,12 @@ def packed_attention(
     """Compute attention within each text, as an attention function of transformers.
 
     `query`, `key` and `value` are (1, heads, tokens, head size), with the tokens of all texts
-    concatenated; the offsets of the texts are in `current_layout`. With a `sliding_window`, a token
-    only attends to tokens less than that many positions away. Returns (1, tokens, heads, head
-    size), and None for the weights. Raises NotImplementedError for a mask, dropout, or another
-    argument that is not supported.
+    concatenated; the offsets of the texts are in `current_layout`. `module` is the layer's
+    attention, which decides whether attention is causal if `is_causal` is None. `scaling` applies
+    to the products of queries and keys. With a `sliding_window`, a token only attends to tokens
+    less than that many positions away. Returns (1, tokens, heads, head size), and None for the
+    weights. Raises NotImplementedError for a mask, dropout, or another argument that is not
+    supported.
     """
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
@@ -277,7 +279,7 @@ def _attend_by_products(
 def _mask(
     group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the attention mask of a group of texts; None if not needed.
+    """Return the attention mask of a group of texts, padded to `width` tokens; None if not needed.
 
     It is bool, (texts or 1, 1, width or 1, width). With a `window`, tokens only attend to tokens
     that are less than `window` positions away.
