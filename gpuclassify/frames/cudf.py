@@ -106,10 +106,10 @@ def text_minhashes(
     """Compute MinHash signatures, which show near-duplicate texts, on the GPU.
 
     Each window of `width` characters of a text is hashed with `seed`. Hash function i multiplies
-    this hash by ``a[i]`` and adds ``b[i]``, and number i of the signature is the minimum over all
-    windows. `a` and `b` are uint32 (hashes,). Returns the signatures, uint32 (rows, hashes), zeros
-    for null and empty texts, and a mask of rows with a non-empty text, bool (rows,). libcudf raises
-    OverflowError from 2**31 numbers (``rows * hashes``): slice the frame.
+    this hash by ``a[i]`` and adds ``b[i]``, modulo 2**32, and number i of the signature is the
+    minimum over all windows. `a` and `b` are uint32 (hashes,). Returns the signatures, uint32
+    (rows, hashes), zeros for null and empty texts, and a mask of rows with a non-empty text, bool
+    (rows,). libcudf raises OverflowError from 2**31 numbers (``rows * hashes``): slice the frame.
     """
     series = text_series(frame, column, None)
     if series is None or not len(series):
