@@ -84,16 +84,23 @@ class LazyFrame(Protocol):
     def __getitem__(self, key: object) -> Any: ...
 
     def map_partitions(self, func: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        """Map a function over the partitions, lazily."""
+        """Return a Dask object of the results of `func` for each partition, computed later.
+
+        `func` gets the partition, `arguments` and `settings`; Dask reads some of the `settings`
+        itself.
+        """
 
 
 def cut_text(text: Any, max_chars: int | None) -> Any:
-    """Cut a text, or both texts of a pair, to `max_chars` characters; None cuts nothing."""
+    """Return a text cut to `max_chars` characters; None cuts nothing.
+
+    Of a pair, a tuple of two texts, both are cut.
+    """
     return text[:max_chars] if isinstance(text, str) else tuple(part[:max_chars] for part in text)
 
 
 def char_count(text: Any) -> int:
-    """Count the characters of a text, or of both texts of a pair."""
+    """Return the number of characters of a text, or of both texts of a pair together."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
@@ -114,7 +121,7 @@ class Texts(list[Any]):
         return Texts(distinct), indices
 
     def take(self, indices: np.ndarray) -> Texts:
-        """Return the texts at these indices, in the order of the indices."""
+        """Return the texts at `indices`, int64 (taken,), in the order of the indices."""
         return Texts(self[index] for index in indices)
 
     @property
@@ -126,7 +133,8 @@ class Texts(list[Any]):
 def backend_of(frame: object) -> ModuleType:
     """Return the module with functions for a DataFrame: `frames.pandas` or `frames.cudf`.
 
-    cudf is imported only if the frame is cudf's. Raises TypeError if `frame` is neither.
+    cudf is imported only if the frame is a DataFrame of cudf. Raises TypeError if `frame` is of
+    neither library.
     """
     for kind in type(frame).__mro__:
         library = kind.__module__.partition(".")[0]
@@ -141,7 +149,7 @@ def backend_of(frame: object) -> ModuleType:
 
 
 def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) -> Any:
-    """Make a pandas frame of a text or list of texts, the same in each of the `columns`.
+    """Return a pandas frame of a text or list of texts, the same in each of the `columns`.
 
     So mappers also take plain texts. Raises TypeError if an element is neither a str nor None.
     """
@@ -158,7 +166,10 @@ def frame_of_texts(texts: str | Iterable[str | None], columns: Iterable[str]) ->
 
 
 def import_cudf() -> Any:
-    """Import cudf; without it, raise ModuleNotFoundError with the command that installs it."""
+    """Return the module cudf, imported on demand.
+
+    Without cudf, raises ModuleNotFoundError with the command that installs it.
+    """
     try:
         return importlib.import_module("cudf")
     except ModuleNotFoundError as err:
@@ -177,10 +188,10 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Replace dictionaries, views and extensions in an Arrow type by plain types, at any depth.
+    """Return an Arrow type with plain types in place of dictionaries, views and extensions.
 
-    A dictionary becomes its value type, and an extension type its storage type, for example JSON
-    becomes text.
+    They are replaced at any depth. A dictionary becomes its value type, a view such as string_view
+    its plain type, and an extension type its storage type: for example, JSON becomes text.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -194,10 +205,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def cast_views(values: Any, kind: pa.DataType) -> Any:
-    """Cast an Arrow array to `kind`, which differs only in views (string_view) and dictionaries.
+    """Return an Arrow array cast to a type that differs only in views and dictionaries.
 
-    Arrow 26 gives invalid offsets when it casts a list view to a list, and cannot cast lists to
-    list views or dictionaries of views: these are rebuilt from Python values.
+    A view is a type such as string_view. Arrow 26 gives invalid offsets when it casts a list view
+    to a list, and cannot cast lists to list views or dictionaries of views: these are rebuilt from
+    Python values.
     """
     if "list_view" not in str(values.type):
         with contextlib.suppress(pa.ArrowNotImplementedError):
@@ -206,9 +218,10 @@ def cast_views(values: Any, kind: pa.DataType) -> Any:
 
 
 def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
-    """Apply `change` to the types nested directly in a list, map or struct type of Arrow.
+    """Return a list, map or struct type of Arrow with `change` applied to its elements' types.
 
-    Types without nested ones are returned unchanged.
+    ``change(type)`` returns another type; it is not applied deeper. Types without nested ones are
+    returned unchanged.
     """
     new = kind
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
@@ -225,9 +238,9 @@ def map_nested(kind: pa.DataType, change: Change) -> pa.DataType:
 
 
 def to_pandas(frame: Frame) -> Any:
-    """Convert a frame to pandas, with plain types in place of Arrow's views (string_view).
+    """Return a frame as a pandas frame, with plain types in place of Arrow's views (string_view).
 
-    A cudf frame is copied to the host, with nullable dtypes.
+    A cudf frame is copied to the host, with nullable dtypes for columns that have one.
     """
     if not hasattr(frame, "to_pandas"):
         return backend_of(frame).without_views(frame)
@@ -243,7 +256,10 @@ def to_pandas(frame: Frame) -> Any:
 
 
 def name_row(frame: Any, row: int) -> str:
-    """Describe the row at position `row`, with its index label, for an error message."""
+    """Return the name of the row at position `row` for an error message, with its index label.
+
+    `frame` is a frame or a column of one.
+    """
     label = frame.index[row]
     value = label.item() if hasattr(label, "item") else label  # 6 rather than np.int64(6)
     return f"row {row} (index label {value!r})"

@@ -40,7 +40,7 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: cudf.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: the dtype of `column` if it is a `StringDtype`.
+    """Return the dtype for new string columns: that of `column` if it is pandas' `StringDtype`.
 
     For any other column, it is None, which means cudf's default.
     """
@@ -63,6 +63,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
     """Return the strings of `column` as a Series on the GPU, cut to `max_chars` characters.
 
     Returns None for a partition without strings, whose column may have been read as any type.
+    Raises TypeError if the column holds values of another type.
     """
     series = frame[column]
     if isinstance(series.dtype, cudf.CategoricalDtype):
@@ -77,7 +78,7 @@ def text_series(frame: cudf.DataFrame, column: str, max_chars: int | None) -> cu
 
 
 def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column`, copied to the host, as an Arrow array."""
+    """Return the strings of `column`, copied to the host, as an Arrow array; null where null."""
     series = text_series(frame, column, None)
     if series is None:
         return pa.nulls(len(frame), pa.large_string())
@@ -86,7 +87,11 @@ def text_array(frame: cudf.DataFrame, column: str) -> pa.LargeStringArray:
 
 
 def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each text's MD5 and a mask, computed on the GPU; see `text_digests` for pandas."""
+    """Return the MD5 of each text's UTF-8 bytes, and a mask of rows with a non-empty text.
+
+    The 16 bytes are two big-endian numbers, int64 (rows, 2), without meaning for null. The mask is
+    bool (rows,). The GPU computes both, and they are returned on the host.
+    """
     series = text_series(frame, column, None)
     if series is None:
         return np.zeros((len(frame), 2), np.int64), np.zeros(len(frame), bool)
@@ -98,10 +103,11 @@ def text_digests(frame: cudf.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 def text_minhashes(
     frame: cudf.DataFrame, column: str, a: np.ndarray, b: np.ndarray, *, seed: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute MinHash signatures on the GPU; `corpus/dedup/minhash.py` describes the method.
+    """Compute MinHash signatures, which show near-duplicate texts, on the GPU.
 
-    `a` and `b`, uint32 (hashes,), are the hash functions' factors and terms, `seed` seeds the hash
-    of windows, and `width` is a window's length in characters. Returns the signatures, uint32
+    Each window of `width` characters of a text is hashed with `seed`. Hash function i multiplies
+    this hash by ``a[i]`` and adds ``b[i]``, modulo 2**32, and number i of the signature is the
+    minimum over all windows. `a` and `b` are uint32 (hashes,). Returns the signatures, uint32
     (rows, hashes), zeros for null and empty texts, and a mask of rows with a non-empty text, bool
     (rows,). libcudf raises OverflowError from 2**31 numbers (``rows * hashes``): slice the frame.
     """
@@ -114,7 +120,7 @@ def text_minhashes(
 
 
 def list_array(frame: cudf.DataFrame, column: str) -> pa.Array:
-    """Return the values of a column, usually lists, copied to the host, as an Arrow array."""
+    """Return the values of `column`, usually lists, copied to the host, as an Arrow array."""
     values = frame[column].to_arrow()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
@@ -124,10 +130,10 @@ def with_columns(
 ) -> cudf.DataFrame:
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
-    `schema` has the columns' Arrow types, and `string_dtype` is the dtype for strings, or None.
-    Columns go through libcudf, because the Series constructor would turn NaN into null. They are
-    assigned under a RangeIndex: cudf aligns an assigned Series by label, which loses NaN labels
-    and refuses duplicates.
+    `columns` has the arrays by column name, `schema` the columns' Arrow types, and `string_dtype`
+    is the dtype for strings, None for cudf's default. Columns go through libcudf, because the
+    Series constructor would turn NaN into null. They are assigned under a RangeIndex: cudf aligns
+    an assigned Series by label, which loses NaN labels and refuses duplicates.
     """
     result = frame.copy(deep=False)
     result.index = cudf.RangeIndex(len(frame))
@@ -162,7 +168,10 @@ def _has_fields(kind: pa.DataType) -> bool:
 
 
 def _device_column(array: pa.Array | pa.ChunkedArray) -> pylibcudf.Column:
-    """Copy an Arrow array to the GPU; a DictionaryArray's values are looked up there."""
+    """Return an Arrow array as a column on the GPU.
+
+    The values of a DictionaryArray are looked up there.
+    """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if not pa.types.is_dictionary(array.type):

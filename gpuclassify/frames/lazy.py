@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
-    """Convert a frame to a Dask frame: a plain frame becomes its only partition.
+    """Return a pandas, cudf or Dask frame as a Dask frame.
 
-    A Dask frame keeps its partitions.
+    A Dask frame keeps its partitions. A frame of pandas or cudf becomes the only partition. Raises
+    TypeError for any other object.
     """
     import dask.dataframe as dd
 
@@ -34,9 +35,10 @@ def as_dask(frame: Frame | LazyFrame) -> dd.DataFrame:
 def from_parts(
     parts: list[Delayed], meta: Frame, divisions: Sequence[object] | None = None
 ) -> dd.DataFrame:
-    """Build a Dask frame from delayed partitions, without converting any dtype.
+    """Return a Dask frame of delayed partitions, without converting any dtype.
 
-    `meta` is an empty frame with the partitions' columns and dtypes.
+    `meta` is an empty frame with the partitions' columns and dtypes. `divisions` are the index
+    labels at the partitions' bounds; None if they are unknown.
     """
     import dask.dataframe as dd
 
@@ -47,7 +49,7 @@ def from_parts(
 def reduce_tree(
     join: Callable[[list[Any]], Any], parts: Sequence[Delayed], fan_in: int = 8
 ) -> Delayed:
-    """Combine delayed objects to a single one, in a tree of tasks; no task gets all objects.
+    """Return a delayed object that combines several, in a tree of tasks; no task gets all objects.
 
     ``join(objects)`` combines at most `fan_in` neighbouring objects, or earlier results of `join`,
     in the order of `parts`. A single part is returned as it is.

@@ -21,7 +21,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text_column(frame: pd.DataFrame, column: str) -> None:
-    """Raise TypeError unless the dtype of `column` can hold strings or all values are null."""
+    """Raise TypeError unless the dtype of `column` can hold strings, or all its values are null."""
     dtype = frame[column].dtype
     if not (_holds_text(dtype) or (len(frame) and frame[column].isna().all())):
         raise TypeError(
@@ -35,7 +35,7 @@ def check_new_columns(schema: pa.Schema) -> None:
 
 
 def string_dtype(frame: pd.DataFrame, column: str) -> Any:
-    """Return the dtype for new string columns: the dtype of `column` if it is a string dtype.
+    """Return the dtype for new string columns: that of `column` if it is a string dtype.
 
     For any other column, such as Python objects or categories, it is pandas' default ``str``.
     """
@@ -46,7 +46,8 @@ def string_dtype(frame: pd.DataFrame, column: str) -> Any:
 def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str | None]:
     """Return the strings of `column`, cut to `max_chars` characters; None where null.
 
-    Raises TypeError, which names the row and type, if a value is neither a string nor null.
+    Lone surrogates of Python strings become U+FFFD. Raises TypeError, which names the row and type,
+    if a value is neither a string nor null.
     """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
@@ -60,7 +61,11 @@ def texts(frame: pd.DataFrame, column: str, max_chars: int | None) -> list[str |
 
 
 def text_array(frame: pd.DataFrame, column: str) -> pa.LargeStringArray:
-    """Return the strings of `column` as an Arrow array, with the values and errors of `texts`."""
+    """Return the strings of `column` as an Arrow array; null where null.
+
+    Lone surrogates of Python strings become U+FFFD. Raises TypeError, which names the row and type,
+    if a value is neither a string nor null.
+    """
     series = frame[column]
     if not _is_arrow_text(series.dtype):
         return pa.array(_object_texts(series, None), pa.large_string())
@@ -89,7 +94,10 @@ def text_digests(frame: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarr
 
 
 def list_array(frame: pd.DataFrame, column: str) -> pa.Array:
-    """Return the values of a column, usually lists, as an Arrow array."""
+    """Return the values of `column`, usually lists, as an Arrow array; null where null.
+
+    Raises TypeError if they cannot be converted to a single Arrow type.
+    """
     series = frame[column]
     try:
         try:
@@ -113,8 +121,9 @@ def with_columns(
 ) -> pd.DataFrame:
     """Return `frame` with the Arrow arrays `columns` as new (or replaced) columns.
 
-    `schema` has the columns' Arrow types, and `string_dtype` is the dtype for strings. Arrays carry
-    no index, so nothing is aligned and duplicate index labels are safe.
+    `columns` has the arrays by column name, `schema` the columns' Arrow types, and `string_dtype`
+    is the dtype for strings. Arrays carry no index, so nothing is aligned and duplicate index
+    labels are safe.
     """
     result = frame.copy(deep=False)
     for name, array in columns.items():
@@ -130,19 +139,22 @@ def take_rows(frame: pd.DataFrame, keep: np.ndarray) -> pd.DataFrame:
 def without_views(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with plain types in place of string, binary and list views of Arrow.
 
-    Most pandas functions refuse views.
+    Most pandas functions refuse columns of views.
     """
     return _converted(frame, {name: _without_views(kind) for name, kind in _views(frame).items()})
 
 
 def with_views(plain: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Undo `without_views`: cast columns of `plain` back to the Arrow view types in `frame`."""
+    """Return `plain` with its columns cast to the Arrow view types that they have in `frame`.
+
+    Used to undo `without_views`, which replaced views such as string_view by plain types.
+    """
     views = _views(frame)
     return _converted(plain, {name: views[name] for name in plain.columns if name in views})
 
 
 def _views(frame: pd.DataFrame) -> dict[Any, pa.DataType]:
-    """Return the types of the columns with Arrow's views (string_view), nested or not, by name."""
+    """Map the name of each column with Arrow's views (string_view), nested or not, to its type."""
     dtypes = frame.dtypes.items()
     kinds = {name: d.pyarrow_dtype for name, d in dtypes if isinstance(d, pd.ArrowDtype)}
     return {name: kind for name, kind in kinds.items() if "_view" in str(kind)}
@@ -153,7 +165,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def _converted(frame: pd.DataFrame, kinds: Mapping[Any, pa.DataType]) -> pd.DataFrame:
-    """Return the frame with the columns in `kinds` cast to these Arrow types."""
+    """Return the frame with some columns cast to the Arrow types in `kinds`, given by name."""
     columns = {name: _as_arrow(frame[name], kind) for name, kind in kinds.items()}
     return frame.assign(**columns) if columns else frame
 

@@ -25,9 +25,10 @@ MOST_RECTANGLE = 2
 
 @dataclass(frozen=True)
 class StagedTokens:
-    """Tokenized texts on a device: a `TokenBatch` before it is cut into batches and padded.
+    """Token ids of tokenized texts, concatenated on a device, before batches are cut and padded.
 
-    Offsets stay on the host, because batch sizes depend on them.
+    Text i has the ids from ``offsets[i]`` up to ``offsets[i + 1]``. Offsets stay on the host,
+    because batch sizes depend on them.
     """
 
     ids: torch.Tensor  # token ids, int32 (tokens,)
@@ -44,14 +45,21 @@ class StagedTokens:
 
 
 def stage(tokens: TokenBatch, device: torch.device) -> StagedTokens:
-    """Copy tokenized texts to the device, without waiting for the work that it runs."""
+    """Copy tokenized texts to the device, and return them, without waiting for the device's work.
+
+    Token ids and segment ids are copied; the offsets of the texts stay on the host.
+    """
     types = None if tokens.type_ids is None else to_device(tokens.type_ids, device)
     return StagedTokens(to_device(tokens.ids, device), tokens.offsets, types)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Token ids of some texts as a padded rectangle on the device, one row per text."""
+    """Token ids of some texts as a padded rectangle on the device, one row per text.
+
+    `is_packed` says that the model's layers run on the tokens without padding, concatenated into
+    one row.
+    """
 
     rows: np.ndarray  # index of each row's text among the staged texts, int64 (rows,)
     lengths: np.ndarray  # number of tokens of each text, int64 (rows,), on the host
@@ -64,23 +72,27 @@ class PaddedBatch:
 
     @property
     def width(self) -> int:
-        """Number of tokens of the longest row, which is the rectangle's width."""
+        """Number of columns: at least the number of tokens of the longest row."""
         return self.ids.shape[1]
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are equally long, so that none is padded."""
+        """Whether no row has padding."""
         return bool((self.lengths == self.width).all())
 
     @property
     def run_tokens(self) -> int:
-        """Number of tokens that the model's layers compute; padding counts unless it is packed."""
+        """Number of tokens that the model's layers compute.
+
+        Padding counts, unless the layers run on the tokens without padding (`is_packed`).
+        """
         return int(self.lengths.sum()) if self.is_packed else self.ids.numel()
 
     def token_indices(self, side: str) -> np.ndarray:
         """Return each real token's index in the flattened rectangle, int64 (tokens,).
 
-        Used to drop the outputs of padding. `side` is the side that is padded.
+        Tokens are in row order. Used to drop the outputs of padding. `side` is the padded side,
+        "left" or "right".
         """
         first = np.arange(len(self.lengths)) * self.width
         if side == "left":
@@ -89,17 +101,19 @@ class PaddedBatch:
         return np.repeat(first - starts, self.lengths) + np.arange(self.lengths.sum())
 
     def part(self, start: int, stop: int) -> PaddedBatch:
-        """Return a batch of the rows from index `start` up to `stop`.
+        """Return a batch of the rows from index `start` up to `stop`, without the row `stop`.
 
-        Its width is the same, or, if `is_packed`, the length of its own longest row.
+        Its width is the same, or, if layers run without padding (`is_packed`), the length of its
+        own longest row.
         """
         rows = slice(start, stop)
         return self._take(rows, rows)
 
     def take(self, rows: np.ndarray) -> PaddedBatch:
-        """Return a batch of the rows with these indices.
+        """Return a batch of the rows with the indices `rows`, int64 (rows,), in this order.
 
-        Its width is the same, or, if `is_packed`, the length of its own longest row.
+        Its width is the same, or, if layers run without padding (`is_packed`), the length of its
+        own longest row.
         """
         return self._take(rows, to_device(rows, self.ids.device))
 
@@ -118,8 +132,9 @@ class PaddedBatch:
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Return the indices that sort texts from longest to shortest, int64 (texts,); stable.
+    """Return the indices that sort texts from longest to shortest, int64 (texts,).
 
+    `lengths` are the texts' numbers of tokens, int64 (texts,). Equally long texts keep their order.
     With the longest first, the first batch shows whether memory suffices.
     """
     return np.argsort(-lengths, kind="stable")
@@ -130,9 +145,9 @@ def cut_batches(
 ) -> Iterator[tuple[int, int]]:
     """Divide texts into batches of consecutive texts; yield each batch's (start, stop) indices.
 
-    `lengths` are the texts' numbers of tokens; sorted texts need the least padding.
-    `current_limits` is called before each batch, so that limits lowered by an out-of-memory error
-    apply at once.
+    A batch has the texts from `start` up to `stop`, without `stop`. `lengths` are the texts'
+    numbers of tokens, int64 (texts,); sorted texts need the least padding. ``current_limits()`` is
+    called before each batch, so that limits lowered by an out-of-memory error apply at once.
     """
     start = 0
     while start < len(lengths):
@@ -146,10 +161,10 @@ def cut_batches(
 def pad(
     tokens: StagedTokens, rows: np.ndarray, pad_id: int, side: str = "right", type_pad_id: int = 0
 ) -> PaddedBatch:
-    """Make a padded batch of the texts with the indices `rows`, on the device of their tokens.
+    """Return a padded batch of the texts with the indices `rows`, on the device of their tokens.
 
-    Padding is added on `side`, "left" or "right", with the token id `pad_id` and the segment id
-    `type_pad_id`.
+    `rows` is int64 (rows,). Padding is added on `side`, "left" or "right", with the token id
+    `pad_id` and, if the tokens have segment ids, the segment id `type_pad_id`.
     """
     device = tokens.ids.device
     lengths = tokens.lengths[rows]

@@ -64,10 +64,10 @@ _seconds_to_hint = HINT_SECONDS
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device that the setting `device` names; CUDA devices get an index.
+    """Return the device called `name`, such as "cpu" or "cuda"; CUDA devices get an index.
 
-    "auto" is CUDA if available, else MPS if available, else the CPU. Raises ValueError if this
-    process has no such device.
+    "auto" is CUDA if available, else MPS (Apple's GPUs) if available, else the CPU. Raises
+    ValueError if this process has no such device.
     """
     if name == "auto":
         name = "cpu"
@@ -135,9 +135,10 @@ def bfloat16_speed_up() -> float | None:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the minimum seconds of a matrix product in `dtype`, measured for `ROUND_SECONDS` / 2.
+    """Return the minimum seconds of a matrix product in `dtype` on this CPU.
 
-    The product is as large as BERT-base's first feed-forward layer for 512 tokens.
+    It is repeated for half of `ROUND_SECONDS`. The product is as large as BERT-base's first
+    feed-forward layer for 512 tokens.
     """
     states, weight = torch.ones(512, 768, dtype=dtype), torch.ones(3_072, 768, dtype=dtype)
     ends, least = time.perf_counter() + ROUND_SECONDS / 2, math.inf
@@ -153,7 +154,8 @@ def _product_seconds(dtype: torch.dtype) -> float:
 def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether `dtype` is bfloat16, and `device` a CPU with AVX-512 for it but without AMX.
 
-    On such CPUs, torch's attention is slow, and other code is used in its place.
+    AMX are newer CPUs' instructions for matrix products. Without them, torch's attention is slow in
+    bfloat16, and other code is used in its place.
     """
     able: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     is_without_amx = able.get("avx512_bf16", False) and not able.get("amx_bf16", False)
@@ -161,11 +163,12 @@ def is_bfloat16_without_amx(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) -> None:
-    """Record bfloat16's speed-up in `stats`, for the report, if a CPU runs float32 by default.
+    """Record in `stats` how much faster bfloat16 is than float32, if a CPU runs float32 by default.
 
-    `stats` are of a run that has ended. Nothing is measured until the process has run models for
-    `HINT_SECONDS`, so that the measurement costs little in comparison. A speed-up of at most
-    `HINT_TIMES` is not recorded.
+    `stats` are the counts of a run that has ended, and `options` the settings of its model. A job's
+    report shows `peak_bfloat16_times`, the ratio. Nothing is measured until the process has run
+    models for `HINT_SECONDS`, so that the measurement costs little in comparison. A ratio of at
+    most `HINT_TIMES` is not recorded.
     """
     global _seconds_to_hint
     if device.type != "cpu" or options.dtype is not None or not options.autocast:
@@ -176,16 +179,19 @@ def note_bfloat16(options: ModelOptions, device: torch.device, stats: RunStats) 
 
 
 def device_lock(device: torch.device) -> threading.Lock:
-    """Return this process's lock for a device; "cuda" and "cuda:0" have the same one."""
+    """Return the lock that is held while models run on a device, one per device of this process.
+
+    "cuda" and "cuda:0" have the same lock.
+    """
     return _device_locks.setdefault((device.type, device.index or 0), threading.Lock())
 
 
 @contextlib.contextmanager
 def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Lock the device during the block, and set torch up for inference in `dtype` on it.
+    """Lock the device during a ``with`` block, and set torch up for inference in `dtype` on it.
 
-    Torch is in inference mode with `gpu_settings`, and on CUDA uses this device and a stream of
-    its own.
+    Other threads wait for the lock. Torch is in inference mode, with the process-wide settings of
+    `gpu_settings`, and on CUDA uses this device and a stream of its own.
     """
     with contextlib.ExitStack() as stack:
         for context in (device_lock(device), gpu_settings(device, dtype), torch.inference_mode()):
@@ -201,10 +207,10 @@ def exclusive_device(device: torch.device, dtype: torch.dtype) -> Iterator[None]
 
 @contextlib.contextmanager
 def _use_model_stream(device: torch.device) -> Iterator[None]:
-    """Queue the block's GPU work on a CUDA stream of its own, so that cuDF does not wait for it.
+    """Queue a ``with`` block's GPU work on a CUDA stream of its own.
 
-    With an allocator other than torch's the default stream is used, because that allocator would
-    reuse memory too early.
+    So cuDF does not wait for it. With an allocator other than torch's the default stream is used,
+    because that allocator would reuse memory too early.
     """
     if torch.cuda.get_allocator_backend() == "pluggable":
         yield
@@ -217,11 +223,11 @@ def _use_model_stream(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def holding(device: torch.device, dtype: torch.dtype, stats: RunStats) -> Iterator[None]:
-    """Lock and configure the device like `exclusive_device`, and measure the block.
+    """Lock the device for inference in `dtype` during a ``with`` block, and measure the block.
 
-    The seconds of waiting for the lock are added to `wait_device_seconds` in `stats`, and the
-    seconds in the block to `model_seconds`, unless it raises. `peak_torch_bytes` is raised to
-    torch's peak memory on the GPU.
+    Fields of `stats` are changed. The seconds of waiting for the lock are added to
+    `wait_device_seconds`, and the seconds in the block to `model_seconds`, unless it raises an
+    error. `peak_torch_bytes` is raised to torch's peak memory on a GPU, if torch counts it.
     """
     started = time.perf_counter()
     with exclusive_device(device, dtype):
@@ -275,7 +281,7 @@ class SharedContext:
 def process_setting(
     read: Callable[[], Any], write: Callable[[Any], Any], wanted: object
 ) -> SharedContext:
-    """Make a shared context that sets a process-wide setting to `wanted` while it is active.
+    """Return a shared context that sets a process-wide setting to `wanted` while it is active.
 
     ``read()`` returns the setting and ``write(value)`` sets it, also to restore it afterwards. The
     setting applies to all threads, including other models. A value that another thread sets in the
@@ -321,11 +327,12 @@ _one_thread = process_setting(torch.get_num_threads, torch.set_num_threads, 1)
 
 @contextlib.contextmanager
 def gpu_settings(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Change process-wide settings for inference on a GPU; nothing on other devices.
+    """Change process-wide settings for inference on a GPU during a ``with`` block.
 
-    In the block, torch does not use cuDNN's attention, nor TF32 if `dtype` is float32; transformers
-    does not read masks; and Python switches threads more often. In float32, torch refuses to read
-    the older setting ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
+    Torch does not use cuDNN's attention, nor, if `dtype` is float32, convolutions with fewer bits
+    (TF32); transformers does not read attention masks; and Python switches threads more often.
+    Nothing changes for other devices. In float32, torch refuses to read the older setting
+    ``torch.backends.cudnn.allow_tf32``, because it also covers recurrent layers.
     """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -355,8 +362,8 @@ def run_in_streams(
     which takes long when another program uses one of them. Until the last item has run, torch has
     one thread everywhere in the process.
 
-    On several threads, `run` is called in inference mode, in a copy of the caller's context. Items
-    are taken from `items` up to a thread count ahead of their results.
+    On several threads, `run` is called in inference mode, in a copy of the caller's context. As
+    many items are taken from `items` ahead of a result as there are threads.
     """
     threads = stream_count(device)
     if threads == 1:
@@ -431,11 +438,12 @@ def watched(
     source: Callable[[torch.device], Ask] | None = None,
     sample_seconds: float = SAMPLE_SECONDS,
 ) -> Iterator[None]:
-    """Sample a GPU's load and memory on a thread during the block, and add them to `stats`.
+    """Sample a GPU's load and memory on a thread during a ``with`` block, and add them to `stats`.
 
-    A sample is taken every `sample_seconds` and at the end; see `note`. Nothing is added on other
-    devices, or if `source` raises DriverError. ``source(device)`` returns the function that takes
-    a sample; default: `nvml_source`.
+    A sample is taken every `sample_seconds` and at the end. It raises `peak_device_bytes`, and adds
+    to `device_sampled_seconds` and `device_busy_seconds`. ``source(device)`` returns the function
+    that takes a sample; default: `nvml_source`, which asks NVIDIA's driver. Nothing is added on
+    other devices, or if `source` raises DriverError.
     """
     ask = None
     if device.type == "cuda":
@@ -460,7 +468,10 @@ def watched(
 
 
 def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds: float) -> None:
-    """Add a sample of the device to `stats` every `sample_seconds`, and a last when `is_over`."""
+    """Add a sample of the device to `stats` every `sample_seconds`, and a last one once `is_over`.
+
+    ``ask()`` takes a sample. The event `is_over` is set by another thread.
+    """
     before = time.monotonic()
     is_last = False
     while not is_last:
@@ -471,7 +482,7 @@ def _sample(ask: Ask, stats: RunStats, is_over: threading.Event, sample_seconds:
 
 
 def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
-    """Add a sample of the device to `stats`.
+    """Add a sample of a GPU's load and memory to fields of `stats`.
 
     `peak_device_bytes` is raised to the memory in use. If the load is known, `elapsed_seconds`, the
     time since the previous sample, are added to `device_sampled_seconds`, and the busy share of
@@ -485,7 +496,7 @@ def note(sample: DeviceSample, elapsed_seconds: float, stats: RunStats) -> None:
 
 
 def nvml_source(device: torch.device) -> Ask:
-    """Return a function that samples a GPU through NVML, NVIDIA's library for monitoring.
+    """Return a function that samples a GPU's load and memory through NVIDIA's library NVML.
 
     NVML neither waits for the device nor makes a context on it. Raises DriverError if NVML is
     missing or does not know the device.

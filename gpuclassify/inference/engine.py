@@ -57,10 +57,11 @@ def run(
     For a token classifier, the result is an object array with one array per text instead, float32
     (tokens, outputs). These outputs are copied to the host after each block.
 
-    Each of the `blocks` (of tokenized texts) is sorted and batched on its own. The device is locked
-    while a block runs, and free for other threads between blocks. The batch limits measured for
-    the model are cached under `key`. Counts and times are added to `stats`. Raises NotPackableError
-    if ``engine="packed"`` is set and the model cannot run without padding.
+    Each of the `blocks` (of tokenized texts) is sorted and batched on its own, by the model's
+    `settings`. The device is locked while a block runs, and free for other threads between blocks.
+    The batch limits measured for the model are cached in this process under `key`. Counts and times
+    are added to `stats`. Raises NotPackableError if ``engine="packed"`` is set and the model cannot
+    run without padding.
     """
     outputs: list[torch.Tensor] = []
     positions: list[np.ndarray] = []
@@ -105,9 +106,10 @@ def _split_by_text(
 ) -> np.ndarray:
     """Split a token classifier's concatenated outputs into one array per text, in text order.
 
-    `fetched`, (tokens, outputs), has the texts in the order in which they ran. `positions` has an
-    array per batch of the indices of the texts in this order, and `first` is the index of the
-    block's first text. `lengths` are the numbers of tokens of the block's texts, in text order.
+    `fetched`, (tokens, outputs), has the texts of a block in the order in which they ran.
+    `positions` has, for each batch, its texts' indices among the texts of all blocks, and `first`
+    is the index of the block's first text. `lengths` are the numbers of tokens of the block's
+    texts, in text order.
     """
     rows = np.concatenate(positions) - first
     result = np.empty(len(lengths), dtype=object)
@@ -117,10 +119,10 @@ def _split_by_text(
 
 
 def run_alone(model: LoadedModel, tokens: TokenBatch, side: str) -> np.ndarray:
-    """Compute the outputs of a single text alone in its batch, to compare with batched outputs.
+    """Compute the outputs of the single text in `tokens` alone in its batch.
 
-    They are float32 (outputs,), or (tokens, outputs) of a token classifier. `side` is the side to
-    pad.
+    They are float32 (outputs,), or (tokens, outputs) of a token classifier, to be compared with
+    outputs of batches. `side` is the side to pad, "left" or "right".
     """
     with exclusive_device(model.device, model.dtype):
         staged = stage(tokens, model.device)
@@ -138,9 +140,10 @@ def _device_for(model: LoadedModel, settings: ModelOptions, stats: RunStats) -> 
 
 
 def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
-    """Return groups of text indices that may share a batch.
+    """Return groups of texts that may share a batch, each as text indices, int64 (texts,).
 
-    All texts are one group, unless the model needs equal counts of the token `counted_id`.
+    All texts are one group, unless the model needs equal counts of a token (its `counted_id`) in
+    all rows of a batch.
     """
     if model.counted_id is None:
         return [np.arange(len(tokens))]
@@ -151,7 +154,12 @@ def _groups(model: LoadedModel, tokens: TokenBatch) -> list[np.ndarray]:
 def _run_batches(
     model: LoadedModel, key: Hashable, tokens: TokenBatch, settings: ModelOptions, stats: RunStats
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-    """Run a block batch by batch; yield each batch's text indices and outputs, (rows, outputs)."""
+    """Run a block of tokenized texts in batches; yield text indices and outputs of each batch.
+
+    They are int64 (rows,) and, on the device, (rows, outputs), or (tokens, outputs) of a token
+    classifier. If a text is yielded twice, its later outputs count. The model's batch limits are
+    cached under `key`, and `stats` are increased.
+    """
     if isinstance(model.module, TokenAverage):  # takes no more memory than the tokens
         flat = (tokens.ids, tokens.offsets[:-1].astype(np.int32))
         values = model.module.average(*(to_device(part, model.device) for part in flat))
@@ -249,7 +257,10 @@ def _find_budget(model: LoadedModel, settings: ModelOptions, side: str, is_packe
         return Budget(BatchLimits(model.max_tokens, max_rows=1))
 
     def probe(rows: int, width: int) -> None:
-        """Run one random batch of very unequal lengths, so that padding is measured, too."""
+        """Run a batch of random tokens, in which the layers compute about ``rows * width`` tokens.
+
+        If it has several texts, one has another length, so that padding is measured, too.
+        """
         lengths = np.full(rows, width)
         if is_packed:
             lengths = np.full(MOST_RECTANGLE * (rows - 1) + 1, -(-width // MOST_RECTANGLE))

@@ -25,7 +25,11 @@ class LayerStates:
         self.injected = injected
 
     def output_of(self, number: int, run: Callable[[], Any]) -> Any:
-        """Return the output of layer `number`: the injected output, or else ``run()``."""
+        """Return the output of layer `number`: the injected output, or else ``run()``.
+
+        An injected output replaces its own layer and earlier ones. Keeps the output if the layer is
+        one of those to capture, and records the call.
+        """
         last, output = self.injected
         if number > last:
             output = run()
@@ -35,7 +39,7 @@ class LayerStates:
         return output
 
     def skips(self, number: int) -> bool:
-        """Tell whether layer `number` need not run, because a later layer's output is injected."""
+        """Tell whether layer `number` need not run, as a later layer's output is injected."""
         return number < self.injected[0]
 
 

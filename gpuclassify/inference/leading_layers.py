@@ -56,7 +56,10 @@ Passing = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """Counts of layers that a model shares with the first model of `ModelsInStep`, and in all."""
+    """Number of leading layers that a model shares with another model, and of all its layers.
+
+    Shared layers have bit-equal weights and inputs, so that they can run once for both models.
+    """
 
     layers: int  # number of leading layers with bit-equal weights
     total: int  # number of all layers
@@ -70,7 +73,11 @@ _found = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Follower:
-    """Model that runs each batch after a first model, and takes over its shared layers' output."""
+    """Model that runs each batch after a first model, and takes over the output of shared layers.
+
+    ``passing(outputs)`` returns a mask of the texts that this model runs, bool (texts,), from the
+    outputs of the previous model; None means that it runs all texts.
+    """
 
     model: LoadedModel
     shared: Shared
@@ -79,17 +86,20 @@ class Follower:
     def width(self, keeps_all_scores: bool) -> int:
         """Return the number of this model's output columns that are copied to the host.
 
-        It is 2 for a token classifier unless `keeps_all_scores`, as in `LoadedModel.reduce`.
+        For a token classifier it is 2, the best label's index and probability, unless
+        `keeps_all_scores`.
         """
         return 2 if self.model.is_by_token and not keeps_all_scores else self.shared.outputs
 
 
 class ModelsInStep:
-    """Several models with shared leading layers, which `engine.run` handles as one model.
+    """Several models whose equal leading layers run once; `engine.run` handles them as one model.
 
+    On each batch, the model `first` runs all layers, and each of `followers` its remaining layers.
     The models' outputs are concatenated along the columns. They are NaN where a model did not run,
     because the text did not pass an earlier model. All models have outputs per text, or all have
-    outputs per token as `LoadedModel.reduce` returns them.
+    outputs per token: a label's index and probability or, with `keeps_all_scores`, all labels'
+    probabilities.
     """
 
     def __init__(
@@ -105,17 +115,18 @@ class ModelsInStep:
         return getattr(self._first, name)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Return whether padding on this side leaves the outputs of all models unchanged."""
+        """Return whether padding on `side`, "left" or "right", changes no model's outputs."""
         return all(model.is_padding_safe(side) for model in self._models)
 
     def reduce(self, outputs: torch.Tensor, keeps_all_scores: bool) -> torch.Tensor:
-        """Return the outputs unchanged, because `forward` has called each model's `reduce`."""
+        """Return `outputs` unchanged, because `forward` has already reduced them."""
         return outputs
 
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Run all models on one batch, and return their outputs concatenated, on the device.
 
         The result is float32 (rows, outputs of all models), or (tokens, outputs of all models).
+        `side` is the side on which the batch is padded, "left" or "right".
         """
 
         def run(model: LoadedModel, rows: PaddedBatch) -> torch.Tensor:
@@ -148,9 +159,11 @@ class ModelsInStep:
 
 
 def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: LoadedModel) -> Any:
-    """Select the hidden states of some rows of a batch from a layer's output.
+    """Return a layer's output for `batch` with the hidden states of some of the batch's rows only.
 
-    `rows` are ascending indices of rows of `batch`. Tensors that have no row per text stay whole.
+    `output` is a tensor, or a nested tuple or list of tensors. `rows` are ascending row indices,
+    int64 (rows,). `model` is the model of the layer. Of padded batches, tensors that have no row
+    per text stay whole.
     """
     if isinstance(output, tuple | list):
         return type(output)(_select_rows(part, rows, batch, model) for part in output)
@@ -170,10 +183,11 @@ def _select_rows(output: Any, rows: np.ndarray, batch: PaddedBatch, model: Loade
 
 
 def shared_layers(first: LoadedModel, other: LoadedModel) -> Shared:
-    """Count the leading layers that the model `other` shares with `first`.
+    """Return numbers of layers: leading ones that `other` shares with `first`, and all.
 
-    The layers are compared once per pair of models. Afterwards, `other` uses the tensors of `first`
-    instead of its own equal ones, which frees memory.
+    The layers are compared once per pair of models: their weights, and outputs of a trial run.
+    Afterwards, `other` uses the tensors of `first` instead of its own equal ones, which frees
+    memory.
     """
     known = _found.setdefault(first.module, weakref.WeakKeyDictionary())
     if other.module not in known:
@@ -242,7 +256,7 @@ def _are_alike(first: LoadedModel, other: LoadedModel, ours: _Parts, theirs: _Pa
     """Tell whether two models may share layers by their configurations, devices and dtypes.
 
     Settings of the configuration that do not affect the layers' outputs, such as labels and
-    dropout, may differ. `ours` and `theirs` are the parts of `first` and `other`.
+    dropout, may differ. `ours` and `theirs` are the layers and tensors of `first` and `other`.
     """
     settings = [
         {
@@ -278,10 +292,10 @@ def _are_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tens
 
 
 def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
-    """Tell whether both models pass equal inputs to their layers.
+    """Tell whether two models, which have run a batch, pass equal inputs to their layers.
 
-    Compares the weights of modules outside of the layers, such as embeddings, unless they run
-    after the last layer.
+    Compares the weights of modules outside of the layers, such as embeddings, unless they run after
+    the last layer. False if a model does not call each layer once, in order.
     """
     if any(parts.called != list(range(len(parts.layers))) for parts in (ours, theirs)):
         return False  # a layer is called twice, or not at all
@@ -297,9 +311,10 @@ def _have_equal_input(ours: _Parts, theirs: _Parts) -> bool:
 
 
 class _Parts:
-    """A model's layers and backbone tensors, for the comparison with another model.
+    """Layers and backbone tensors of a model, for its comparison with another model.
 
-    Raises NotPackableError if the model has no list of layers.
+    Layers are changed so that they can take their outputs from a run of the other model. Raises
+    NotPackableError if the model has no list of layers.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -335,10 +350,11 @@ class _Parts:
         return None if rest == name else int(rest.partition(".")[0])
 
     def run(self, batch: PaddedBatch, states: LayerStates) -> torch.Tensor:
-        """Run a batch, and return its outputs.
+        """Run a batch, and return its outputs, float32 (rows, outputs).
 
-        Records in `late` which modules ran only after the last layer, and in `called` the indices
-        of layers in the order of their calls. `states` are used for the run.
+        Records in `late` the names of modules that ran only after the last layer, and in `called`
+        the indices of layers in the order of their calls. `states` says which layers' outputs are
+        kept for, or come from, another model.
         """
         early: set[str] = set()
 

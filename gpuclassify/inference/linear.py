@@ -19,7 +19,10 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_su
 
 
 class ArrangedWeight:
-    """A linear layer's weight in oneDNN's packed layout; a deep copy of the layer shares it."""
+    """A linear layer's weight in the packed layout of oneDNN, a library of fast CPU operations.
+
+    A deep copy of the layer shares it.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
@@ -29,7 +32,11 @@ class ArrangedWeight:
 
 
 class ArrangedLinear(nn.Linear):
-    """Linear layer that multiplies with an `ArrangedWeight`, so its weight must not change."""
+    """Linear layer for CPUs that multiplies with a packed copy of its weight.
+
+    The weight must not change. The new layer replaces `layer`, with the same parameters. The copy
+    is an `ArrangedWeight`.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
@@ -38,7 +45,7 @@ class ArrangedLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute the same output as `torch.nn.Linear`, up to rounding."""
+        """Return the output of `torch.nn.Linear` for `states`, (..., inputs), up to rounding."""
         is_elsewhere = states.dtype != self.arranged.tensor.dtype or states.device.type != "cpu"
         if is_elsewhere or states.ndim < 2 or not states.numel():
             return super().forward(states)
@@ -49,11 +56,11 @@ class ArrangedLinear(nn.Linear):
 
 @torch.inference_mode()
 def arrange_weights(module: nn.Module) -> None:
-    """Replace the linear layers within a network on a CPU by `ArrangedLinear`, if that is faster.
+    """Replace a network's linear layers by layers with packed weights, if these are faster.
 
-    It is faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32. Subclasses of
-    `torch.nn.Linear` stay. If the packed copies would exceed `MOST_ARRANGED_BYTES`, all layers
-    stay.
+    Packed weights are faster on CPUs with AVX-512; on other CPUs, MKL is faster in float32.
+    Subclasses of `torch.nn.Linear` stay. If the packed copies would exceed `MOST_ARRANGED_BYTES`,
+    all layers stay. The network must be on a CPU.
     """
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     weights = [layer.weight for layer in layers.values()]
@@ -74,7 +81,10 @@ def arrange_weights(module: nn.Module) -> None:
 
 
 def share_arranged(layers: nn.ModuleList, others: nn.ModuleList) -> None:
-    """Let `layers` use the packed weights of `others`, whose weights are equal, to save memory."""
+    """Let layers in `layers` use the packed weights of the layers in `others`, to save memory.
+
+    The two lists have layers with equal weights.
+    """
     for layer, other in zip(layers.modules(), others.modules(), strict=True):
         if isinstance(layer, ArrangedLinear) and isinstance(other, ArrangedLinear):
             layer.arranged = other.arranged

@@ -42,7 +42,10 @@ from gpuclassify.tokenizing.text_tokenizer import StaticTokenizer, TextTokenizer
 
 @dataclass
 class LoadedModel(ProbedModel):
-    """A network on its device, with its tokenizer and the limits of its inputs."""
+    """A network on its device, with its tokenizer and the limits of its inputs.
+
+    Texts are passed as padded batches of token ids, and outputs are returned on the device.
+    """
 
     module: nn.Module  # evaluation mode, on `device`
     device: torch.device
@@ -71,10 +74,10 @@ class LoadedModel(ProbedModel):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text_tokenizer(self, max_tokens: int | None = None, **cut: Any) -> TextTokenizer:
-        """Return the model's `TextTokenizer` that cuts texts at `max_tokens`.
+        """Return the model's `TextTokenizer`, which cuts texts at `max_tokens` tokens.
 
-        The default is the model's limit. `cut` are other settings of `TextTokenizer`. Equal
-        arguments return the same object.
+        The default is the model's limit. `cut` are other settings of `TextTokenizer`, such as the
+        `overlap` of the pieces of a long text. Equal arguments return the same object.
         """
         length = max_tokens or self.max_tokens
         key = (length, *sorted(cut.items()))
@@ -87,7 +90,7 @@ class LoadedModel(ProbedModel):
             return self._tokenizers[key]
 
     def padding_side(self, wanted: str | None) -> str:
-        """Return the side to pad, "left" or "right": the user's setting, else the tokenizer's."""
+        """Return the side to pad, "left" or "right": `wanted`, else the tokenizer's side."""
         return wanted or self.tokenizer.padding_side
 
     @property
@@ -98,8 +101,8 @@ class LoadedModel(ProbedModel):
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
         """Compute the outputs of one batch, float32 (rows, outputs), on the device.
 
-        For a token classifier, they are (tokens, outputs), row after row without padding. `side`
-        is the side on which the batch is padded.
+        For a token classifier, they are (tokens, outputs), row after row without padding. `side`,
+        "left" or "right", is the side on which the batch is padded.
         """
         inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if batch.type_ids is not None and self.accepts_types:
@@ -242,6 +245,7 @@ def _accepts(module: nn.Module, backbone: nn.Module, name: str) -> bool:
 def _score_rule(config: Any, dtype: torch.dtype) -> ScoreRule | None:
     """Return the size of the attention scores that a DeBERTa model keeps in memory.
 
+    `config` is the configuration of the transformers model, and `dtype` the dtype of scores.
     Returns None for other models, whose fused attention keeps no scores.
     """
     if not getattr(config, "relative_attention", False):

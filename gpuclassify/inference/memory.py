@@ -80,14 +80,17 @@ class ScoreRule:
     item_bytes: int  # bytes of one score
 
     def size_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of scores that a batch of `rows` texts of `width` tokens has at once."""
+        """Return the bytes of scores held at once for `rows` texts of `width` tokens."""
         elements = rows * self.heads * width * max(width, self.min_span)
         return elements * self.item_bytes * LIVE_SCORE_COPIES
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits on the size of one batch. A batch of a single row is always allowed."""
+    """Limits on the size of one batch, by tokens, rows and bytes of attention scores.
+
+    A batch of a single row is always allowed.
+    """
 
     max_tokens: int  # rows times the padded width; for packed batches, the tokens without padding
     max_rows: int | None = None  # None for no limit
@@ -132,7 +135,8 @@ def plan_limits(
     """Plan limits for a GPU that keep every batch of several rows within free memory.
 
     `batch_memory` is a measurement. Batches take at most the fraction `GPU_SHARE` of `free_bytes`,
-    and at most `GPU_MAX_TOKENS` tokens.
+    and at most `GPU_MAX_TOKENS` tokens. `score_rule` is the size of attention scores; None if they
+    are not kept in memory.
     """
     usable_bytes = _usable_bytes(free_bytes)
     return _gpu_limits(
@@ -156,9 +160,10 @@ def _gpu_limits(max_tokens: int, score_bytes: int, score_rule: ScoreRule | None)
 
 
 def cpu_limits(width: int | None, score_rule: ScoreRule | None = None) -> BatchLimits:
-    """Return the batch limits on a CPU.
+    """Return the limits of a batch on a CPU.
 
     `width` is the model's hidden size, None if not known; narrower models get more tokens.
+    `score_rule` is the size of attention scores; None if they are not kept in memory.
     """
     times = min(CPU_MOST_TIMES, max(1, CPU_WIDTH // (width or CPU_WIDTH)))
     return BatchLimits(
@@ -175,9 +180,10 @@ def largest_batch_bytes(
     """Estimate the memory of a model's largest batch, in bytes, without the weights.
 
     `sizes` is the network's configuration, as in ``config.json``; the model need not be loaded.
-    Returns None if it has no hidden size. The estimate is the maximum number of tokens in a batch,
-    times the bytes of a token's hidden states in one layer, plus the limit for attention scores if
-    the model keeps them in memory. A GPU with less free memory gets smaller batches.
+    `dtype` is the dtype of activations on `device`. Returns None if the configuration has no hidden
+    size. The estimate is the maximum number of tokens in a batch, times the bytes of a token's
+    hidden states in one layer, plus the limit for attention scores if the model keeps them in
+    memory. A GPU with less free memory gets smaller batches.
     """
     width = state_width(sizes)
     if width is None:
@@ -194,6 +200,7 @@ def largest_batch_bytes(
 class BatchMemory:
     """Measured memory of a model's batches, as a linear function of their numbers of tokens.
 
+    A batch takes `fixed_bytes`, and `token_bytes` per token; `safety_percent` of that is planned.
     The memory of the weights is not included. Used to plan the number of tokens per batch.
     """
 
@@ -215,11 +222,12 @@ class BatchMemory:
         return max(0, (measured_bytes - self.fixed_bytes) // self.token_bytes)
 
     def corrected(self, tokens: int, free_bytes: int) -> BatchMemory:
-        """Return the estimate, raised if needed, after a batch of `tokens` tokens did not fit.
+        """Return this measurement, raised if needed, after a batch of `tokens` tokens did not fit.
 
-        If the batch's planned size exceeds `free_bytes` after its memory was released, something
-        else took memory in the meantime, and the estimate stays. Otherwise it is raised, so that
-        half of that batch is planned for the same free memory.
+        `free_bytes` is the free memory after the batch's memory was released. If the batch's
+        planned size exceeds it, something else took memory in the meantime, and the measurement
+        stays. Otherwise it is raised, so that half of that batch is planned for the same free
+        memory.
         """
         if self.size_bytes(tokens) > free_bytes:
             return self
@@ -305,7 +313,10 @@ class Budget:
         self._lock = threading.Lock()
 
     def limits(self) -> BatchLimits:
-        """Return limits for the current free memory, without regard to failures; see `capped`."""
+        """Return limits for the current free memory.
+
+        They do not consider the batch sizes that have run out of memory.
+        """
         known = self.known
         if isinstance(known, BatchLimits):
             return known
@@ -314,7 +325,7 @@ class Budget:
         return replace(limits, planned_bytes=self._memory.held_bytes() + batch_bytes)
 
     def capped(self, limits: BatchLimits) -> BatchLimits:
-        """Return `limits`, lowered below all batch sizes that ran out of memory."""
+        """Return `limits`, lowered below all batch sizes that have run out of memory."""
         with self._lock:
             failures = list(self._failures)
         for rows, width in failures:
@@ -324,7 +335,8 @@ class Budget:
     def lower(self, rows: int, width: int) -> None:
         """Record that a batch of `rows` texts padded to `width` tokens ran out of memory.
 
-        Batches of this size are not tried again.
+        Batches of this size are not tried again. A measurement that planned too little is
+        corrected.
         """
         with self._lock:
             self._failures.add((rows, width))
@@ -343,11 +355,11 @@ BUDGETS: dict[Hashable, Budget] = {}  # budgets of this process, by the key in `
 
 
 class RunLimits:
-    """Batch limits of a model during one `engine.run`.
+    """Batch limits of a model during one run over the texts of a partition.
 
-    The model's `Budget` is cached under `key`; ``find()`` makes it the first time. Free memory is
-    read before the first batch, when everything else that the run holds is already allocated, and
-    again after an out-of-memory error.
+    The model's `Budget` is cached in this process under `key`; ``find()`` makes it the first time.
+    Free memory is read before the first batch, when everything else that the run holds is already
+    allocated, and again after an out-of-memory error.
     """
 
     def __init__(self, key: Hashable, find: Callable[[], Budget]) -> None:
@@ -438,11 +450,11 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) if self.is_counted else 0
 
     def most_held_bytes(self) -> int:
-        """Return the highest value of `held_bytes` since `forget_peak` was called."""
+        """Return the peak bytes of this process's tensors on the GPU since `forget_peak`."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def forget_peak(self) -> None:
-        """Reset the peak that `most_held_bytes` returns."""
+        """Make torch count the peak bytes of this process's tensors on the GPU anew."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def free_bytes(self) -> int:
@@ -532,10 +544,14 @@ def find_budget(
     """Return the budget of a model: constant limits on a CPU, measured or saved memory on a GPU.
 
     ``probe(rows, width)`` runs a batch in the same way as later batches; the longest texts have
-    `widest` tokens. `model`, `precision` and `path` are explained at `budget_key`; `width` is the
-    hidden size, if known. If `model` is None, the measurement is neither loaded nor saved. On a GPU
-    whose memory torch does not count, limits are constants, too. `memory` is the GPU's memory, and
-    `folder` has the saved measurements; default: `default_folder`.
+    `widest` tokens. A measurement is saved for the `model` (a name and revision), the `precision`
+    (a dtype) and the `path` (how layers run, such as "packed" or "padded"). If `model` is None, it
+    is neither loaded nor saved. On a GPU whose memory torch does not count, limits are constants,
+    too.
+
+    `width` is the hidden size, if known. `score_rule` is the size of attention scores; None if they
+    are not kept in memory. `memory` is the GPU's memory, and `folder` has the saved measurements;
+    default: `default_folder`.
     """
     if device.type != "cuda":
         return Budget(cpu_limits(width, score_rule))
@@ -577,7 +593,10 @@ def budget_key(
 
 
 def machine(device_name: str, total_bytes: int) -> dict[str, str | int]:
-    """Return the device, its memory and the versions of libraries, for the key of a measurement."""
+    """Return device, memory and versions of libraries by name, for the key of a saved measurement.
+
+    `device_name` is the product name of the GPU, and `total_bytes` its memory.
+    """
     import transformers
 
     return {
@@ -635,7 +654,10 @@ class MeasurementFile:
             return None
 
     def write(self, **content: object) -> None:
-        """Save `content`, JSON values by name, with the key. Errors of writing are only logged."""
+        """Save the JSON values in `content` by name, together with the key.
+
+        Errors of writing are only logged.
+        """
         try:
             replace_file(self.path, json.dumps({"key": self.key, **content}, indent=1).encode())
         except (OSError, RuntimeError) as err:
@@ -643,10 +665,13 @@ class MeasurementFile:
 
 
 class BudgetFile(MeasurementFile):
-    """File that saves a model's `BatchMemory` on a device; `key` is a result of `budget_key`."""
+    """File that saves the measured memory of a model's batches on a device.
+
+    `key` has everything that it depends on: model, precision, device and versions of libraries.
+    """
 
     def load(self) -> BatchMemory | None:
-        """Return the saved measurement; None if there is none."""
+        """Return the saved measurement; None if there is none, or it is of another key."""
         return self.read(lambda content: BatchMemory(**content["batch_memory"]))
 
     def save(self, batch_memory: BatchMemory) -> None:

@@ -51,7 +51,11 @@ class PrecisionError(CheckpointError):
 
 
 class ProbedModel(ABC):
-    """Base class of `LoadedModel`: trial runs that measure whether it can run padded or packed."""
+    """Base class of a loaded model, with trial runs that find out how its batches may be run.
+
+    A batch has texts padded to one length, or is packed: texts are concatenated without padding.
+    Either is used only if a model's outputs for random texts do not change by it.
+    """
 
     module: nn.Module
     device: torch.device
@@ -67,11 +71,17 @@ class ProbedModel(ABC):
 
     @abstractmethod
     def forward(self, batch: PaddedBatch, side: str) -> torch.Tensor:
-        """Compute the outputs of one batch, float32 (rows, outputs), on the device."""
+        """Compute the outputs of one batch, float32 (rows, outputs), on the device.
+
+        `side` is the side on which the batch is padded, "left" or "right".
+        """
 
     @abstractmethod
     def outputs(self, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Call a network with named input tensors; return its outputs, float32 (rows, outputs)."""
+        """Call a network with named input tensors; return its outputs, float32 (rows, outputs).
+
+        `module` is this model's network, or a copy of it.
+        """
 
     @torch.inference_mode()
     def check_precision(self) -> None:
@@ -122,10 +132,11 @@ class ProbedModel(ABC):
         return with_memory_released(self._measure_adapting)
 
     def is_padding_safe(self, side: str) -> bool:
-        """Tell whether padding leaves this model's outputs unchanged; measured once per side.
+        """Tell whether padding on `side`, "left" or "right", leaves this model's outputs unchanged.
 
-        Some architectures let padding leak into real tokens (through convolutions, or positions
-        counted from the row's end). Their texts are then batched by equal length only.
+        Measured once per side. Some architectures let padding leak into real tokens (through
+        convolutions, or positions counted from the row's end). Their texts are then batched by
+        equal length only.
         """
         if self.adapts_to_length:
             return False
@@ -180,9 +191,10 @@ class ProbedModel(ABC):
         return find_packed_layers(self.module, self.device, self.dtype, tokens.lengths, forward)
 
     def probe(self, lengths: Iterable[int]) -> StagedTokens:
-        """Make random tokenized texts on the device, for trial runs.
+        """Return random tokenized texts on the device, for trial runs.
 
-        `lengths` are numbers of tokens without special tokens; longer texts are truncated.
+        `lengths` are the texts' numbers of tokens without special tokens. Texts longer than the
+        model reads are truncated.
         """
         special = set(self.tokenizer.all_special_ids)
         usable = [i for i in range(min(len(self.tokenizer), 1_000)) if i not in special] or [0]
@@ -227,7 +239,10 @@ class ProbedModel(ABC):
         return self.are_close(together, torch.cat(single))
 
     def are_close(self, outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-        """Tell whether a trial run's outputs, (texts, outputs), are as expected up to rounding."""
+        """Tell whether outputs of a trial run, (rows, outputs), are `expected` up to rounding.
+
+        In half precision, rounding errors may be larger than in float32.
+        """
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
         return bool((outputs - expected).abs().max() <= tolerance * (1 + expected.abs().max()))
 
@@ -238,7 +253,7 @@ def backbone_of(module: nn.Module) -> nn.Module:
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the configuration of the transformers model within a network, or None."""
+    """Return the configuration of the transformers model in a network; None if there is none."""
     backbone = backbone_of(module)
     return backbone.config if isinstance(backbone, PreTrainedModel) else None
 
@@ -270,7 +285,10 @@ def _makeup_of(module: nn.Module) -> Any:
 
 
 def _settings(config: PretrainedConfig | None) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each setting in a model's configuration, nested ones included."""
+    """Yield the name and value of each setting in a model's configuration, nested ones included.
+
+    A list yields each of its items, by the name of the list. None yields nothing.
+    """
     pending = [] if config is None else list(config.to_dict().items())
     for name, value in pending:
         if isinstance(value, dict):

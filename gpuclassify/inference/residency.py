@@ -50,9 +50,9 @@ class Residency(Generic[Model]):
     ) -> Iterator[Model]:
         """Yield the model of `key`, and keep it from being evicted during the ``with`` block.
 
-        A key is a tuple such as (identity, device, precision). If the model is not in the cache,
-        it is loaded by ``load()``, after other models are evicted while ``needed_bytes()`` exceeds
-        ``free_bytes()``.
+        A key is a tuple such as (identity, device, precision). If the model is not in the cache, it
+        is loaded by ``load()``, after other models that are not in use are evicted while
+        ``needed_bytes()`` exceeds ``free_bytes()``.
         """
         resident = self._acquire(key)
         if resident is None:
@@ -87,7 +87,8 @@ class Residency(Generic[Model]):
     ) -> int:
         """Drop models that are not in use, least recently used first, and return their number.
 
-        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models.
+        Only models for which ``may_drop(key)`` is true are dropped, and at most `most` models; None
+        is no limit.
         """
         with self._lock:
             idle = [k for k, r in self._residents.items() if not r.leases and may_drop(k)]

@@ -46,19 +46,22 @@ _is_reference: ContextVar[bool] = ContextVar("is_reference", default=False)
 
 
 def reference_forward() -> contextlib.AbstractContextManager[None]:
-    """Make this thread run transformers' own forward of DeBERTa during a ``with`` block."""
+    """Return a context manager in whose block this thread runs transformers' own DeBERTa."""
     return set_variable(_is_reference, True)
 
 
 def fast_encoder(module: nn.Module) -> DisentangledEncoder | None:
-    """Return the DeBERTa encoder within `module` that `speed_up_deberta` has changed, or None."""
+    """Return the DeBERTa encoder within `module` that runs our faster code; None if none does."""
     parts = module.modules()
     return next((part for part in parts if isinstance(part, DisentangledEncoder)), None)
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts."""
+    """Indices in DeBERTa's table of relative positions, for all distances in a batch's texts.
+
+    `first` and `last` are the lowest and the highest index.
+    """
 
     # Index for each distance from key to query, `1 - width` to `width - 1`; int64 (2 * width - 1,).
     # `width` is the length of the longest text.
@@ -90,7 +93,7 @@ class PositionTables:
         )
 
     def float(self) -> PositionTables:
-        """Return these tables in float32."""
+        """Return these tables, converted to float32."""
         tables = (self.keys, self.queries)
         return PositionTables(*(None if table is None else table.float() for table in tables))
 
@@ -103,22 +106,26 @@ class PositionTables:
 
 
 class DisentangledAttention:
-    """DeBERTa's attention for the packed texts of one batch; all layers use the same object."""
+    """DeBERTa's attention within texts of a batch whose tokens are concatenated without padding.
+
+    `layout` says where each text's tokens are, and `positions` has the table index of each distance
+    between two tokens. All layers use the same object.
+    """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
         self.layout = layout
         self.positions = positions
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad states, (1, tokens, size), as this attention's kernel needs; here, not at all."""
+        """Return states, (1, tokens, size), unchanged, because this attention needs no padding."""
         return states
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
         """Compute attention within each text, (1, queries, heads * head size).
 
-        `states` are queries, keys and values. Queries belong to all tokens, or only to each text's
-        first token. `scale` applies to the products of queries and keys; the tables are scaled
-        already.
+        `states` are queries, keys and values, each (1, heads, tokens, head size). Queries belong to
+        all tokens, or only to each text's first token. `tables` are the layer's projections of
+        relative positions, scaled. `scale` applies to the products of queries and keys.
         """
         dtype = states[0].dtype
         tables = tables.ordered(self.positions)
@@ -145,11 +152,11 @@ class DisentangledAttention:
 def _attend_texts(
     states: States, tables: PositionTables, scale: float, is_token: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute DeBERTa's attention for texts padded to one width.
+    """Compute DeBERTa's attention for texts padded to one width, in the shape of the queries.
 
-    Each of `states` is (texts, heads, tokens, head size), and `is_token` is False for padding.
-
-    The result has the shape of the queries.
+    Each of `states`, which are queries, keys and values, is (texts, heads, tokens, head size).
+    `tables` have one row per distance between tokens. `scale` applies to the products of queries
+    and keys. `is_token`, bool (texts, width), is False for padding; None if there is none.
     """
     query, key, _ = states
     context = query.transpose(1, 2).new_empty(query.transpose(1, 2).shape).transpose(1, 2)
@@ -183,7 +190,11 @@ def _parts(query: torch.Tensor, key: torch.Tensor) -> Iterator[tuple[slice, slic
 def _relative_scores(
     query: torch.Tensor, key: torch.Tensor, tables: PositionTables
 ) -> torch.Tensor:
-    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys)."""
+    """Compute the relative-position terms of attention scores, (heads, texts, queries, keys).
+
+    `query` and `key` are (heads, texts, tokens, head size), and `tables` have one row per distance
+    between tokens. Without tables, the terms are zeros.
+    """
     scores = query.new_empty(*query.shape[:3], key.shape[2])
     write: Callable[..., torch.Tensor] = torch.Tensor.copy_
     for states, table, target in (
@@ -248,7 +259,8 @@ class DisentangledEncoder(DebertaV2Encoder):
         """Compute the outputs of transformers' encoder, except for undefined states of padding.
 
         `hidden_states` are (rows, width, size); the mask, (rows, width), is 1 for a token and 0 for
-        padding on one side of a row.
+        padding on one side of a row. Other arguments and the result are those of transformers'
+        class.
         """
         is_plain = attention_mask.dim() == 2 and not output_attentions
         is_plain &= query_states is None and relative_pos is None
@@ -272,7 +284,11 @@ class DisentangledEncoder(DebertaV2Encoder):
         return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
 
     def _is_fast(self, states: torch.Tensor) -> bool:
-        """Tell whether this class's own forward applies: neither in training nor under autocast."""
+        """Tell whether this class's own code runs, neither in training nor under autocast.
+
+        It does not run where `reference_forward` asks for transformers' code. `states` are the
+        encoder's input.
+        """
         if self.training or torch.is_grad_enabled() or states.is_meta or _is_reference.get():
             return False
         return not torch.is_autocast_enabled(states.device.type)
@@ -286,9 +302,11 @@ class DisentangledEncoder(DebertaV2Encoder):
     def running(
         self, lengths: np.ndarray, width: int, device: torch.device, side: str = "right"
     ) -> Iterator[None]:
-        """Set a batch's layout during the block, so that `forward` need not read the mask for it.
+        """Say where a batch's tokens are, for runs of `forward` during a ``with`` block.
 
-        `lengths` are the texts' numbers of tokens, and `side` is the padded side.
+        Then `forward` need not read the mask, which would wait for a GPU. `lengths` are the texts'
+        numbers of tokens, int64 (texts,), `width` is the number of columns, and `side` the padded
+        side, "left" or "right".
         """
         with set_variable(
             current_layout,
@@ -299,7 +317,10 @@ class DisentangledEncoder(DebertaV2Encoder):
     def _states(
         self, embedded: torch.Tensor, attention_mask: torch.Tensor, layout: Layout
     ) -> list[torch.Tensor]:
-        """Run all layers; return the embedding and each layer's output, (rows, width, size)."""
+        """Run all layers; return the embedding and each layer's output, (rows, width, size) each.
+
+        `embedded` is the embedding, and `layout` says where each text's tokens are.
+        """
         # One position has a single distance, for which a compiler would make another kernel.
         width = max(layout.width, 2)
         attention = self.attention_type(layout, self._positions(width, embedded.device))
@@ -333,7 +354,10 @@ class DisentangledEncoder(DebertaV2Encoder):
         )
 
     def _position_tables(self) -> list[PositionTables]:
-        """Return each layer's tables, cached until a weight is changed, moved or cast."""
+        """Return each layer's projections of relative positions, a part of its attention.
+
+        They are cached until a weight is changed, moved or cast.
+        """
         parts: list[nn.Module | None] = [self.rel_embeddings, getattr(self, "LayerNorm", None)]
         for layer in self.layer:
             parts.extend(position_projections(layer.attention.self))
@@ -375,7 +399,8 @@ def _positions_by_distance(width: int, buckets: int, most: int, size: int) -> np
 def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | None]:
     """Return a DeBERTa layer's linear projections of relative positions: for keys, for queries.
 
-    Each is None if the layer's attention has no such term.
+    `attention` is the layer's self-attention module. A projection is None if its attention has no
+    such term.
     """
     is_shared, types = attention.share_att_key, attention.pos_att_type
     key, query = (
@@ -386,7 +411,11 @@ def position_projections(attention: Any) -> tuple[nn.Module | None, nn.Module | 
 
 
 def _project_positions(attention: Any, embedded: torch.Tensor) -> PositionTables:
-    """Compute a layer's position tables from the embedded relative positions, (positions, size)."""
+    """Compute a layer's projections of relative positions, a part of its attention.
+
+    `attention` is the layer's self-attention module, and `embedded` the embedding of relative
+    positions, (positions, size).
+    """
     scale = _score_scale(attention)
     keys, queries = (
         None
@@ -404,7 +433,10 @@ def _score_scale(attention: Any) -> float:
 
 
 def _split_heads(projected: torch.Tensor, attention: Any) -> torch.Tensor:
-    """Split projected states by head, from (1, tokens, size) to (1, heads, tokens, head size)."""
+    """Split projected states by head, from (1, tokens, size) to (1, heads, tokens, head size).
+
+    `attention` is a layer's self-attention module, which knows the number of heads.
+    """
     return projected.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
 
@@ -417,7 +449,8 @@ def _layer_output(
 ) -> torch.Tensor:
     """Compute a DeBERTa layer's output, (1, queries, size), for the tokens in `queried`.
 
-    `queried` are the states of all tokens or of first tokens; all `states` are attended to.
+    `queried` are the states of all tokens or of first tokens, (1, queries, size); all `states`, (1,
+    tokens, size), are attended to. `tables` are the layer's projections of relative positions.
     """
     heads = layer.attention.self
     query, key, value = heads.query_proj(queried), heads.key_proj(states), heads.value_proj(states)

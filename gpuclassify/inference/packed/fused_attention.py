@@ -50,7 +50,10 @@ FUSED_HALF_TOLERANCE = 0.02
 
 
 class Kernel(NamedTuple):
-    """Tuning of flex_attention's kernel: block sizes, warps and stages; 0 is torch's choice."""
+    """Tuning of the kernel of torch's flex_attention: block sizes, warps and stages.
+
+    `query_tokens` and `key_tokens` are a block's queries and keys. 0 leaves a number to torch.
+    """
 
     query_tokens: int = 0
     key_tokens: int = 0
@@ -58,7 +61,7 @@ class Kernel(NamedTuple):
     stages: int = 0
 
     def options(self) -> dict[str, int]:
-        """Return the ``kernel_options`` for flex_attention."""
+        """Return the numbers that are not 0, by name, as flex_attention's ``kernel_options``."""
         names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
         return {name: value for name, value in zip(names, self, strict=True) if value}
 
@@ -74,12 +77,12 @@ _kernels: dict[tuple[Any, ...], Kernel | None] = {}  # key: device, dtype, heads
 
 
 def speed_up_deberta(module: nn.Module, is_first_enough: bool = False) -> None:
-    """Speed up each DeBERTa-v2 encoder within `module`, by the forward of `DisentangledEncoder`.
+    """Speed up each DeBERTa-v2 encoder within `module`, by changing its class.
 
-    Weights and their names do not change. An encoder whose outputs would differ from transformers'
-    keeps transformers' forward, with a warning in the log. The module must be on the device where
-    it will run. `is_first_enough` means that only each row's first token of the last states is
-    read.
+    The new class, `DisentangledEncoder`, runs without padding. Weights and their names do not
+    change. An encoder whose outputs would differ from transformers' keeps its class, with a warning
+    in the log. The module must be on the device where it will run. `is_first_enough` means that
+    only each row's first token of the last states is read.
     """
     for encoder in module.modules():
         if type(encoder) is DebertaV2Encoder and encoder.relative_attention:
@@ -120,9 +123,10 @@ def _first_layers(encoder: DisentangledEncoder) -> Any:
 def _random_rows(
     encoder: DisentangledEncoder, lengths: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make random hidden states of texts with these lengths, and their attention mask.
+    """Return random hidden states of texts with these lengths, and their attention mask.
 
-    The shapes are (rows, width, size) and (rows, width).
+    The shapes are (rows, width, size) and (rows, width). `encoder` determines size, device and
+    dtype.
     """
     weight = encoder.rel_embeddings.weight
     shape = (len(lengths), max(lengths), weight.shape[1])
@@ -132,9 +136,10 @@ def _random_rows(
 
 
 def _fastest_attention(encoder: DisentangledEncoder) -> type[DisentangledAttention]:
-    """Choose the class of an encoder's attention, by a measurement on its device.
+    """Return the class of attention for an encoder, by a measurement on its device.
 
-    `FusedAttention` is chosen if it compiles, agrees with `DisentangledAttention` and is faster.
+    It is `FusedAttention`, a single compiled kernel, if that compiles, agrees with
+    `DisentangledAttention` and is faster.
     """
     weight = encoder.rel_embeddings.weight
     if weight.device.type not in FUSED_DEVICES:
@@ -178,7 +183,8 @@ def _try_kernels(
 
     The kernel is None unless one has the outputs of `DisentangledAttention`, up to rounding, and is
     faster. With `is_known`, it need not be faster, because an earlier process has measured that.
-    `key` is explained at `_fastest_kernel`.
+    `key` is a tuple of the device, the dtype, the number of heads, the head size, and whether the
+    layers have each of the two relative-position terms.
     """
     started, compiled = time.perf_counter(), _compilations()
     states, mask = _random_rows(encoder, FUSED_LENGTHS)
@@ -221,7 +227,9 @@ def _time_attention(
 ) -> tuple[torch.Tensor, float]:
     """Time the encoder's first layers with a class of attention.
 
-    Returns the tokens' states after these layers, and the minimum seconds of a few runs.
+    `states`, (rows, width, size), are their input, and `mask`, (rows, width), is 1 for a token.
+    Returns the tokens' states after these layers, float32 (tokens, size), and the minimum seconds
+    of a few runs.
     """
     import torch._dynamo.config
     import torch._inductor.config
@@ -251,10 +259,11 @@ def _compilations() -> int:
 
 
 class FusedAttention(DisentangledAttention):
-    """`DisentangledAttention` by torch's flex_attention, for all texts of a batch at once.
+    """DeBERTa's attention by torch's flex_attention, for all texts of a batch at once.
 
-    Tokens are padded to whole blocks, so that one compilation serves batches of every size. Pairs
-    of blocks without a common text are skipped.
+    `layout` says where each text's tokens are, and `positions` has the table index of each distance
+    between two tokens. Tokens are padded to whole blocks, so that one compilation serves batches of
+    every size. Pairs of blocks without a common text are skipped.
     """
 
     def __init__(self, layout: Layout, positions: RelativePositions) -> None:
@@ -273,13 +282,16 @@ class FusedAttention(DisentangledAttention):
         self._farthest = to_device(np.array(farthest, dtype=np.int32), device)
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
-        """Pad hidden states, (1, tokens, size), to whole blocks of `BLOCK_TOKENS` tokens."""
+        """Return states, (1, tokens, size), padded to whole blocks of `BLOCK_TOKENS` tokens."""
         return F.pad(states, (0, 0, 0, len(self._numbers) - states.shape[1]))
 
     def __call__(self, states: States, tables: PositionTables, scale: float) -> torch.Tensor:
-        """Compute the same attention as `DisentangledAttention`, up to rounding.
+        """Compute attention within each text, (1, queries, heads * head size).
 
-        If queries belong to first tokens only, `DisentangledAttention` itself computes it.
+        The result is that of `DisentangledAttention`, up to rounding, which itself computes it if
+        queries belong to first tokens only. `states` are queries, keys and values, each (1, heads,
+        tokens, head size). `tables` are the layer's projections of relative positions, scaled.
+        `scale` applies to the products of queries and keys.
         """
         query, key, _ = states
         if query.shape[2] < key.shape[2]:
@@ -299,9 +311,9 @@ class FusedAttention(DisentangledAttention):
 
 @functools.cache
 def _compiled(kernel: Kernel, is_dynamic: bool) -> Any:
-    """Return `_attend` compiled with a kernel's options, for batches of any size if `is_dynamic`.
+    """Return the function `_attend`, compiled with a kernel's options.
 
-    torch 2.13 cannot compile it for any size on a CPU.
+    It takes batches of any size if `is_dynamic`; torch 2.13 cannot compile that on a CPU.
     """
     attend = functools.partial(_attend, kernel.options())
     return torch.compile(attend, dynamic=is_dynamic, fullgraph=True)
@@ -321,8 +333,11 @@ def _attend(
 ) -> torch.Tensor:
     """Run flex_attention with DeBERTa's relative-position terms added to the scores.
 
-    `query_terms` and `key_terms` are (heads, tokens, positions), or None if the layer has no such
-    term. `indices` maps a distance, shifted by `farthest`, to a position.
+    Returns (1, heads, tokens, head size), the shape of `query`, `key` and `value`. `query_terms`
+    and `key_terms` are (heads, tokens, positions), or None if the layer has no such term. `indices`
+    maps a distance, shifted by `farthest`, to a position. `scale` applies to the products of
+    queries and keys, and `mask` is the block mask that keeps texts separate. `options` tune the
+    kernel.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -21,15 +21,19 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def shortest_share(device: torch.device) -> float:
     """Return the smallest ratio of lengths of two texts that may share one call of attention.
 
-    On a CPU only texts of equal length share a call. On a GPU, fewer kernel launches are worth some
-    padding within attention.
+    On a CPU it is 1: only texts of equal length share a call. On a GPU, fewer kernel launches are
+    worth some padding within attention.
     """
     return 1.0 if device.type == "cpu" else _GPU_SHORTEST_SHARE
 
 
 @dataclass(frozen=True)
 class TextGroup:
-    """Consecutive texts of a packed batch that share one call of the attention kernel."""
+    """Consecutive texts of a batch that share one call of the attention kernel.
+
+    The tokens of the batch's texts are concatenated without padding. Within the call, the group's
+    texts are padded to the longest one.
+    """
 
     start: int  # range of the texts' tokens in the row of all tokens
     stop: int
@@ -42,14 +46,17 @@ class TextGroup:
     token_indices: torch.Tensor | None = None
 
     def rows(self, states: torch.Tensor) -> torch.Tensor:
-        """Select these texts' states from (1, heads, tokens, size): (texts, heads, width, size)."""
+        """Return these texts' states, (texts, heads, width, size), padded to the longest text.
+
+        They are selected from the states of all texts' tokens, (1, heads, tokens, size).
+        """
         if self.indices is not None:
             return states[0][:, self.indices].transpose(0, 1)
         rows = states[0, :, self.start : self.stop]
         return rows.unflatten(1, (self.texts, -1)).transpose(0, 1)
 
     def tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Concatenate states (texts, heads, width, size) without padding: (tokens, heads, size)."""
+        """Return states, (texts, heads, width, size), without padding: (tokens, heads, size)."""
         by_token = rows.transpose(1, 2).flatten(0, 1)
         return by_token if self.token_indices is None else by_token[self.token_indices]
 
@@ -125,7 +132,7 @@ class Layout:
         return int(self.lengths[0])
 
     def pack(self, value: torch.Tensor) -> torch.Tensor:
-        """Concatenate a padded tensor's tokens: (texts or 1, width, ...) to (1, tokens, ...).
+        """Return a padded tensor, (texts or 1, width, ...), without padding: (1, tokens, ...).
 
         Tensors of other shapes are returned unchanged.
         """
@@ -137,7 +144,7 @@ class Layout:
         return value[self._rows, self._columns][None]
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Convert packed states, (1, tokens, size), to padded states, (texts, width, size).
+        """Return states without padding, (1, tokens, size), as padded states, (texts, width, size).
 
         Padding is zeros. Padding that a kernel needs after the last token is dropped.
         """
@@ -146,17 +153,26 @@ class Layout:
         return padded
 
     def first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Select the state of each text's first token from (1, tokens, size): (1, texts, size)."""
+        """Return the state of each text's first token, (1, texts, size).
+
+        `states` are those of all tokens, (1, tokens, size).
+        """
         return states[:, self.ends[:-1]]
 
     def spread_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Repeat first tokens' states, (1, texts, size), in all columns: (texts, width, size)."""
+        """Return padded states, (texts, width, size), that repeat each text's first token.
+
+        `states` are those of first tokens, (1, texts, size).
+        """
         by_row = torch.empty_like(states[0])
         by_row[self._rows[self.ends[:-1]]] = states[0]
         return by_row[:, None].expand(-1, self._shape[1], -1)
 
     def unpack_first_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Put first tokens' states, (1, texts, size), into (texts, width, size) of NaN."""
+        """Return padded states, (texts, width, size), with first tokens' states, and else NaN.
+
+        `states` are those of first tokens, (1, texts, size).
+        """
         padded = states.new_full((*self._shape, states.shape[-1]), torch.nan)
         first = self.ends[:-1]
         padded[self._rows[first], self._columns[first]] = states[0]
@@ -164,13 +180,13 @@ class Layout:
 
     @functools.cached_property
     def ends(self) -> torch.Tensor:
-        """Offsets of the texts in the row of tokens, and its end, int32 (texts + 1,)."""
+        """Offset of each text in the row of tokens, and the row's length, int32 (texts + 1,)."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return to_device(ends, self._device)
 
     @functools.cached_property
     def groups(self) -> list[TextGroup]:
-        """Texts grouped for calls of attention, equally long on a CPU, else of similar length."""
+        """Texts that share a call of attention: equally long on a CPU, else of similar length."""
         share = shortest_share(self._device)
         groups: list[TextGroup] = []
         first = start = 0

@@ -65,7 +65,7 @@ Forward = Callable[[slice], torch.Tensor]
 
 
 class NotPackableError(ValueError):
-    """Error raised when a model cannot run without padding."""
+    """Error raised when a model cannot run on texts concatenated without padding."""
 
 
 class PackedLayers:
@@ -120,9 +120,10 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def _change_layers(self) -> Iterator[None]:
-        """Set hooks for the block that pack the first layer's input and unpack the last's output.
+        """Change the layers during a ``with`` block, so that they run real tokens only.
 
-        Each thread has its own layout, `current_layout`.
+        Hooks concatenate the tokens before the first layer, and pad them again after the last one.
+        Each thread has its own batch, whose offsets of texts are in `current_layout`.
         """
         with contextlib.ExitStack() as stack:
             for config in self._configs:
@@ -156,7 +157,7 @@ class PackedLayers:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Yield a list that gets each layer's output during the block."""
+        """Yield a list that gets the hidden states of each layer run in the ``with`` block."""
         seen: list[torch.Tensor] = []
 
         def note(_: nn.Module, _arguments: object, output: Any) -> None:
@@ -178,7 +179,7 @@ def _keep_first(_: nn.Module, arguments: Any) -> Any:
 
 
 def _change(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `change` to all tensors in a layer's arguments or outputs, nested ones included."""
+    """Return a layer's arguments or outputs with `change` applied to all tensors, nested or not."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -203,9 +204,15 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention within each packed text, as an attention function of transformers.
+    """Compute attention within each text, as an attention function of transformers.
 
-    The offsets of the texts are in `current_layout`.
+    `query`, `key` and `value` are (1, heads, tokens, head size), with the tokens of all texts
+    concatenated; the offsets of the texts are in `current_layout`. `module` is the layer's
+    attention, which decides whether attention is causal if `is_causal` is None. `scaling` applies
+    to the products of queries and keys. With a `sliding_window`, a token only attends to tokens
+    less than that many positions away. Returns (1, tokens, heads, head size), and None for the
+    weights. Raises NotImplementedError for a mask, dropout, or another argument that is not
+    supported.
     """
     unknown = {name for name, argument in others.items() if argument is not None} - _WITHOUT_EFFECT
     if unknown or attention_mask is not None or dropout:
@@ -258,8 +265,10 @@ def _attend_by_products(
 ) -> torch.Tensor:
     """Compute attention by two matrix products and a softmax, with sums in float32.
 
-    In bfloat16 without AMX it takes half the time of torch's kernel. Scores are rounded, as in
-    transformers' eager attention.
+    `query`, `key` and `value` are (texts, heads, width, head size), and so is the result. `mask` is
+    false where a token must not be attended to. In bfloat16 without AMX (instructions for matrix
+    products) it takes half the time of torch's kernel. Scores are rounded, as in transformers'
+    eager attention.
     """
     texts = max(1, _MOST_SCORES // (query.shape[1] * query.shape[2] ** 2))
     if len(query) > texts:
@@ -278,7 +287,7 @@ def _attend_by_products(
 def _mask(
     group: TextGroup, width: int, is_causal: bool, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the attention mask of a group of texts; None if not needed.
+    """Return the attention mask of a group of texts, padded to `width` tokens; None if not needed.
 
     It is bool, (texts or 1, 1, width or 1, width). With a `window`, tokens only attend to tokens
     that are less than `window` positions away.
@@ -398,9 +407,11 @@ def find_packed_layers(
 def _run_alone(
     packed: PackedLayers, texts: int, forward: Forward
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Run each text of the trial alone, unpacked, to compare packed runs with.
+    """Run each text of a trial alone, to compare runs of concatenated texts with.
 
-    Returns the outputs of all texts, and the last layer's states (tokens, size) of each text.
+    ``forward(rows)`` runs rows of the trial's batch of `texts` texts. The number of calls of layers
+    is recorded in `packed`. Returns the outputs of all texts, and the last layer's states (tokens,
+    size) of each text. Raises NotPackableError if no layer is called.
     """
     outputs, states = [], []
     for row in range(texts):
@@ -435,5 +446,5 @@ def _are_close(outputs: torch.Tensor, expected: torch.Tensor, tolerance: float) 
 
 
 def rms(values: torch.Tensor) -> float:
-    """Return the root mean square of all elements."""
+    """Return the root mean square of all elements of a tensor."""
     return float(values.float().square().mean().sqrt())
