@@ -127,7 +127,11 @@ def mix(
 
 
 def _refuse_plan(passed: Mapping[str, Any]) -> None:
-    """Raise ValueError if options that plan a mix are passed, because --compare ignores them."""
+    """Raise ValueError if an option that plans a mix is passed together with --compare.
+
+    `passed` are these options by name. --compare reads a mix that is already planned, so that they
+    would have no effect.
+    """
     named = [name for name, value in passed.items() if value and name != "token_field"]
     if named:
         raise ValueError(
@@ -163,7 +167,10 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the --weights file, a YAML list of dicts. Raises ValueError if it is anything else."""
+    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``.
+
+    Raises ValueError for a file with other content.
+    """
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

@@ -104,9 +104,10 @@ def recipe_command(
 
 
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
-    """Make an option for each setting of a class, by name, unless its values are objects.
+    """Make an option for each setting of a recipe's or stage's class, by the setting's name.
 
-    Settings that a recipe inherits are left out, because all jobs have options for them.
+    Settings whose values are Python objects get no option. Settings that a recipe inherits are left
+    out, because all jobs have options for them. `group` is the options' heading.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}

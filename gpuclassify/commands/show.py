@@ -105,10 +105,11 @@ def show(
 
 
 def _show_provenance(directory: str, as_json: bool) -> None:
-    """Print the provenance of the job output in `directory`, as lines or as one line of JSON.
+    """Print how the job output in `directory` was made, such as its models and their versions.
 
-    For an annotation set, also print the name and digest of the set. Exits if the directory holds
-    no job, or damaged metadata.
+    It is printed as lines, or as one line of JSON if `as_json`. For an annotation set (columns that
+    were written without their texts), also print the set's name and digest. Exits if the directory
+    holds no job, or damaged metadata.
     """
     from gpuclassify.jobs.input.annotations import AnnotationSet
     from gpuclassify.jobs.ledger.manifest import read_job

@@ -80,7 +80,7 @@ def thresholds(
 
 
 def _value(text: str) -> Any:
-    """Parse a label as JSON; return other texts unchanged."""
+    """Parse the text of --positive, a label, as JSON; return it unchanged if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
