@@ -78,10 +78,12 @@ def mix(
 ) -> None:
     """Plan a mixture of INPUT for a budget of tokens, and save it.
 
-    Cells are the combined values of the --by columns. A table shows rows and tokens of each cell,
-    the tokens asked, the epochs, and the tokens missing. OUTPUT is a file of JSON with the same
-    numbers, for `Mix.load`. Texts are not read. With --compare, a table shows the rows and tokens
-    that `select` wrote of each cell, next to what the mix asks.
+    A mixture says how often each row is used, so that the tokens used add up to the budget
+    (--tokens). Cells are the combined values of the --by columns. A table shows for each cell the
+    rows and tokens in INPUT, the tokens that it should have, its epochs (uses of each row), and the
+    tokens missing. OUTPUT is a file of JSON with the same numbers, for `Mix.load`. Texts are not
+    read. With --compare, a table shows the rows and tokens that `select` wrote of each cell, next
+    to what the mix asks.
 
     \b
     gpuclassify mix 'crawl/*.parquet' mix.json --annotations notes/topic \\

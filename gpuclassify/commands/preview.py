@@ -37,8 +37,9 @@ COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magen
 def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print the first texts of INPUT with their labels; writes nothing, and starts no cluster.
 
-    INPUT is that of `classify`, or - for standard input: JSON lines, or one plain text per line.
-    Options are those of `classify`. Leave out OUTPUT. Filters drop rows here too.
+    INPUT may be a file, a directory, a glob or an fsspec URL, or - for standard input: JSON lines,
+    or one plain text per line. Takes the options of `gpuclassify classify`, but no OUTPUT. Filters
+    drop rows here too.
 
     \b
     gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality

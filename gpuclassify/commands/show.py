@@ -67,8 +67,10 @@ def show(
 ) -> None:
     """Print random texts with their ANNOTATIONS; writes nothing, and starts no cluster.
 
-    The same seed draws the same rows. Only the row groups of the printed texts are read from the
-    input.
+    ANNOTATIONS are directories that `gpuclassify annotate` wrote, and --input the files that it
+    read. The same seed draws the same rows. Only the row groups of the printed texts are read from
+    the input. With --provenance, prints instead where the columns and rows of a job's output come
+    from.
 
     \b
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
