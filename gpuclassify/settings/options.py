@@ -221,20 +221,20 @@ class ModelOptions(TextOptions):
     padding_side : {"left", "right"}
         Side of padding. Default: the tokenizer's.
     autocast : bool
-        Use float16 or bfloat16 on GPUs, by architecture; False: float32 everywhere.
+        Use float16 or bfloat16 on GPUs; False: float32 everywhere.
     dtype : {"float32", "bfloat16", "float16"}
         Precision. Default: chosen by `autocast`. bfloat16 moves outputs by 0.02 to 0.7.
     device : str
         "auto" (CUDA, MPS or CPU, in this order), or "cuda:0".
     loader : {"sorted", "crossfit"}
-        Form batches by gpuclassify's own loader, or by CrossFit's.
+        Form batches like gpuclassify or CrossFit.
     engine : {"auto", "packed", "padded", "reference"}
         Pack texts without padding, or pad; "auto": pack if outputs agree; "reference":
         transformers' own code.
     strict : bool
-        Raise an error, not a warning, if the checkpoint's labels are not the class's.
+        Raise an error for labels other than the class's, not a warning.
     unpack_inference_batch : bool
-        Call your own torch module with keyword arguments, not with one dict.
+        Pass keywords instead of a dict to your own module.
     long_text : {"truncate", "windows", "ends", "lines"}
         Cut long texts, or read them in windows, at both ends, or line by line.
     end_chars : int
@@ -356,7 +356,7 @@ class PairOptions(ModelOptions):
     query : str
         First text of all pairs; `text_field` is the second.
     pair_truncation : {"longest_first", "only_second"}
-        Text of a pair that is cut if the pair is too long.
+        Text that is cut.
     """
 
     no_pairs = ""
