@@ -66,7 +66,11 @@ def classify(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
 @click.argument("output")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
-    """Rewrite the report of a job, finished or not, in its OUTPUT."""
+    """Rewrite the report of a job, finished or not, in its OUTPUT.
+
+    OUTPUT is the directory or URL that the job writes to, and the report is the page
+    OUTPUT/_report/report.html. Documents are not read again.
+    """
     from gpuclassify.classifiers.spans.columns import SpanReport
     from gpuclassify.corpus.decontamination.report import ContaminationReport
     from gpuclassify.corpus.dedup.report import DeduplicationReport

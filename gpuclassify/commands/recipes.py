@@ -52,7 +52,8 @@ def recipe_command(
 ) -> Callable[[MakeRecipe], click.Command]:
     """Return a decorator that turns a function into a command that runs a recipe.
 
-    The function makes the recipe from the settings, and its docstring is the command's help.
+    A recipe declares a kind of job, such as a deduplication. The function makes it from the
+    settings, and its docstring is the command's help.
 
     Parameters
     ----------
