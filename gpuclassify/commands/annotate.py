@@ -63,10 +63,12 @@ def _select_options() -> list[click.Option]:
 def select(context: click.Context, paths: tuple[str, ...], **options: Any) -> None:
     """Write the rows of INPUT that meet a condition, or all, into OUTPUT, with their annotations.
 
-    INPUT may be a file, a directory, a glob or an fsspec URL. Without a condition, files are
-    converted, with --format jsonl into JSON lines. If condition and thresholds only need
-    annotations, the text of row groups without a selected row is not read. The same command
-    continues an interrupted job.
+    INPUT may be a file, a directory, a glob or an fsspec URL. Annotations are columns that
+    `annotate` wrote for the same INPUT; --annotations adds them to its rows. A row is selected by
+    the condition (--where) and by --thresholds. Without these, all rows are written, such as with
+    --format jsonl to convert files to JSON lines. If the selection needs only annotations, the text
+    of Parquet row groups without a selected row is not read. The same command continues an
+    interrupted job.
 
     \b
     gpuclassify select 'crawl/*.parquet' final/ --annotations notes/quality \\

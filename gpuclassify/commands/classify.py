@@ -66,7 +66,11 @@ def classify(context: click.Context, paths: tuple[str, ...], **options: Any) -> 
 @click.argument("output")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def report(output: str, as_json: bool) -> None:
-    """Rewrite the report of a job, finished or not, in its OUTPUT."""
+    """Rewrite the report of a job, finished or not, in its OUTPUT.
+
+    OUTPUT is the directory or URL that the job writes to, and the report is the page
+    OUTPUT/_report/report.html. Documents are not read again.
+    """
     from gpuclassify.classifiers.spans.columns import SpanReport
     from gpuclassify.corpus.decontamination.report import ContaminationReport
     from gpuclassify.corpus.dedup.report import DeduplicationReport
@@ -115,7 +119,11 @@ def verify(context: click.Context, output: str, as_json: bool) -> None:
 
 
 def _is_sound(manifest: Manifest, as_json: bool) -> bool:
-    """Check a job's output for `verify`: print and return whether it is complete and unchanged."""
+    """Check a job's output, print the result, and return whether it is complete and unchanged.
+
+    `manifest` lists the files that the job wrote. The result is printed as text, or as one line of
+    JSON if `as_json`. The command `verify` calls this.
+    """
     output = str(manifest.directory)
     manifest.check()
     recorded, damage = manifest.examine()
@@ -142,10 +150,11 @@ def run_job(
     cluster: Mapping[str, Any],
     arguments: Mapping[str, Any],
 ) -> NoReturn:
-    """Run the recipe that `make` returns, print the summary, and exit with the command's code.
+    """Run a job, print its summary, and exit with the command's exit code.
 
-    `cluster` holds the settings that `open_client` reads, and `arguments` the values of the
-    command's options, those of `run_options` included.
+    `make` makes the recipe, which declares the job. `cluster` holds the cluster settings that
+    `open_client` reads. `arguments` are the values of the command's options, including all options
+    made by `run_options`, such as ``restart``.
     """
     options = {name: arguments[name] for name in ("restart", "verify", "accept_changed_code")}
     recipes: list[Recipe] = []

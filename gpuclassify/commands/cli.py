@@ -64,14 +64,14 @@ COLLECTED_SELDOM = (100_000, 20, 100)  # thresholds of the garbage collector
 class Visible(logging.Formatter):
     """Log formatter that escapes control characters, so that a terminal does not interpret them.
 
-    Arguments of the library in messages, such as ``text_field=``, become the options of the running
-    command, such as ``--text-field``.
+    It also replaces arguments of the library in messages, such as ``text_field=``, with the options
+    of the running command, such as ``--text-field``.
     """
 
     context: click.Context | None = None  # click context, from which the command is known
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a log record, name the command's options in it, and escape control characters."""
+        """Format a log record, with control characters escaped and arguments named as options."""
         text = super().format(record)
         if self.context is not None:
             command = main.get_command(self.context, str(self.context.invoked_subcommand)) or main
@@ -80,14 +80,14 @@ class Visible(logging.Formatter):
 
 
 class Once(logging.Filter):
-    """Log filter that shows each warning once, because several readers may log the same one."""
+    """Log filter that shows each warning or error once: several readers may log the same one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False for a warning or error whose message has passed before."""
+        """Return False for a warning or error whose message was logged before, else True."""
         message = record.getMessage()
         if record.levelno < logging.WARNING:
             return True
@@ -97,14 +97,17 @@ class Once(logging.Filter):
 
 
 class Commands(click.Group):
-    """Click group that imports a command when it is used, and prints errors without a traceback."""
+    """Click group of all commands, which imports a command only when it is used.
+
+    It prints an error as one message without a traceback, and exits with a code.
+    """
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
         return sorted([*self.commands, *COMMANDS])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import a command; return None for an unknown name."""
+        """Import the command with this name, and return it; return None for an unknown name."""
         if name not in COMMANDS:
             return super().get_command(context, name)
         module = importlib.import_module(f"gpuclassify.commands.{COMMANDS[name][0]}")
@@ -112,14 +115,20 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help's list of commands without importing them."""
+        """Write the list of commands with their one-line descriptions into the help.
+
+        Commands are not imported for it, because some import large libraries.
+        """
         helps = {name: command.short_help or "" for name, command in self.commands.items()}
         helps |= {name: line for name, (_, line) in COMMANDS.items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted(helps.items()))
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command; print a message and exit with a code instead of a traceback."""
+        """Run the command; if it fails, print a message without a traceback, and exit with a code.
+
+        With --debug, unexpected errors are raised with their traceback.
+        """
         try:
             with end_on_signals():
                 return super().invoke(context)

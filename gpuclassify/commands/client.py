@@ -28,9 +28,11 @@ ROW_BYTES = 20  # bytes of memory per byte of a possibly compressed file
 
 
 def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], restart: bool) -> Any:
-    """Run the job that `prepare` returns, and return the job's summary.
+    """Run the job that `prepare` returns, on a cluster or in this process; return its summary.
 
-    A cluster is started only if parts are left to do that this process cannot do itself.
+    A cluster is started only if work is left to do that this process cannot do itself
+    (`runs_here`). `cluster` holds the settings that `open_client` reads. `restart` says whether
+    --restart was passed, which changes the message after an interrupt.
     """
     from gpuclassify.jobs.stages import as_chain
 
@@ -61,9 +63,10 @@ def run_on_cluster(prepare: Callable[[], Any], cluster: Mapping[str, Any], resta
 def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) -> bool:
     """Return whether to run the whole job in this process, which starts faster than a worker.
 
-    The input must be small, no cluster named, and memory ample, so that a separate worker would not
-    protect from anything. Slow stages, such as networks, run here if there is a single part and no
-    GPU. Others need few parts, and tokenizers and fastText use all cores from one process.
+    This needs a small input and ample memory, and no cluster in the settings `cluster`; a separate
+    worker would then protect from nothing. Slow `stages`, such as networks, run here only if the
+    input is a single part (piece that one task reads) and there is no GPU. Other stages, such as
+    tokenizers and fastText, use all cores from one process.
     """
     is_open = (cluster["cluster"], cluster["backend"]) == ("auto", "pandas")
     is_open = is_open and not any(cluster[name] for name in ("cluster_options", "scheduler"))
@@ -85,7 +88,7 @@ def runs_here(source: Source, stages: PartitionMap, cluster: Mapping[str, Any]) 
 
 
 def load_here(stages: PartitionMap) -> None:
-    """Load the models into this process, and configure its threads and memory as a worker's.
+    """Load the models of `stages` into this process, and set its threads and memory as in a worker.
 
     Used for jobs that are too small for a cluster (`runs_here`).
     """
@@ -100,12 +103,13 @@ def load_here(stages: PartitionMap) -> None:
 def open_client(
     settings: Mapping[str, Any], progress: JobProgress, parts: int | None = None
 ) -> Any:
-    """Return a client of the cluster in the settings; start the cluster unless it is running.
+    """Return a Dask client of the cluster in the settings; start the cluster unless it is running.
 
-    Settings are ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
-    `JobSettings`. A job of a single part gets one worker, with all cores. Raises ValueError or
-    FileNotFoundError if settings contradict each other, name something that does not exist, or need
-    more than this machine has.
+    `settings` holds ``cluster``, ``cluster_options``, ``workers``, ``scheduler`` and ``backend`` of
+    `JobSettings`. `progress` shows what is going on. `parts` is the number of parts (pieces of the
+    input, one per task): a job of a single part gets one worker, with all cores. Raises ValueError
+    or FileNotFoundError if settings contradict each other, name something that does not exist, or
+    need more than this machine has.
     """
     from gpuclassify.cluster import get_client
     from gpuclassify.cluster.sizing import ImpossibleClusterError
@@ -138,7 +142,11 @@ def open_client(
 
 
 def shown_workers(client: Client) -> str:
-    """Return a phrase such as "4 workers with 8.00 GiB", the memory of the smallest one."""
+    """Return a phrase such as "4 workers with 8.00 GiB" for a client's workers.
+
+    The size is the memory limit of the worker with the least memory; it is left out if one has no
+    limit.
+    """
     from dask.utils import format_bytes
 
     workers = client.scheduler_info(n_workers=-1)["workers"].values()

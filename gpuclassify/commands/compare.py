@@ -37,14 +37,15 @@ ROWS_READ, SCORES = 2_000, "scores"
 def compare(context: click.Context, inputs: tuple[str, ...], **options: Any) -> None:
     """Run a classifier in two settings over the first texts of INPUT, and show the changes.
 
-    Prints the speed of both, the shares of labels and decisions that change, the differences of
-    scores, and the rows that moved. The options of `classify` define the first setting; --with
-    changes them for the second. Starts no cluster. Reads --limit rows, by default 2,000.
+    Prints the speed of both, the shares of rows whose label or filter decision changes, the
+    differences of scores, and the rows that changed. The options of `gpuclassify classify` define
+    the first setting; --with changes them for the second. Starts no cluster. Reads --limit rows, by
+    default 2,000.
 
     \b
     gpuclassify compare 'crawl/*.jsonl' --classifier quality --with dtype=bfloat16
 
-    Exit codes: 0 compared, 1 more than --most-changed, 2 wrong call.
+    Exit codes: 0 compared, 1 more rows changed than --most-changed, 2 wrong call.
     """
     from gpuclassify.corpus.scores.comparison import compare as run
     from gpuclassify.jobs.input.left_out import left_out_logged

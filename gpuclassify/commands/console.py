@@ -52,9 +52,10 @@ WRONG_CALL = (
 
 @contextlib.contextmanager
 def wrong_call_exits() -> Iterator[None]:
-    """Turn errors of the library's checks into click's usage errors, which exit with 2.
+    """Convert errors of the library's checks to click's usage errors, which exit with code 2.
 
-    Broken input files are not usage errors, because the call was right.
+    Errors of broken input files are not converted, because the command was called correctly. With
+    --debug, nothing is.
     """
     try:
         yield
@@ -72,8 +73,9 @@ def wrong_call_exits() -> Iterator[None]:
 def with_options(message: str, command: click.Command) -> str:
     """Replace the library's arguments in a message with the options of the running command.
 
-    ``text_field=`` becomes ``--text-field``. Advice in brackets to pass a setting that the command
-    lacks, such as " (redo_changed=True)", is removed.
+    For example, ``text_field=`` becomes ``--text-field``. Advice in parentheses to pass a setting
+    for which the command has no option, such as " (redo_changed=True)", is removed, or names the
+    command `annotate` if that has the option.
     """
     from gpuclassify.commands.settings import JobSettings, families, setting_names
 
@@ -114,7 +116,11 @@ def with_options(message: str, command: click.Command) -> str:
 
 
 def _values(text: str) -> list[str] | None:
-    """Parse a Python list, or a dict into NAME=VALUE; None unless it holds texts and numbers."""
+    """Parse a Python list or dict, as written in a message, to the values of a repeatable option.
+
+    A dict becomes texts such as "NAME=VALUE". Returns None if `text` is no list of texts, and no
+    dict of texts and numbers, or if it is empty.
+    """
     try:
         parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -130,10 +136,11 @@ def _values(text: str) -> list[str] | None:
 
 @contextlib.contextmanager
 def end_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM; end at once at a second one.
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM; end the process at a second one.
 
-    The process also ends `END_SECONDS` after the first one, even if a library blocks the main
-    thread, for which Python's handlers would wait: another thread receives signals at once.
+    The process also ends `END_SECONDS` after the first signal. A separate thread receives the
+    signals at once, so that this works even if a library blocks the main thread, which has to be
+    free for Python's signal handlers to run.
     """
     usual: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL}
     usual[signal.SIGINT] = signal.default_int_handler
@@ -163,7 +170,12 @@ def end_on_signals() -> Iterator[None]:
 
 
 def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
-    """End the process at the second signal, or `END_SECONDS` after the first one."""
+    """End the process at the second signal, or `END_SECONDS` after the first one.
+
+    Runs in a thread of its own. Python writes the number of each signal to the socket `reader`, and
+    `numbers` are the signals to react to. Returns if the socket is closed, because the command has
+    ended.
+    """
     with reader, contextlib.suppress(TimeoutError):
         first_number = 0
         while byte := reader.recv(1):  # empty when the command has ended
@@ -177,10 +189,10 @@ def _watch_signals(reader: socket.socket, numbers: Collection[int]) -> None:
 
 
 def end_at_once(number: int, message: str) -> NoReturn:
-    """Kill the child processes, print the message, and exit with the code of the signal `number`.
+    """Kill the child processes, print the message, and exit without Python's cleanup.
 
-    Python's normal exit would wait for threads that never end, and abort with threads of C++
-    libraries.
+    The exit code is 128 plus `number`, the signal's number. Python's normal exit would wait for
+    threads that never end, and abort with threads of C++ libraries.
     """
     import multiprocessing
 
@@ -194,7 +206,10 @@ def end_at_once(number: int, message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def interrupt_hint(restart: bool) -> Iterator[None]:
-    """Add a note to KeyboardInterrupt, if --restart was passed: leave it out to continue."""
+    """Add a hint to a KeyboardInterrupt in the block if `restart`: the option --restart was passed.
+
+    The hint says that the same command without --restart continues the job.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -204,14 +219,14 @@ def interrupt_hint(restart: bool) -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's message, with the notes that were added to it."""
+    """Return an error's message and its notes, a line each; without a message, its type's name."""
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])])
 
 
 def quiet_dask() -> None:
-    """Keep Dask's log lines off the terminal, except with --debug.
+    """Hide Dask's log messages, except with --debug.
 
-    Call it before distributed is imported, which reads these settings here and in new workers.
+    Call it before distributed is imported, which reads these settings, here and in new workers.
     """
     import dask
 
@@ -226,7 +241,10 @@ def quiet_dask() -> None:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print text as ``click.echo`` does, with control characters escaped for the terminal."""
+    """Print text like ``click.echo``, with control characters escaped for the terminal.
+
+    It goes to stdout, or to stderr if `err`. A line break follows if `nl`.
+    """
     click.echo(visible(text), file=sys.stderr if err else sys.stdout, nl=nl)
 
 
@@ -239,7 +257,10 @@ def echo_rows(table: pa.Table) -> None:
 
 
 def open_console(stderr: bool = False) -> Console:
-    """Return a console on stdout, or stderr, for output that people read."""
+    """Return a rich console on stdout, or on stderr, for output that people read.
+
+    It escapes control characters.
+    """
     from rich.console import Console
 
     class Visible(Console):
@@ -250,7 +271,10 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def start_progress(what: str) -> JobProgress:
-    """Return a context manager that shows a status line on stderr, at first with this text."""
+    """Return a context manager that shows the progress of a job as a status line on stderr.
+
+    `what` is its first text, such as "Looking for the input's parts".
+    """
     from gpuclassify.jobs.report.progress import JobProgress
 
     progress = JobProgress("", open_console(stderr=True))
@@ -259,9 +283,10 @@ def start_progress(what: str) -> JobProgress:
 
 
 def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -> None:
-    """Print a job's summary: the lines `numbers` of its recipe, its warnings and its paths.
+    """Print the summary of a job: its results, warnings, and the paths of its output.
 
-    A recipe without lines of its own gets tables of labels, dropped rows, totals and speed.
+    `numbers` are lines with the results. If there are none, tables of labels, and lines on dropped
+    rows, totals and speed are printed instead.
     """
     lines = [*(numbers or _job_lines(summary, console)), *summary.warnings]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -269,7 +294,10 @@ def print_summary(summary: Any, console: Console, numbers: Sequence[str] = ()) -
 
 
 def _job_lines(summary: JobSummary, console: Console) -> list[str]:
-    """Print a table of each label column; return lines on dropped rows, totals and speed."""
+    """Print a table for each label column of a job; return lines on drops, totals and speed.
+
+    The last lines are advice for faster runs.
+    """
     from gpuclassify.jobs.report.summary import column_labels
     from gpuclassify.workers.run_context import advice
 
@@ -302,7 +330,10 @@ def _job_lines(summary: JobSummary, console: Console) -> list[str]:
 
 
 def print_paths(summary: Any, console: Console) -> None:
-    """Print the number of rows left out, and the paths of their list, the report and the upload."""
+    """Print the paths of a job's report, its list of rows left out, and its upload.
+
+    The number of rows left out is printed, too. Lines without a value are left out.
+    """
     lines = [f"Report: {summary.output}/_report/report.html"]
     if summary.left_out:
         left_out = counted_kinds(summary.left_out)

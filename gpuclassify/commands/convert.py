@@ -61,8 +61,9 @@ def _options() -> Sequence[click.Option]:
 def convert(source: str, directory: str, **options: Any) -> None:
     """Convert the head in SOURCE, and write it into DIRECTORY for the classifier `heads`.
 
-    SOURCE holds the tensors of linear layers; code in pickles (.pt, .ckpt) is not run. The other
-    settings are known for the layouts of JQL and FineWeb2-HQ; for other layouts pass options.
+    A head is one or two layers that turn the embeddings of a model into labels or a score. SOURCE
+    holds the tensors of these layers; code in pickles (.pt, .ckpt) is not run. For files as JQL and
+    FineWeb2-HQ publish them, the other settings are known; for other files pass options.
 
     \b
     gpuclassify convert edu-gemma-snowflake-balanced.ckpt heads/edu-gemma

@@ -76,10 +76,10 @@ Distributions = Mapping[str, metadata.Distribution]
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: a status, the details found, and advice for fixing it.
+    """Result of one check of this machine: a status, details, and advice for fixing a problem.
 
-    ``"missing"`` is an optional part that is not installed; a ``"problem"`` keeps something that
-    is installed from working.
+    The status ``"missing"`` means that an optional part is not installed, and ``"problem"`` that
+    something which is installed does not work.
     """
 
     name: str
@@ -96,21 +96,21 @@ class Findings:
 
     @property
     def has_problems(self) -> bool:
-        """Whether any check is a ``"problem"``; warnings and missing options do not count."""
+        """Whether any check has the status ``"problem"``; other statuses do not count."""
         return any(check.status == "problem" for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the findings as plain values, ready for JSON."""
+        """Return ``has_problems`` and the list of ``checks`` as plain values, ready for JSON."""
         checks = [asdict(check) for check in self.checks]
         return {"has_problems": self.has_problems, "checks": checks}
 
 
 def examine() -> Findings:
-    """Check this environment and machine, in about the time of importing torch.
+    """Check this environment and machine, in about the time that importing torch takes.
 
-    torch is imported in another process, so that no CUDA context is created here. The Hub gets one
-    request, without a token. Nothing is printed, downloaded or changed. A Hub token is looked for,
-    but never shown.
+    torch is imported in another process, so that no CUDA context is created here. One request is
+    sent to the Hugging Face Hub, without a token. Nothing is printed, downloaded or changed. The
+    checks look for a Hub token, but never show it.
     """
     installed = installed_distributions()
     survey, torch_probe = survey_gpus(), probe_torch()
@@ -130,7 +130,10 @@ def examine() -> Findings:
 
 
 def installed_distributions() -> dict[str, metadata.Distribution]:
-    """Return the installed packages by normalised name; the first on the path counts."""
+    """Return the installed packages by normalised name, such as "scikit-learn".
+
+    If a package is installed several times, the first one on Python's path is returned.
+    """
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
@@ -139,7 +142,11 @@ def installed_distributions() -> dict[str, metadata.Distribution]:
 
 
 def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
-    """Import torch in a fresh process; return ``version``, ``cuda``, ``devices``, or ``error``."""
+    """Import torch in a new Python process, and return facts about it.
+
+    The dict has ``version``, ``cuda`` (the CUDA version that torch is built for), ``devices`` and
+    further entries that `script` prints; or ``error``, the reason why the import fails.
+    """
     options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
     try:
         done = subprocess.run(
@@ -157,9 +164,10 @@ def probe_torch(script: str = TORCH_PROBE) -> dict[str, Any]:
 def rapids_checks(
     versions: Mapping[str, str], survey: GpuSurvey, torch_cuda: str | None = None
 ) -> Iterator[Check]:
-    """Check that the RAPIDS wheels fit each other, the driver and torch.
+    """Check that the installed RAPIDS wheels fit each other, the driver and torch.
 
-    `versions` holds the version of each installed package, by name.
+    `versions` has the version of each installed package, by name; `survey` lists the GPUs and the
+    driver's version; `torch_cuda` is the CUDA version of torch, such as "13.0".
     """
     wheels = {name: match for name in versions if (match := RAPIDS_WHEEL.fullmatch(name))}
     cure = install(extra_for(survey)) if survey.gpus else ""
@@ -195,18 +203,27 @@ def rapids_checks(
 
 
 def extra_for(survey: GpuSurvey) -> str:
-    """Return the extra to install for the driver's CUDA, or for the newest if it is unknown."""
+    """Return the extra of this package to install for the driver's CUDA version, such as "gpu".
+
+    If the version is unknown, it is the extra for the newest one.
+    """
     is_older = survey.cuda_version is not None and survey.cuda_version < (13, 0)
     return "gpu-cu12" if is_older else "gpu"
 
 
 def is_for(requirement: Requirement, extra: str) -> bool:
-    """Return whether a requirement applies to this Python with an extra, or "" for no extra."""
+    """Return whether a package requirement applies to this Python if `extra` is installed.
+
+    `extra` is "" for an installation without extras.
+    """
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def requirement_check() -> Check:
-    """Check the requirements of all packages, except for extras, by ``pip check``."""
+    """Check by ``pip check`` that the requirements of all installed packages are met.
+
+    Requirements of extras are not checked.
+    """
     command = [sys.executable, "-P", "-m", "pip", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -218,7 +235,10 @@ def requirement_check() -> Check:
 
 
 def package_checks(installed: Distributions) -> Iterator[Check]:
-    """Check Python and the required packages."""
+    """Check Python, this package and the packages that it requires.
+
+    `installed` has the installed packages by name.
+    """
     python = f"{platform.python_version()} ({sys.executable})"
     yield Check("Python", "ok", python)  # gpuclassify cannot be installed on an older one
     yield Check("gpuclassify", "ok", __version__)
@@ -233,7 +253,7 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
     """Find folders of this package without its files, which an uninstallation has left behind.
 
     Python imports such a folder as an empty package, in place of an editable installation.
-    `folders` are site-packages folders; default: those of this environment.
+    `folders` are site-packages folders; default: the folders of this environment.
     """
     if folders is None:
         folders = site.getsitepackages()
@@ -247,7 +267,10 @@ def leftover_checks(folders: Sequence[str] | None = None) -> Iterator[Check]:
 
 
 def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
-    """Check the result of `probe_torch`: torch must see the installed GPUs."""
+    """Check that torch can be imported, and uses the GPUs of this machine.
+
+    `probe` is the result of `probe_torch`, and `survey` lists the GPUs.
+    """
     if "error" in probe:
         cure = "pip install --force-reinstall torch"
         return Check("torch", "problem", f"does not import: {probe['error']}", cure)
@@ -266,7 +289,10 @@ def torch_check(probe: Mapping[str, Any], survey: GpuSurvey) -> Check:
 
 
 def cpu_check(probe: Mapping[str, Any]) -> Check:
-    """Report cores, threads and instructions, which determine the speed of models on the CPU."""
+    """Report the cores, torch's threads and the CPU's instructions.
+
+    They determine the speed of models on the CPU. `probe` is the result of `probe_torch`.
+    """
     detail = [f"{usable_cores()} cores may be used"]
     if "threads" in probe:
         detail.append(f"{probe['threads']} threads of torch")
@@ -277,7 +303,10 @@ def cpu_check(probe: Mapping[str, Any]) -> Check:
 
 
 def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
-    """Check the driver, and name each GPU."""
+    """Check the NVIDIA driver and the C compiler, and report the name and memory of each GPU.
+
+    `survey` lists the GPUs.
+    """
     if not survey.gpus:
         detail = f"no GPU: CPU will be used ({survey.absent_because})"
         if survey.has_gpu:
@@ -299,9 +328,10 @@ def gpu_checks(survey: GpuSurvey) -> Iterator[Check]:
 
 
 def compiler_check() -> Check:
-    """Check the requirements of Triton to compile kernels, such as DeBERTa's attention.
+    """Check that Triton can compile GPU kernels here, such as DeBERTa's fused attention.
 
-    It needs CC, gcc or clang, and Python's headers, which Debian's ``posix_local`` scheme lacks.
+    Triton needs a C compiler (CC, gcc or clang) and Python's header files. Without them, everything
+    else works.
     """
     named = os.environ.get("CC")
     compiler = shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
@@ -315,7 +345,11 @@ def compiler_check() -> Check:
 
 
 def optional_checks(installed: Distributions) -> Iterator[Check]:
-    """Check the optional packages: extras in the metadata, and Dask's dashboard."""
+    """Check the packages of each optional extra, and Dask's dashboard.
+
+    `installed` has the installed packages by name. The extras are read from this package's
+    metadata.
+    """
     ours = installed.get("gpuclassify")
     if ours is None:
         detail = "unknown, as gpuclassify runs from a checkout that is not installed"
@@ -347,7 +381,10 @@ def optional_checks(installed: Distributions) -> Iterator[Check]:
 
 
 def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
-    """List the environment variables that s3fs reads, and the names of the ones set here."""
+    """Report which environment variables for S3 storage are set, and which ones s3fs reads.
+
+    Only names are shown, no values.
+    """
     found = [name for name in S3_VARIABLES if environment.get(name)]
     found += sorted(name for name in environment if name.startswith(S3_OPTIONS))
     read = ", ".join((*S3_VARIABLES, f"{S3_OPTIONS}..."))
@@ -356,7 +393,10 @@ def storage_check(environment: Mapping[str, str] = os.environ) -> Check:
 
 
 def hub_checks(token_path: str | Path | None = None) -> Iterator[Check]:
-    """Check that a Hub token exists (it is not read), that the Hub answers, and the Hub's cache."""
+    """Check that a Hub token exists, that the Hub answers, and that the Hub's cache is usable.
+
+    The token is not read. `token_path` is the file of the user's login; default: huggingface_hub's.
+    """
     from huggingface_hub import constants
 
     variables = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -392,7 +432,10 @@ def access_check() -> Check:
 
 
 def cache_check(directory: Path, low_bytes: int = LOW_DISK_BYTES) -> Check:
-    """Check that the Hub's cache, or its nearest existing parent, is writable and has room."""
+    """Check that the Hub's cache directory is writable, with at least `low_bytes` of free space.
+
+    If `directory` does not exist yet, its nearest existing parent is checked.
+    """
     root = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free_bytes = shutil.disk_usage(root).free
     detail = f"{directory}, {free_bytes / 1e9:.1f} GB free"

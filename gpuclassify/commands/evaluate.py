@@ -55,8 +55,9 @@ def evaluate(
 ) -> None:
     """Evaluate the head in DIRECTORY on ANNOTATED files (Parquet or JSON lines).
 
-    DIRECTORY was written by `gpuclassify train`. Use texts that the head was not trained on. Prints
-    figures with their 95% intervals, next to a baseline that reads no text.
+    A head is layers that turn the embeddings of a model into labels or a score; `gpuclassify train`
+    wrote it into DIRECTORY. Use texts that the head was not trained on. Prints figures with their
+    95% intervals, next to a baseline that reads no text.
 
     \b
     gpuclassify evaluate heads/quality 'fresh/*.jsonl' --page fresh.html

@@ -78,10 +78,12 @@ def mix(
 ) -> None:
     """Plan a mixture of INPUT for a budget of tokens, and save it.
 
-    Cells are the combined values of the --by columns. A table shows rows and tokens of each cell,
-    the tokens asked, the epochs, and the tokens missing. OUTPUT is a file of JSON with the same
-    numbers, for `Mix.load`. Texts are not read. With --compare, a table shows the rows and tokens
-    that `select` wrote of each cell, next to what the mix asks.
+    A mixture says how often each row is used, so that the tokens used add up to the budget
+    (--tokens). Cells are the combined values of the --by columns. A table shows for each cell the
+    rows and tokens in INPUT, the tokens that it should have, its epochs (uses of each row), and the
+    tokens missing. OUTPUT is a file of JSON with the same numbers, for `Mix.load`. Texts are not
+    read. With --compare, a table shows the rows and tokens that `select` wrote of each cell, next
+    to what the mix asks.
 
     \b
     gpuclassify mix 'crawl/*.parquet' mix.json --annotations notes/topic \\
@@ -127,7 +129,11 @@ def mix(
 
 
 def _refuse_plan(passed: Mapping[str, Any]) -> None:
-    """Raise ValueError if options that plan a mix are passed, because --compare ignores them."""
+    """Raise ValueError if an option that plans a mix is passed together with --compare.
+
+    `passed` are these options by name. --compare reads a mix that is already planned, so that they
+    would have no effect.
+    """
     named = [name for name, value in passed.items() if value and name != "token_field"]
     if named:
         raise ValueError(
@@ -163,7 +169,10 @@ def _counted(
 
 
 def _entries(path: str) -> list[dict[str, Any]]:
-    """Read the --weights file, a YAML list of dicts. Raises ValueError if it is anything else."""
+    """Read the file of --weights, a YAML list of dicts such as ``{topic: News, weight: 0.2}``.
+
+    Raises ValueError for a file with other content.
+    """
     import yaml  # type: ignore[import-untyped]
 
     example = "a list such as - {topic: News, weight: 0.2}"

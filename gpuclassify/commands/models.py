@@ -98,7 +98,10 @@ def _describe(name: str, family: type[TextMapper] | Published) -> dict[str, Any]
 
 
 def length_read(defaults: Mapping[str, Any]) -> str:
-    """Describe the length of text that a classifier reads, such as "512 tokens"."""
+    """Describe the maximum length of text that a classifier reads, such as "512 tokens".
+
+    `defaults` are the classifier's default settings, by name.
+    """
     parts = [
         f"{defaults[name]:,} {what}"
         for name, what in (("max_chars", "characters"), ("max_seq_length", "tokens"))
@@ -110,9 +113,10 @@ def length_read(defaults: Mapping[str, Any]) -> str:
 
 
 def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
-    """Return the columns that a classifier with a default model adds, and their types, by name.
+    """Return the columns that a classifier adds by default: their types, by name.
 
-    If it needs settings of the user, such as labels, it is the label's column alone.
+    If the classifier cannot run without settings of the user, such as labels, only its label column
+    is returned.
     """
     kind: Any = getattr(family, "kind", family)
     required = {own.name for own in fields(family.Options) if own.default is MISSING}
@@ -122,6 +126,9 @@ def default_columns(family: type[TextMapper] | Published) -> dict[str, str]:
 
 
 def labels_by_column(family: type[TextMapper] | Published) -> dict[str, list[str]]:
-    """Return the labels of each column of a classifier that answers in several columns, or {}."""
+    """Return the labels of each output column, for a classifier with several output columns.
+
+    Returns {} for other classifiers.
+    """
     fields = dict(family.defaults.get("fields", ()))
     return {name: list(field.labels) for name, field in fields.items() if hasattr(field, "labels")}

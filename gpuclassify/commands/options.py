@@ -56,20 +56,20 @@ READING = (
 
 
 class ColumnName(click.ParamType):
-    """Type of options whose values are names of columns."""
+    """Click type for options whose value is the name of a column, which must not be empty."""
 
     name = COLUMN
 
     def convert(self, value: Any, *context: Any) -> Any:
-        """Return the value; fail for an empty text."""
+        """Return the value unchanged; fail with click's usage error if it is an empty text."""
         return self.fail("'' is no column: name one", *context) if value == "" else value
 
 
 class GroupedOption(click.Option):
-    """Option that the help lists under the heading `group`.
+    """Click option that the help lists under the heading `group`.
 
-    A shared option is for all classifiers of the command. A value of another option may begin with
-    the classifier that it is for, as in ``domain:Games``.
+    A shared option applies to all classifiers of the command. The value of an option that is not
+    shared may begin with the name of one classifier, as in ``domain:Games``.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class GroupedOption(click.Option):
 
 
 class JobCommand(click.Command):
-    """Command whose help shows options under headings, and leaves out the `hidden_group`.
+    """Click command whose help lists options under headings, except for the heading `hidden_group`.
 
     The function `options` makes the options. It is called only when this command is used, because
-    it may import a library.
+    it may import a large library.
     """
 
     hidden_group = ""
@@ -97,18 +97,21 @@ class JobCommand(click.Command):
         self._options = options
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return the command's arguments and options."""
+        """Return the command's arguments and options; the first call makes the options."""
         options, self._options = self._options(), tuple
         self.params += options
         return super().get_params(context)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line, and store its words for `command_line`."""
+        """Parse the command line, and store its words, which the function `command_line` reads."""
         context.meta[_WORDS] = tuple(args)
         return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by group; those without a group come last."""
+        """Write the command's options into its help, under the heading of each option's group.
+
+        Options without a group come last.
+        """
         parameters = self.get_params(context)
         own = [getattr(option, "group", "Options") for option in parameters]
         first = [group for group in own if group not in GROUPS]  # groups of other recipes
@@ -125,7 +128,7 @@ class JobCommand(click.Command):
 
 
 class LocalCommand(JobCommand):
-    """Command that accepts cluster options, but starts no cluster."""
+    """Click command that starts no cluster: it accepts cluster options, but its help hides them."""
 
     hidden_group = CLUSTER
 
@@ -138,9 +141,11 @@ def options_of(
     has_defaults: bool = False,
     **attributes: Mapping[str, Any],
 ) -> list[GroupedOption]:
-    """Make an option for each named argument of a class or function, as `option_of` does.
+    """Make a command-line option for each named argument of a class or function.
 
-    `attributes` holds the further arguments of `option_of`, by the argument's name.
+    `target` is the class or function, `group` the heading of the options in the help, and `names`
+    are the arguments. With `has_defaults`, an option that is not passed has its argument's default.
+    `attributes` maps an argument's name to further arguments of `option_of`.
     """
     return [
         option_of(target, name, group, has_default=has_defaults, **attributes.get(name, {}))
@@ -156,10 +161,12 @@ def option_of(
     has_default: bool = False,
     **attributes: Any,
 ) -> GroupedOption:
-    """Make the option of an argument of a class or function from its signature and docstring.
+    """Make a command-line option from an argument's type, default and docstring.
 
-    An option that is not passed is None, unless it `has_default`. The `attributes` override the
-    derived attributes of `click.Option`, and a field's metadata; ``flags`` are the option's names.
+    `target` is the class or function with the argument `name`, and `group` the heading in the help.
+    An option that is not passed is None or, with `has_default`, the argument's default.
+    `attributes` are arguments of `click.Option` that override the derived ones; ``flags`` are the
+    option's names.
     """
     declared = {f.name: f.metadata for f in fields(target)} if is_dataclass(target) else {}
     metadata: Mapping[str, Any] = declared.get(name, {})
@@ -200,7 +207,11 @@ def option_of(
 
 
 def _help(target: object, name: str, is_many: bool) -> str:
-    """Return the help of an option: the first sentence of the argument's docstring, and default."""
+    """Return the help of an option, from the docstring of its argument `name` of `target`.
+
+    It is the argument's first sentence, and a sentence on its default. `is_many` says that the
+    option is repeatable.
+    """
     explained = explanations(*getattr(target, "__mro__", [target]))[name].partition(": ")[2]
     first, *others = re.split(r"(?<=\.) (?=[A-Z\"])", explained)
     first = re.sub(r"; (None|a dict)\b.*(?=\.)", "", first)  # values that only Python code can pass
@@ -212,7 +223,7 @@ def _help(target: object, name: str, is_many: bool) -> str:
 
 
 def run_options() -> list[GroupedOption]:
-    """Make the options of each command that runs a job, such as --restart and --verify."""
+    """Make the options that all commands for jobs share, such as --restart and --verify."""
     return [
         GroupedOption(
             ["--restart/--resume"], default=False,
@@ -232,7 +243,10 @@ def run_options() -> list[GroupedOption]:
 
 
 def setting_options(*groups: str) -> list[GroupedOption]:
-    """Make the options for the settings of `JobSettings` under these headings of the help."""
+    """Make the options for those settings of `JobSettings` that have one of these headings.
+
+    A heading, such as "Files", is the group of options in a command's help.
+    """
     return [
         option_of(JobSettings, own.name)
         for own in fields(JobSettings)
@@ -241,9 +255,10 @@ def setting_options(*groups: str) -> list[GroupedOption]:
 
 
 def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
-    """Make the options for reading files in commands that are not jobs.
+    """Make the options for reading input files, for commands that run no job.
 
-    Without --field, the command reads only the columns that other options name.
+    The option --field is included if `has_fields`; without it, the command reads only the columns
+    that its other options name.
     """
     words = "Read only these columns and those that other options name; repeatable. Default: all."
     attributes: dict[str, dict[str, Any]]
@@ -255,9 +270,10 @@ def reading_options(*, has_fields: bool = False) -> list[GroupedOption]:
 def reader_from_options(
     inputs: Iterable[str], options: dict[str, Any], needed: Iterable[str | None] = ()
 ) -> FileReader:
-    """Make the reader of `inputs` from the `reading_options`, which are removed from `options`.
+    """Make the reader of the files `inputs` from the values of a command's options.
 
-    Only ``on_error`` stays in `options`. Columns in `needed` are always read.
+    The options made by `reading_options` are removed from `options`, except for ``on_error``. The
+    columns in `needed` are read even if --field does not name them; None is ignored.
     """
     names = [name for name in READING if name != "on_error"]
     values = settings_from_options({name: options.pop(name, None) for name in names})
@@ -267,17 +283,23 @@ def reader_from_options(
 
 
 def annotate_option() -> GroupedOption:
-    """Make the option --annotate, which writes new columns alone, for commands of recipes."""
+    """Make the option --annotate for commands such as `dedup`.
+
+    With it, a command writes only its new columns, and no text.
+    """
     return next(option for option in setting_options(NOTES) if option.name == "annotate")
 
 
 def file_options() -> list[GroupedOption]:
-    """Make the options for files, the cluster, and running a job."""
+    """Make the options for input and output files, for the cluster, and for running a job."""
     return [*setting_options(FILES, CLUSTER), *run_options()]
 
 
 def classifier_options() -> dict[str, GroupedOption]:
-    """Make the options of all classifiers' settings that have a heading in the help, by name."""
+    """Make the options for the settings of all classifiers, by the setting's name.
+
+    Only settings that have a heading in the help get an option.
+    """
     options: dict[str, GroupedOption] = {}
     for family in families().values():
         for declared in fields(family.Options):
@@ -290,10 +312,11 @@ def classifier_options() -> dict[str, GroupedOption]:
 
 
 def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
-    """Make the option of a classifier's setting.
+    """Make the option of a classifier's setting, for a command that may run several classifiers.
 
-    An option of texts or numbers is for one classifier alone, unless the field's metadata has
-    ``is_shared``.
+    `options` is the class with the settings, and `declared` the setting's field. An option whose
+    values are texts or numbers with decimals is for one classifier alone, unless the field's
+    metadata has ``is_shared``. Other options are for all classifiers.
     """
     kinds = kinds_of(_hints(options)[declared.name])
     is_plain = kinds in ((bool,), (int,)) or get_origin(kinds[0]) is Literal
@@ -309,7 +332,7 @@ def _classifier_option(options: Any, declared: Field[Any]) -> GroupedOption:
 
 
 def job_options() -> list[GroupedOption]:
-    """Make the options of `classify` and similar commands: settings of the job and classifiers."""
+    """Make the options of `classify` and similar commands, for settings of jobs and classifiers."""
     return [
         *setting_options(MODEL, ROWS, FILES, REPORT, CLUSTER),
         *classifier_options().values(),
@@ -331,14 +354,20 @@ def config_options() -> list[GroupedOption]:
 
 
 def other_settings(group: str, what: str) -> GroupedOption:
-    """Make the option --set, for arguments or settings that have no option of their own."""
+    """Make the option --set NAME=VALUE, for settings that have no option of their own.
+
+    `what` names such a setting in the help, and `group` is the option's heading.
+    """
     text = f"Any other {what}; VALUE is JSON, or a text. Repeatable."
     names = ["--set", "others"]
     return GroupedOption(names, group=group, metavar="NAME=VALUE", multiple=True, help=text)
 
 
 def command_line(context: click.Context) -> str:
-    """Return the command that runs the same job again, without secrets and options for one run."""
+    """Return the shell command that continues the same job.
+
+    Secrets and options for one run only, such as --restart, are left out.
+    """
     from gpuclassify.jobs.stores.names import redacted
 
     words, name = [], ""
@@ -353,9 +382,11 @@ def command_line(context: click.Context) -> str:
 
 
 def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Split a command's paths into ``input`` and ``output``, the last path.
+    """Split a command's paths into ``input``, a list, and ``output``, the last path.
 
-    The input may be in a settings file instead. Raises ValueError if a path is missing or "-".
+    `options` are the command's options: with --config, the input may be in the settings file
+    instead. Raises ValueError if a path is missing, or is "-", which means standard input
+    elsewhere.
     """
     if "-" in paths:
         raise ValueError(
@@ -373,8 +404,9 @@ def split_paths(paths: tuple[str, ...], options: Mapping[str, Any]) -> dict[str,
 def read_settings(options: Mapping[str, Any], **paths: Any) -> JobSettings | None:
     """Read a job's settings from the file of --config and the command line, which overrides it.
 
-    `paths` are ``input`` and, except for a plan, ``output``. Returns None if the settings were only
-    written to a file (``--dump-config``).
+    `options` are the values of the command's options, and `paths` are ``input`` and ``output``; a
+    command that only plans has no output. With --dump-config, the settings are written to a file,
+    and the result is None.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -406,11 +438,12 @@ def read_recipe(
     also: Collection[str] = (),
     **paths: Any,
 ) -> tuple[JobSettings, dict[str, Any]] | None:
-    """Read the settings of a job and of its recipe from the settings file and options.
+    """Read the settings of a job and of its recipe from the file of --config and the options.
 
-    `own` holds the recipe's settings that were passed as options, `also` the names of job settings
-    that only the file may have, and `paths` are ``input`` and ``output``. Returns None if the
-    settings were only written to a file (``--dump-config``).
+    A recipe is a kind of job, such as a deduplication, with settings of its own. `own` has the
+    values of its options, and `options` the values of all options, which override the file. `also`
+    has the names of job settings that only the file may have, and `paths` are ``input`` and
+    ``output``. With --dump-config, the settings are written to a file, and the result is None.
     """
     from gpuclassify.commands.settings import dump_settings, load_settings, refuse_code
 
@@ -435,7 +468,11 @@ def _is_passed(value: Any) -> bool:
 def settings_from_options(
     options: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a job's settings from `options`, which override the `values` of a file."""
+    """Return the settings of a job by name: values of a file, overridden by the options.
+
+    `options` has the values of the command's options; None and () mean that an option was not
+    passed. `values` has the settings of the file.
+    """
     values = dict(values or {})
     for name in setting_names(JobSettings):
         value = options.get(name)
@@ -462,10 +499,11 @@ def _values_for(
     names: Sequence[Any],
     meant: Sequence[Any] | None = None,
 ) -> list[str]:
-    """Return the values of an option for the classifier `family`, without its name before them.
+    """Select the values of an option that are for the classifier `family`.
 
-    `names` are all classifiers of the command. A value that begins with none of them is for the
-    only classifier in `meant`, by default `names`. Raises ValueError if there are several.
+    A value may begin with a classifier's name, as in "domain:Games", which is removed. `names` are
+    the names of all classifiers of the command. A value without a name is for the only classifier
+    in `meant`, by default `names`; if there are several, ValueError is raised.
     """
     meant = names if meant is None else meant
     own = []
@@ -485,10 +523,11 @@ def _values_for(
 
 
 def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) -> dict[str, Any]:
-    """Return the settings of the classifier `family`, one of the `names`, from `options`.
+    """Return the settings of one classifier, by name, from a command's options.
 
-    A shared option is passed to all classifiers with the setting (fastText has no batches), or to
-    all if none has it, so that they refuse it.
+    `family` is the classifier's name, and `names` are the names of all classifiers of the command.
+    A shared option is for all classifiers that have the setting (fastText, for example, has no
+    batches). If none has it, all get it, so that they refuse it.
     """
     arguments: dict[str, Any] = {}
     settings = [_settings_of(name) for name in names]
@@ -507,9 +546,10 @@ def _arguments(options: Mapping[str, Any], family: Any, names: Sequence[Any]) ->
 
 
 def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
-    """Return the type hint of each setting of a classifier, and the form of its NAME=VALUE or "".
+    """Return the type hint and the form of each setting of a classifier, by the setting's name.
 
-    Returns {} for an unknown classifier, which fails later.
+    `family` is the classifier's name. The form is that of a NAME=VALUE option, such as
+    "LABEL=TEXT"; it is "" for others. Returns {} for an unknown classifier, which fails later.
     """
     with contextlib.suppress(ValueError):
         options = find_family(family).Options
@@ -519,9 +559,11 @@ def _settings_of(family: Any) -> dict[str, tuple[Any, str]]:
 
 
 def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any:
-    """Convert the texts of an option to the type of a setting; None if there are none.
+    """Convert the texts that were passed for an option to the value of a setting.
 
-    With a `form`, each text is NAME=VALUE; a setting that may also be a list takes plain texts.
+    `hint` is the setting's type hint. With a `form`, such as "LABEL=TEXT", each text is a pair; a
+    setting that may also be a list takes texts without "=", too. Returns None if there are no
+    texts.
     """
     if not texts:
         return None
@@ -550,7 +592,10 @@ def _value(option: GroupedOption, texts: list[str], hint: Any, form: str) -> Any
 
 
 def read_prompt(path: str) -> str:
-    """Read the prompt in a text file. Raises ValueError if it is empty."""
+    """Read the prompt for a language model from a text file.
+
+    Raises ValueError if the file cannot be read or is empty.
+    """
     try:
         prompt = Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as err:
@@ -562,9 +607,10 @@ def read_prompt(path: str) -> str:
 
 
 def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Parse the NAME=VALUE texts of an option to a dict; values are JSON, or else texts.
+    """Parse the NAME=VALUE texts of an option to a dict of values by name.
 
-    Errors show the `example`.
+    A value is parsed as JSON, or else is the text itself. `example` is shown in errors, and
+    `option` is the option's name.
     """
     parsed = {}
     for name, text in _named(option, f"NAME=VALUE, such as `{example}`", settings):
@@ -578,7 +624,11 @@ def named_values(option: str, example: str, settings: Iterable[str]) -> dict[str
 def _named(
     option: str, form: str, settings: Iterable[str], cut: Callable[..., Any] = str.partition
 ) -> Iterator[tuple[str, str]]:
-    """Split the NAME=VALUE texts of an option. Raises ValueError, with the `form`, for others."""
+    """Split the texts of an option at "=", and yield pairs of name and value.
+
+    `cut` is the method that splits: ``str.partition`` at the first "=", ``str.rpartition`` at the
+    last one. Raises ValueError for a text without name or "="; its message has the `form` to pass.
+    """
     for setting in settings:
         name, equals, value = cut(setting, "=")
         if not equals or not name:

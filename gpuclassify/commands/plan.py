@@ -31,10 +31,10 @@ def plan(inputs: tuple[str, ...], **options: Any) -> None:
     """Forecast the work of `classify` from a sample of INPUT; writes nothing.
 
     Shows rows and bytes; for each classifier, the lengths of texts in tokens, the share of texts
-    that are cut, and the tokens to read; the memory of a worker, and the parts. The time is for
-    one process on this machine, because no cluster is started. Its lower end is for an idle
-    machine, its upper end for the machine's present load. Options are those of `classify`; cluster
-    options have no effect. Leave out OUTPUT.
+    that are cut, and the tokens to read; the memory of a worker, and the number of parts, each of
+    which is read by one task. The time is for one process on this machine, because no cluster is
+    started. Its lower end is for an idle machine, its upper end for the machine's present load.
+    Takes the options of `gpuclassify classify`, but no OUTPUT; cluster options have no effect.
 
     \b
     gpuclassify plan 'crawl/*.jsonl' --classifier quality --filter-by High

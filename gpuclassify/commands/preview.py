@@ -37,8 +37,9 @@ COLOURS = [f"black on {colour}" for colour in ("yellow", "cyan", "green", "magen
 def preview(inputs: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Print the first texts of INPUT with their labels; writes nothing, and starts no cluster.
 
-    INPUT is that of `classify`, or - for standard input: JSON lines, or one plain text per line.
-    Options are those of `classify`. Leave out OUTPUT. Filters drop rows here too.
+    INPUT may be a file, a directory, a glob or an fsspec URL, or - for standard input: JSON lines,
+    or one plain text per line. Takes the options of `gpuclassify classify`, but no OUTPUT. Filters
+    drop rows here too.
 
     \b
     gpuclassify preview 'crawl/*.jsonl' -n 5 --classifier quality
@@ -90,10 +91,11 @@ def first_texts(
     reader: FileReader | None = None,
     on_error: str = "raise",
 ) -> pd.DataFrame:
-    """Read the first rows of a stream of JSON lines, or of plain texts, one per line.
+    """Read the first `most` rows of a stream into a data frame.
 
-    Lines are JSON if the first one begins with a brace; they are read with the settings of
-    `reader`. Each plain line becomes a row, with the line in all `columns`.
+    If the first line begins with a brace, lines are JSON, and are read with the settings of
+    `reader`. Else each line is a plain text, and becomes a row that has the text in all `columns`.
+    `on_error` says whether a broken line is an error or is left out.
     """
     import pyarrow as pa
 
@@ -119,7 +121,7 @@ def first_texts(
 
 
 def _with_confidence(settings: JobSettings) -> list[TextMapper]:
-    """Make the classifiers of the settings, each with a confidence column if it supports one."""
+    """Make the classifiers of the settings, and add a confidence column where possible."""
     classifiers = []
     for arguments, mapper in zip(settings.classifiers, settings.mappers(), strict=True):
         if None in _confidence(mapper).values():
@@ -130,7 +132,11 @@ def _with_confidence(settings: JobSettings) -> list[TextMapper]:
 
 
 def _confidence(mapper: TextMapper) -> dict[str, Any]:
-    """Map each label column of a mapper to its confidence column, or to None if it has none."""
+    """Return a classifier's confidence columns by label column.
+
+    The value is None for a label column without a confidence column. Columns of scores alone are
+    not included.
+    """
     from gpuclassify.mapping.label_heads import CategoryHead
 
     return {
@@ -141,7 +147,7 @@ def _confidence(mapper: TextMapper) -> dict[str, Any]:
 
 
 def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
-    """Print the prompts that language models get for the first text."""
+    """Print the complete prompt that each language model of `mappers` gets for the first text."""
     from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 
     for mapper in mappers:
@@ -154,7 +160,11 @@ def _print_prompts(mappers: list[TextMapper], frame: pd.DataFrame) -> None:
 def _print_table(
     table: pa.Table, chain: Chain, mappers: list[TextMapper], fields: Sequence[str], rows: int
 ) -> None:
-    """Print a table with a line per row: its texts, and the columns that the classifiers add."""
+    """Print a table with a line per row: its texts, and the columns that the classifiers add.
+
+    `table` has the rows that passed the classifiers in `chain`, and `mappers` are these
+    classifiers. `fields` are further columns to show, and `rows` is the number of rows read.
+    """
     import pyarrow as pa
     from rich.table import Table
     from rich.text import Text
@@ -214,7 +224,11 @@ def _spans_by_text(mappers: list[TextMapper]) -> dict[str, list[str]]:
 
 
 def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -> list[Any]:
-    """Return a table cell per row: the text, with its spans highlighted in a colour per label."""
+    """Return a table cell per row: the text, with its spans highlighted in a colour per label.
+
+    Spans are labelled character ranges. `text` is the name of the text column, and `columns` are
+    the columns with its spans. Texts are cut to `most_chars` characters.
+    """
     from rich.text import Text
 
     rows = table.select([text, *columns]).to_pylist()
@@ -234,7 +248,11 @@ def _coloured(table: pa.Table, text: str, columns: list[str], most_chars: int) -
 
 
 def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> list[str]:
-    """Return a table cell per row: the labels of its spans, each followed by the span's text."""
+    """Return a table cell per row that lists its spans: each span's label, and then its text.
+
+    Spans are labelled character ranges. `text` is the name of the text column, and `column` has its
+    spans. Cells are cut to `most_chars` characters.
+    """
     cells = []
     for row in table.select([text, column]).to_pylist():
         found = [f"{s['label']} {row[text][s['start'] : s['end']]}" for s in row[column] or ()]
@@ -243,12 +261,15 @@ def _span_cells(table: pa.Table, text: str, column: str, most_chars: int) -> lis
 
 
 def _cells(column: pa.ChunkedArray, most_chars: int) -> list[str]:
-    """Format the values of a column as table cells of at most `most_chars` characters."""
+    """Format the values of a column as table cells, each cut to `most_chars` characters."""
     return [visible(_shown(value, column.type)[:most_chars], "") for value in column.to_pylist()]
 
 
 def _shown(value: Any, kind: pa.DataType) -> str:
-    """Format a value by its Arrow type: lists without brackets, scores as ``News 0.912``."""
+    """Format one value of a column for a table, by the column's Arrow type `kind`.
+
+    Lists have no brackets, and structs of scores look like ``News 0.912``.
+    """
     import pyarrow as pa
 
     types = pa.types

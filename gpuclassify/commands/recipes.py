@@ -52,7 +52,8 @@ def recipe_command(
 ) -> Callable[[MakeRecipe], click.Command]:
     """Return a decorator that turns a function into a command that runs a recipe.
 
-    The function makes the recipe from the settings, and its docstring is the command's help.
+    A recipe declares a kind of job, such as a deduplication. The function makes it from the
+    settings, and its docstring is the command's help.
 
     Parameters
     ----------
@@ -104,9 +105,10 @@ def recipe_command(
 
 
 def declared_options(kind: Any, group: str) -> dict[str, click.Option]:
-    """Make an option for each setting of a class, by name, unless its values are objects.
+    """Make an option for each setting of a recipe's or stage's class, by the setting's name.
 
-    Settings that a recipe inherits are left out, because all jobs have options for them.
+    Settings whose values are Python objects get no option. Settings that a recipe inherits are left
+    out, because all jobs have options for them. `group` is the options' heading.
     """
     bases = [base for base in kind.__mro__[1:] if hasattr(base, "take_steps")]
     inherited = {declared.name for base in bases for declared in fields(base)}
@@ -189,9 +191,10 @@ def _decontaminate_options() -> list[click.Option]:
 def decontaminate(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) without test items into OUTPUT.
 
-    INPUT may be a file, a directory, a glob or an fsspec URL. The same command continues an
-    interrupted job, also on another cluster. The report lists the items found, the number of
-    documents, and the worst passages. The index of the items stays in
+    Test items are texts of benchmarks (--against), such as questions, that models must not be
+    trained on. INPUT may be a file, a directory, a glob or an fsspec URL. The same command
+    continues an interrupted job, also on another cluster. The report lists the items found, the
+    number of documents, and the worst passages. The index of the items stays in
     OUTPUT/_decontamination/index, for the next corpus.
 
     \b
@@ -233,11 +236,12 @@ def _bucket_options() -> list[click.Option]:
 def buckets(settings: JobSettings, own: dict[str, Any]) -> Recipe:
     """Write the documents of INPUT (Parquet or JSON lines) with the buckets of their scores.
 
-    INPUT may be a file, a directory, a glob or an fsspec URL. The scores are read first, to find
-    the edges between buckets of equal weight, which are saved in OUTPUT/_buckets/edges.json. Then
-    documents are written, with a bucket column for each score and one for the row. The same command
-    continues an interrupted job. With --annotate, only the buckets are written, and no text; scores
-    may be those of --annotations. To classify first, name classifiers in a --config FILE.
+    INPUT may be a file, a directory, a glob or an fsspec URL. Scores are columns of numbers
+    (--score), of INPUT or of --annotations. They are read first, to find the edges between buckets
+    of equal weight, which are saved in OUTPUT/_buckets/edges.json. Then documents are written, with
+    a bucket column for each score and one for the row. The same command continues an interrupted
+    job. With --annotate, only the buckets are written, and no text. To classify first, name
+    classifiers in a --config FILE.
 
     \b
     gpuclassify buckets classified/ buckets/ --score edu --score hq --partition-by bucket

@@ -102,7 +102,7 @@ def _near(text: str | None) -> tuple[str | None, float]:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
-    """Write the drawn rows as JSON lines, or as a JSON array if the file's name ends with .json."""
+    """Write the drawn rows as JSON lines, or as a JSON array if the path ends with .json."""
     from gpuclassify.corpus.scores.saved import write_file
     from gpuclassify.jobs.ledger.encoding import Encoding, arrow_table
 

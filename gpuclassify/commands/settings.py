@@ -53,7 +53,8 @@ SAFE_OPTIONS = {
 class JobSettings(Declared):
     """Settings of a job, each with its option on the command line and its key in YAML files.
 
-    Raises TypeError if a value has a wrong type, and ValueError if it is out of range or a token.
+    Raises TypeError if a value has a wrong type, and ValueError if it is out of range or is a
+    token.
     """
 
     input: list[str] = setting(
@@ -172,7 +173,7 @@ class JobSettings(Declared):
     # fmt: on
 
     def check_together(self) -> None:
-        """Raise TypeError or ValueError if settings contradict each other."""
+        """Raise TypeError or ValueError if settings contradict each other, or include a token."""
         for settings in self.classifiers:
             if "token" in settings or "hf_token" in settings:
                 raise ValueError(
@@ -194,10 +195,11 @@ class JobSettings(Declared):
     def of(
         cls, values: Mapping[str, Any], *, is_plan: bool = False, needs_stages: bool = True
     ) -> JobSettings:
-        """Make settings from plain values, as a YAML file and options have them.
+        """Make settings from plain values by name, as they are in YAML files and options.
 
-        A plan needs no output, and a recipe no classifiers (``needs_stages=False``). Raises the
-        errors of the class, and ValueError if a name is unknown or a required one is missing.
+        `is_plan` is for a forecast, which needs no output. With ``needs_stages=False``, classifiers
+        and the like may be missing. Raises the errors of the class, and ValueError if a name is
+        unknown or a required setting is missing.
         """
         settings = check_plain(values)
         needed = {"input": "INPUT..."} | ({} if is_plan else {"output": "OUTPUT"})
@@ -213,11 +215,11 @@ class JobSettings(Declared):
         return cls(**settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as plain values for YAML."""
+        """Return the settings that differ from their defaults by name, as plain values for YAML."""
         return {name: value for name, value in self.changed().items() if value is not None}
 
     def mappers(self) -> list[TextMapper]:
-        """Make the job's classifiers, in running order."""
+        """Make the job's classifiers from the setting `classifiers`, in the order of running."""
         mappers = []
         for settings in self.classifiers:
             arguments = dict(settings)
@@ -225,19 +227,25 @@ class JobSettings(Declared):
         return mappers
 
     def cluster_mappers(self) -> list[AssignClusters]:
-        """Make the mapper that assigns the clusters of `cluster_file`; empty without a file."""
+        """Return a list of the stage that assigns texts to the clusters in `cluster_file`.
+
+        The list is empty if `cluster_file` is not set.
+        """
         from gpuclassify.corpus.clusters.clusters import AssignClusters
 
         return [] if self.cluster_file is None else [AssignClusters(self.cluster_file)]
 
     def job(self) -> Pipeline:
-        """Make the job of these settings, without a writer if there is no output."""
+        """Make the job that these settings declare: a `Pipeline` of reader, stages and writer.
+
+        Without an output, it has no writer.
+        """
         from gpuclassify.jobs.pipeline import Pipeline
 
         return Pipeline(self._stages(), **self.pass_options())
 
     def pass_options(self) -> dict[str, Any]:
-        """Return the arguments of a `Pipeline` other than its stages, by name."""
+        """Return the arguments of a `Pipeline` by name, except for its stages."""
         names = ("backend", "on_error", "source_field", "examples")
         return {name: getattr(self, name) for name in names}
 
@@ -270,7 +278,7 @@ class JobSettings(Declared):
         return stages
 
     def reader(self, fields: list[str] | None = None) -> FileReader:
-        """Make the reader of the input files; it reads these columns, or all for None."""
+        """Make the reader of the input files, which reads the columns `fields`; None means all."""
         from gpuclassify.jobs.input.readers import FileReader
 
         options: dict[str, Any] = {
@@ -286,7 +294,10 @@ class JobSettings(Declared):
         return FileReader(self.input, **options)
 
     def writer(self) -> FileWriter:
-        """Make the writer for a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``."""
+        """Make the writer for `output`: a directory, an fsspec URL or ``hf://datasets/OWNER/NAME``.
+
+        Raises ValueError if settings do not fit this kind of output.
+        """
         from gpuclassify.jobs.output.hub_writer import HubWriter
         from gpuclassify.jobs.output.writers import AnnotationWriter, JsonlWriter, ParquetWriter
         from gpuclassify.jobs.stores.hub import hub_uri
@@ -327,9 +338,10 @@ class JobSettings(Declared):
         )
 
     def fields_read(self, stages: list[Any], needed: Iterable[str] = ()) -> list[str] | None:
-        """Return the columns to read: those that stages need or ``--field`` names; None for all.
+        """Return the columns to read from the input files; None means all.
 
-        Columns in `needed` are added, unless a stage writes them.
+        They are columns that `stages` need, columns in the setting `fields` (--field), and columns
+        in `needed`, unless a stage writes them.
         """
         from gpuclassify.jobs.stages import as_chain
 
@@ -345,7 +357,7 @@ class JobSettings(Declared):
 
 
 def families() -> dict[str, Any]:
-    """Return the classifiers' classes by their names in settings, such as "quality"."""
+    """Return the classes of all classifiers by their names in settings, such as "quality"."""
     from gpuclassify.classifiers import FAMILIES
     from gpuclassify.classifiers.embedder import Embedder
     from gpuclassify.classifiers.head_classifier import HeadClassifier
@@ -354,7 +366,7 @@ def families() -> dict[str, Any]:
 
 
 def find_family(name: str) -> type[TextMapper] | Published:
-    """Return the mapper class, or the published checkpoint, that a classifier's name stands for.
+    """Return the classifier with this name in settings: its class, or a published checkpoint.
 
     Raises ValueError for unknown names.
     """
@@ -364,9 +376,9 @@ def find_family(name: str) -> type[TextMapper] | Published:
 
 
 def family_name(name: str) -> str:
-    """Return a classifier's name in `families` for any spelling, such as "DomainClassifier".
+    """Return the usual name of a classifier for any spelling: "domain" for "DomainClassifier".
 
-    Other names are unchanged.
+    Names that are not known are returned unchanged.
     """
     from gpuclassify.classifiers.published import full_name
 
@@ -374,10 +386,11 @@ def family_name(name: str) -> str:
 
 
 def check_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check plain values of `JobSettings`, and return them without None.
+    """Check plain values for `JobSettings`, by name, and return them without None.
 
-    A single text becomes a list if the setting is a list. Raises TypeError or ValueError if a name
-    is unknown, or a value is invalid.
+    Plain values are texts, numbers, lists and dicts, as YAML has them. A single text becomes a list
+    if the setting is a list. Raises TypeError or ValueError if a name is unknown, or a value is
+    invalid.
     """
     check_names("a job has", "setting", values, setting_names(JobSettings))
     passed = {name: value for name, value in values.items() if value is not None}
@@ -414,10 +427,11 @@ def _bytes(name: str, size: int | str | None, least: int = 0) -> int | None:
 
 
 def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
-    """Load the settings in a YAML file; `others` are names of a recipe's settings, not checked.
+    """Load the settings in a YAML file, and check the settings of `JobSettings` among them.
 
-    Raises ValueError if the file cannot be read, is not YAML, or does not map names of settings to
-    values, and TypeError if a value has a wrong type.
+    `others` are names of further settings, such as a recipe's, which are returned unchecked. Raises
+    ValueError if the file cannot be read, is not YAML, or does not map names of settings to values,
+    and TypeError if a value has a wrong type.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -445,7 +459,11 @@ def load_settings(path: str, others: Collection[str] = ()) -> dict[str, Any]:
 
 
 def refuse_code(values: Mapping[str, Any], path: str) -> None:
-    """Raise ValueError if a YAML file names a scheduler, or a cluster option that may run code."""
+    """Raise ValueError if settings from a YAML file could run code that the file's author chose.
+
+    These are the address of a scheduler, and options of a cluster that are not in `SAFE_OPTIONS`.
+    `path` is the file, for the message.
+    """
     for name, value in (values.get("cluster_options") or {}).items():
         if name not in SAFE_OPTIONS or re.search("[\n\r]", str(value)):
             raise ValueError(
@@ -462,10 +480,10 @@ def refuse_code(values: Mapping[str, Any], path: str) -> None:
 
 
 def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | None = None) -> None:
-    """Write settings to a YAML file that only its owner may read, without passwords in URLs.
+    """Write settings to a YAML file that only its owner may read, without secrets in URLs.
 
-    `own` are settings of a recipe. Warns if a URL had a password, or a query, which may be a
-    signature.
+    `own` has the settings of a recipe by name. Passwords are left out of URLs, and queries, because
+    they may have a signature. A warning names the URLs.
     """
     import yaml
 
@@ -493,7 +511,10 @@ def dump_settings(settings: JobSettings, path: str, own: Mapping[str, Any] | Non
 
 
 def _without_secrets(value: Any, hidden: list[str]) -> Any:
-    """Remove secrets from URLs in a value, and append these URLs to `hidden`."""
+    """Return a value without passwords and queries in URLs, also within dicts and lists.
+
+    The shortened URLs are appended to `hidden`.
+    """
     if isinstance(value, dict):
         return {name: _without_secrets(item, hidden) for name, item in value.items()}
     if isinstance(value, list):
@@ -508,9 +529,9 @@ def _without_secrets(value: Any, hidden: list[str]) -> Any:
 
 @functools.cache
 def _yaml_loader() -> Any:
-    """Return a safe loader that refuses repeated names.
+    """Return a class that loads YAML safely, for ``yaml.load``, and refuses repeated names.
 
-    It reads a time limit such as 8:00:00 as text, not as a number of base 60.
+    It reads a time limit such as 8:00:00 as text; YAML would read a number of base 60.
     """
     import yaml
 

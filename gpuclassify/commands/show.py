@@ -67,8 +67,10 @@ def show(
 ) -> None:
     """Print random texts with their ANNOTATIONS; writes nothing, and starts no cluster.
 
-    The same seed draws the same rows. Only the row groups of the printed texts are read from the
-    input.
+    ANNOTATIONS are directories that `gpuclassify annotate` wrote, and --input the files that it
+    read. The same seed draws the same rows. Only the row groups of the printed texts are read from
+    the input. With --provenance, prints instead where the columns and rows of a job's output come
+    from.
 
     \b
     gpuclassify show notes/quality notes/domain --input 'crawl/*.parquet' \\
@@ -105,10 +107,11 @@ def show(
 
 
 def _show_provenance(directory: str, as_json: bool) -> None:
-    """Print the provenance of the job output in `directory`, as lines or as one line of JSON.
+    """Print how the job output in `directory` was made, such as its models and their versions.
 
-    For an annotation set, also print the name and digest of the set. Exits if the directory holds
-    no job, or damaged metadata.
+    It is printed as lines, or as one line of JSON if `as_json`. For an annotation set (columns that
+    were written without their texts), also print the set's name and digest. Exits if the directory
+    holds no job, or damaged metadata.
     """
     from gpuclassify.jobs.input.annotations import AnnotationSet
     from gpuclassify.jobs.ledger.manifest import read_job

@@ -59,7 +59,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 def sbatch_script(arguments: tuple[str, ...], config: str, options: dict[str, Any]) -> str:
-    """Return the text of a file for sbatch.
+    """Return the text of a script for Slurm's sbatch that runs a job.
 
     `arguments` are the words after ``gpuclassify classify``, `config` is the content of the job's
     YAML file or "", and `options` has the values of `OPTIONS` by parameter name, such as
@@ -165,10 +165,10 @@ def slurm_script(context: click.Context, arguments: tuple[str, ...], **options: 
 
 
 def _read_job(context: click.Context, arguments: tuple[str, ...], config: str | None) -> Any:
-    """Parse the arguments of `classify`, and return its `JobSettings`.
+    """Parse the arguments of `classify`, and return its settings.
 
-    `config` is the path of the job's YAML file. So a wrong argument fails here, before the job is
-    queued. Raises ValueError for settings that a Slurm job cannot have.
+    Wrong arguments fail here, before the job is queued. `config` is the path of the job's YAML
+    file. Raises ValueError for settings that a Slurm job cannot have.
     """
     words = [*(["--config", config] if config else []), *arguments]
     job_context = classify.make_context(

@@ -50,8 +50,9 @@ def thresholds(
 ) -> None:
     """Find thresholds of a score from LABELLED files (Parquet or JSON lines), and save them.
 
-    OUTPUT is a file of JSON, for `select --thresholds OUTPUT`. Pass exactly one of --precision,
-    --recall and --keep-share. Only scores, labels and groups are read.
+    A threshold is the smallest score of rows to keep; each group (--by) has its own. OUTPUT is a
+    file of JSON, for `select --thresholds OUTPUT`. Pass exactly one target: --precision, --recall
+    or --keep-share. Only scores, labels and groups are read.
 
     \b
     gpuclassify thresholds labelled.jsonl thresholds.json --score edu_score --label is_good \\
@@ -80,7 +81,7 @@ def thresholds(
 
 
 def _value(text: str) -> Any:
-    """Parse a label as JSON; return other texts unchanged."""
+    """Parse the text of --positive, a label, as JSON; return it unchanged if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -53,10 +53,11 @@ def _options() -> list[click.Option]:
 def train(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train a head on ANNOTATED files (Parquet or JSON lines), and save it in DIRECTORY.
 
-    A tenth of the texts is held out to evaluate the head. The result is printed, and written to
-    DIRECTORY/evaluation.html. If fewer than 400 texts are held out, cross-validation over all
-    texts is used instead. Run the head with `gpuclassify classify --classifier heads
-    --heads NAME=DIRECTORY`, a pooler with `--classifier fineweb-edu --model DIRECTORY`.
+    A head is layers that turn the embeddings of a model (--backbone) into labels or a score. A
+    tenth of the texts is held out to evaluate it. The result is printed, and written to
+    DIRECTORY/evaluation.html. If fewer than 400 texts are held out, cross-validation over all texts
+    is used instead. Run the head with `gpuclassify classify --classifier heads --heads
+    NAME=DIRECTORY`, and one of --kind pooler with `--classifier fineweb-edu --model DIRECTORY`.
 
     \b
     gpuclassify train 'annotated/*.jsonl' heads/quality --label-field quality \\
@@ -130,7 +131,10 @@ def _train(inputs: list[str], directory: str, options: dict[str, Any]) -> Traine
 
 
 def _class_weight(values: tuple[str, ...]) -> str | dict[str, float] | None:
-    """Parse ``balanced`` or several ``LABEL=NUMBER``, for `Head.fit`."""
+    """Parse the values of --class-weight for `Head.fit`: ``balanced``, or LABEL=NUMBER texts.
+
+    Returns "balanced", a dict of weights by label, or None without values.
+    """
     if values in ((), ("balanced",)):
         return "balanced" if values else None
     try:

@@ -141,7 +141,7 @@ def select_visible(devices: Sequence[Gpu], visible_devices: str | None) -> tuple
 
 
 def _unlisted(visible_devices: str | None, reason: str) -> GpuSurvey:
-    """Return a survey without GPUs, for a machine on which NVML does not answer.
+    """Return a survey without GPUs, for machines where NVML does not answer.
 
     `reason` says why it does not. Files in /dev show whether there is a GPU nevertheless, and
     `visible_devices`, the value of ``CUDA_VISIBLE_DEVICES``, whether it is hidden.

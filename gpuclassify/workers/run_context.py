@@ -303,7 +303,10 @@ def run_context(**counters: Any) -> Iterator[RunContext]:
 
 @contextlib.contextmanager
 def collected_stats() -> Iterator[list[RunStats]]:
-    """Yield a list that collects the statistics of mappers that this thread runs in the block."""
+    """Yield a list to which each mapper that this thread runs in the block appends a `RunStats`.
+
+    Mappers are classifiers and the like; each appends its statistics once per partition.
+    """
     runs: list[RunStats] = []
     with run_context(stats=runs):
         yield runs
