@@ -203,7 +203,9 @@ def _read(
 ) -> PartRead:
     """Read a part, and apply the row filters that are its first stages.
 
-    The settings in the result have only the stages that are left.
+    `name` and `number` are those of the part's output file. `files` has the input file of each
+    piece as it was when the job began, to detect changes; None is not checked. The settings in the
+    result have only the stages that are left.
     """
     started = time.perf_counter()
     assert spec.input_schema is not None

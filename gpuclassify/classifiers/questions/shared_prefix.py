@@ -146,7 +146,7 @@ class SingleForward(RowState):
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pair:
         """Return `key` and `value` as they are, because one forward has all tokens of its rows.
 
-        Only the last layer's tensors are kept.
+        The tensors replace those of the layer before, as no later forward reads them.
         """
         self.layers, self._width = [(key, value)], key.shape[2]
         return key, value
