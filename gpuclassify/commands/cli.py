@@ -174,6 +174,8 @@ def main(context: click.Context, debug: bool) -> None:
     handler.setFormatter(formatter)
     handler.addFilter(Once())
     logger = logging.getLogger("gpuclassify")
+    context.call_on_close(functools.partial(logger.removeHandler, handler))
+    context.call_on_close(functools.partial(logger.setLevel, logger.level))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if debug else logging.WARNING)
     context.with_resource(warnings.catch_warnings())

@@ -44,6 +44,13 @@ def test_what_controls_a_terminal_is_written_as_an_escape(text):
     assert Visible("%(message)s").format(record).isprintable()
 
 
+def test_a_command_leaves_logging_as_it_found_it():
+    logger = logging.getLogger("gpuclassify")
+    before = list(logger.handlers), logger.level
+    assert CliRunner().invoke(main, ["--debug", "models"]).exit_code == 0
+    assert (list(logger.handlers), logger.level) == before
+
+
 HOSTILE = [
     *("<b>x</b>", "<!-- x", "&lt;b&gt;", "<https://e.example>", "\\<i>", "x\\`<i>`"),
     *("_x_", "*x*", "__x__", "~~x~~", "~x~", "`x`", "```", "[x](http://e.example)", "[^1]"),

@@ -451,7 +451,7 @@ def test_where_varlen_attention_fails_its_trial_texts_are_packed_without_it(
     model_of, architecture, function, monkeypatch, caplog
 ):
     """Such as on GPUs that torch has no kernel for, or builds of torch for AMD's GPUs."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "gpuclassify")
     monkeypatch.setattr(torch.version, "hip", "7.1")
     monkeypatch.setattr(attention, "varlen_attn", function)
     monkeypatch.setattr(attention, "_is_varlen_usable", lambda *_: True)
