@@ -14,11 +14,13 @@ from .classifiers import InstructionDataGuardClassifier as InstructionDataGuardC
 from .classifiers import LanguageIdentifier as LanguageIdentifier
 from .classifiers import LlamaGuardClassifier as LlamaGuardClassifier
 from .classifiers import MultilingualDomainClassifier as MultilingualDomainClassifier
+from .classifiers import NemotronContentSafetyClassifier as NemotronContentSafetyClassifier
 from .classifiers import NemotronSafetyGuardClassifier as NemotronSafetyGuardClassifier
 from .classifiers import PatternSpans as PatternSpans
 from .classifiers import Perplexity as Perplexity
 from .classifiers import PromptClassifier as PromptClassifier
 from .classifiers import PromptTaskComplexityClassifier as PromptTaskComplexityClassifier
+from .classifiers import PropellaClassifier as PropellaClassifier
 from .classifiers import QualityClassifier as QualityClassifier
 from .classifiers import Qwen3GuardClassifier as Qwen3GuardClassifier
 from .classifiers import Qwen3GuardResponseClassifier as Qwen3GuardResponseClassifier

@@ -7,6 +7,7 @@ walked as a person would: after all tokens so far, the softmax over those that t
 import functools
 import itertools
 import math
+import os
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -139,6 +140,19 @@ class ChatOracle:
         length = len(self.ids(context))
         return {self.ids(context + text)[length] for text in following}
 
+    def _rows_after(self, number, context):
+        """Tokens that follow a field whose text `context` ends with, as far as all texts agree."""
+        if number + 1 == len(self._fields):
+            following = [self._literals[-1]]
+        else:
+            following = [self._literals[number + 1] + text for text in self._all_texts(number + 1)]
+        if following == [""]:
+            return [(self.tokenizer.eos_token_id,)]
+        length = len(self.ids(context))
+        rows = [tuple(self.ids(context + text)[length:]) for text in following]
+        shared = os.path.commonprefix(rows)
+        return [shared] if shared else sorted({row[:1] for row in rows})
+
     def _all_texts(self, number):
         kind, *rest = self._fields[number]
         if kind == "free":
@@ -189,7 +203,7 @@ class ChatOracle:
             )
             told = self._told(rows, follow)
             if chosen:  # the list may end here
-                told.append([(token,) for token in self._after(number, context)])
+                told.append(self._rows_after(number, context))
             shares = self.shares(ids, told)
             best = max(range(len(told)), key=shares.__getitem__)
             product *= shares[best]

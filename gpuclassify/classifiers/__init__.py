@@ -25,13 +25,14 @@ from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 from gpuclassify.classifiers.questions.published_guards import (
     GraniteGuardianClassifier,
     LlamaGuardClassifier,
+    NemotronContentSafetyClassifier,
     NemotronSafetyGuardClassifier,
     Qwen3GuardClassifier,
     Qwen3GuardResponseClassifier,
     ShieldGemmaClassifier,
     WildGuardClassifier,
 )
-from gpuclassify.classifiers.questions.taxonomy import TaxonomyClassifier
+from gpuclassify.classifiers.questions.taxonomy import PropellaClassifier, TaxonomyClassifier
 from gpuclassify.classifiers.signals.signals import Signals
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
 from gpuclassify.classifiers.spans.patterns import PatternSpans
@@ -59,8 +60,10 @@ FAMILIES: dict[str, type[TextMapper]] = {
     "shieldgemma": ShieldGemmaClassifier,
     "granite-guardian": GraniteGuardianClassifier,
     "nemotron-safety-guard": NemotronSafetyGuardClassifier,
+    "nemotron-content-safety": NemotronContentSafetyClassifier,
     "wildguard": WildGuardClassifier,
     "taxonomy": TaxonomyClassifier,
+    "propella": PropellaClassifier,
     "prompt": PromptClassifier,
     "zero-shot": ZeroShotClassifier,
     "checkpoint": DistributedDataClassifier,
@@ -78,9 +81,9 @@ __all__ = [
     "DomainClassifier", "FastTextClassifier", "FineWebEduClassifier", "FineWebMixtralEduClassifier",
     "FineWebNemotronEduClassifier", "FormatClassifier", "GraniteGuardianClassifier",
     "InstructionDataGuardClassifier", "LanguageIdentifier", "LlamaGuardClassifier",
-    "MultilingualDomainClassifier", "NemotronSafetyGuardClassifier", "PatternSpans",
-    "Perplexity",
-    "PromptClassifier", "PromptTaskComplexityClassifier", "QualityClassifier",
+    "MultilingualDomainClassifier", "NemotronContentSafetyClassifier",
+    "NemotronSafetyGuardClassifier", "PatternSpans", "Perplexity", "PromptClassifier",
+    "PromptTaskComplexityClassifier", "PropellaClassifier", "QualityClassifier",
     "Qwen3GuardClassifier", "Qwen3GuardResponseClassifier", "ShieldGemmaClassifier",
     "Signals", "SpanClassifier", "TaxonomyClassifier", "TokenCounter", "TopicClassifier",
     "WildGuardClassifier", "ZeroShotClassifier",

@@ -12,13 +12,34 @@ from gpuclassify.classifiers.checkpoint import DistributedDataClassifier
 from gpuclassify.classifiers.education import FineWebEduClassifier
 from gpuclassify.classifiers.fasttext.classifier import FastTextClassifier, LanguageIdentifier
 from gpuclassify.classifiers.spans.classifier import SpanClassifier
+from gpuclassify.mapping.pinned_model import PinnedModel
 from gpuclassify.mapping.text_mapper import TextMapper
-from gpuclassify.models.checkpoint import CELADON_AXES
+from gpuclassify.models.checkpoint import CELADON_AXES, SCORE_AND_PROBABILITY, Checkpoint
 from gpuclassify.settings.checks import HubName, nearest
 from gpuclassify.settings.options import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TextOptions
 
 CHECKED = "the layout, on a small copy with random weights; the published weights were out of reach"
 NOT_STATED, APACHE, _HUB = "not stated", "Apache-2.0", "https://huggingface.co/"
+
+
+class EuroFilterModel(PinnedModel):
+    """EuroFilter's checkpoint: a score and a probability from two layers of the repository's code.
+
+    Its layers are declared here, because its ``config.json`` does not describe them.
+    """
+
+    def read(self) -> Checkpoint:
+        """Read the checkpoint's description from its ``config.json``, and add the two outputs."""
+        outputs = ("educational_value", "is_educational")
+        return replace(
+            super().read(), layout=SCORE_AND_PROBABILITY, labels=outputs, problem_type=REGRESSION
+        )
+
+
+class EuroFilterClassifier(DistributedDataClassifier):
+    """Classifier of educational value by EuroFilter: a score, and a probability."""
+
+    model_type = EuroFilterModel
 
 
 @dataclass(frozen=True)
@@ -196,6 +217,11 @@ CATALOGUE = (
               f"{_HUB}Horizon-Labs/multilingual-edu-classifier-base",
               _scores("multilingual_edu_{}", max_seq_length=512), variant="SIZE",
               variants=_same("base small")),
+    Published("eurofilter", EuroFilterClassifier, "utter-project/EuroFilter-v1",
+              "educational value of web pages in 15 languages, 0 to 5, and a probability", APACHE,
+              f"{_HUB}utter-project/EuroFilter-v1",
+              _regression("eurofilter_scores", "educational_value", "is_educational",
+                          max_seq_length=512)),
     Published("mmbert-edu", _ANY, "tartuNLP/mmBERT-small-m-edu-classifier",
               "educational value of web pages in 93 languages, six labels", "MIT",
               f"{_HUB}tartuNLP/mmBERT-small-m-edu-classifier",

@@ -26,8 +26,7 @@ from gpuclassify.inference.packed.packed_layers import (
 )
 from gpuclassify.inference.probing import ProbedModel, backbone_of, fresh_copy
 from gpuclassify.models.checkpoint import (
-    FIRST_TOKEN_LEVELS,
-    LINEAR_HEAD,
+    FIRST_TOKEN_LAYOUTS,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
     Checkpoint,
@@ -182,9 +181,7 @@ def load_model(
     module = load_module(checkpoint, directory, weights_dtype, own_module, adapter_directory).to(
         device
     )
-    speed_up_deberta(
-        module, own_module is None and checkpoint.layout in (LINEAR_HEAD, FIRST_TOKEN_LEVELS)
-    )
+    speed_up_deberta(module, own_module is None and checkpoint.layout in FIRST_TOKEN_LAYOUTS)
     if device.type == "cpu" and own_module is None:  # other modules may change their weights
         arrange_weights(module)
     is_fast = fast_encoder(module) is not None and not is_autocast

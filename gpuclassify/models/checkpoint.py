@@ -36,7 +36,10 @@ TOKEN_CLASSIFICATION = "token_classification"  # transformers' classes for token
 OWN_MODULE = "own_module"  # a module that the mapper builds
 EMBEDDING = "embedding"  # a backbone alone, whose token states are pooled
 STATIC = "static"  # one vector per token, averaged over a text
+# ``deberta.``, ``pooler.``, and the layers ``regressor`` and ``binary_classifier``.
+SCORE_AND_PROBABILITY = "score_and_probability"
 FIRST_TOKEN_LEVELS = "first_token_levels"  # ``deberta.`` and several ``heads.``, a level from each
+FIRST_TOKEN_LAYOUTS = (LINEAR_HEAD, FIRST_TOKEN_LEVELS, SCORE_AND_PROBABILITY)
 CELADON, CELADON_AXES = (
     "MultiHeadDebertaForSequenceClassification",  # a class in the repository
     ("race_origin", "gender_sex", "religion", "ability", "violence"),

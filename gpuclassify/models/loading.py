@@ -31,6 +31,7 @@ from gpuclassify.models.checkpoint import (
     FIRST_TOKEN_LEVELS,
     OWN_MODULE,
     POOLED_HEADS,
+    SCORE_AND_PROBABILITY,
     SEQUENCE_CLASSIFICATION,
     STATIC,
     TOKEN_CLASSIFICATION,
@@ -44,6 +45,7 @@ from gpuclassify.models.networks import (
     FirstTokenLevels,
     PooledEmbedding,
     PooledHeads,
+    ScoreAndProbability,
     TokenAverage,
     refuse_wrong_outputs,
 )
@@ -213,6 +215,8 @@ def _build(checkpoint: Checkpoint, custom: OwnModule | None) -> nn.Module:
             return PooledHeads(backbone, [size for _, size in checkpoint.heads])
         if checkpoint.layout == FIRST_TOKEN_LEVELS:
             return FirstTokenLevels(backbone, checkpoint.output_count)
+        if checkpoint.layout == SCORE_AND_PROBABILITY:
+            return ScoreAndProbability(backbone)
         return FirstTokenHead(backbone, checkpoint.output_count)
     config = network_config(checkpoint.sizes, checkpoint.identity.name)
     return new_network(_auto_class(checkpoint), config, checkpoint.identity.name)
@@ -373,12 +377,14 @@ def pretrained(
     dtype: torch.dtype,
     config: PretrainedConfig,
     needed: Callable[[Iterable[str]], Collection[str]] = list,
+    select: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Any:
     """Build a network by a transformers class, and load its weights from `directory` as `dtype`.
 
     `loader` is a class such as `AutoModel`. ``needed(names)`` selects the tensor names that the
-    files must have. Raises CheckpointError, which calls the model `owner`, if these are missing or
-    misshaped, or the files have other tensors.
+    files must have, and ``select(tensors)`` the tensors to load, under the names that the network has.
+    Raises CheckpointError, which calls the model `owner`, if these are missing or misshaped, or the
+    files have other tensors.
     """
     if exists(directory / ADAPTER_CONFIG):
         raise CheckpointError(
@@ -390,7 +396,7 @@ def pretrained(
     module, report = type(network).from_pretrained(
         None,
         config=network.config,
-        state_dict=read_weights(directory),
+        state_dict=select(read_weights(directory)),
         dtype=dtype,
         ignore_mismatched_sizes=True,  # all are reported below, instead of the first only
         output_loading_info=True,

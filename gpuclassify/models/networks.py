@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-
 from gpuclassify.models.checkpoint import CheckpointError
 
 
@@ -130,6 +129,38 @@ class FirstTokenLevels(nn.Module):
         first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
         levels = [head(first).argmax(dim=1) for head in self.heads]
         return torch.stack(levels, dim=1).to(first.dtype)
+
+
+class ScoreAndProbability(nn.Module):
+    """A DeBERTa with transformers' pooler, and two linear layers on the pooled first token.
+
+    The layout of ``utter-project/EuroFilter-v1``: tensors ``deberta.*``, ``pooler.dense.*``,
+    ``regressor.*`` and ``binary_classifier.*``.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        from transformers.activations import ACT2FN
+
+        super().__init__()
+        config: Any = backbone.config
+        width = getattr(config, "pooler_hidden_size", config.hidden_size)
+        self.deberta = backbone
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, width)})
+        self.regressor = nn.Linear(width, 1)
+        self.binary_classifier = nn.Linear(width, 1)
+        self._activation = ACT2FN[getattr(config, "pooler_hidden_act", "gelu")]
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **extra: object
+    ) -> torch.Tensor:
+        """Compute a score and a probability for each text, (rows, 2), from ids and mask.
+
+        Both are (rows, tokens). `extra` are further arguments of the backbone.
+        """
+        hidden = self.deberta(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        first = _rows_at(hidden.last_hidden_state, attention_mask.argmax(dim=1))
+        pooled = self._activation(self.pooler["dense"](first))
+        return torch.cat([self.regressor(pooled), self.binary_classifier(pooled).sigmoid()], dim=1)
 
 
 _POOL = {"mean": mean_of_tokens, "cls": first_token, "last": last_token}

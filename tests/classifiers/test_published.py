@@ -22,7 +22,7 @@ from gpuclassify.classifiers import FAMILIES
 from gpuclassify.classifiers.published import CATALOGUE
 from gpuclassify.models.checkpoint import CheckpointError
 from tests.oracle import assert_close, plain_tokenizer, probabilities, raw_outputs
-from tests.replicas import sample_texts, write_celadon
+from tests.replicas import sample_texts, write_celadon, write_eurofilter
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ALL = [own for e in CATALOGUE for own in (map(e.of, e.variants) if e.variants else [e])]
@@ -71,7 +71,7 @@ def test_each_makes_a_classifier_whose_columns_are_known_without_a_network(entry
 
 def test_names_are_new_and_columns_of_different_models_differ():
     names = [entry.name for entry in ALL]
-    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 127
+    assert len({*names, *FAMILIES}) == len(names) + len(FAMILIES) and len(names) == 128
     of_each = [
         {
             tuple((entry.of(word) if word else entry)().schema().names)
@@ -265,6 +265,39 @@ def test_levels_of_five_heads_on_the_first_token(tmp_path, side):
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"missing: deberta\.encoder\.layer\.2"):
         scored("celadon", model)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_score_and_a_probability_on_the_pooled_first_token(tmp_path, side):
+    """The oracle is transformers' own class of the same backbone, with a layer for each number."""
+    model = write_eurofilter(tmp_path / "eurofilter")
+    tensors = load_file(model / "model.safetensors")
+    config = AutoConfig.from_pretrained(model)
+    config.num_labels = 2
+    config.architectures = None
+    plain = AutoModelForSequenceClassification.from_config(config).eval()
+    layers = ("regressor", "binary_classifier")
+    named = {name: t for name, t in tensors.items() if not name.startswith(layers)}
+    named |= {
+        f"classifier.{part}": torch.cat([tensors[f"{layer}.{part}"] for layer in layers])
+        for part in ("weight", "bias")
+    }
+    plain.load_state_dict(named)
+    tokenizer, expected = plain_tokenizer(model), []
+    for text in TEXTS:
+        inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
+        with torch.inference_mode():
+            score, logit = plain(inputs["input_ids"]).logits[0]
+        expected.append([score.item(), logit.sigmoid().item()])
+
+    found = scored("eurofilter", model, padding_side=side)["eurofilter_scores"]
+
+    assert_close(struct_of(found), np.array(expected))
+    assert np.std(expected, axis=0).min() > 1e-3
+    assert pa.array(found.array).type.names == ["educational_value", "is_educational"]
+    middle = float(np.median([probability for _, probability in expected]))
+    kept = scored("eurofilter", model, min_score={"is_educational": middle + 1e-4})
+    assert len(kept) == sum(probability > middle + 1e-4 for _, probability in expected) > 3
 
 
 def test_the_probability_of_one_label_of_fasttext(fasttext_model):

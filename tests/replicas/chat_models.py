@@ -107,6 +107,29 @@ def write_chat_model(
     return directory
 
 
+def write_image_reader(directory: Path, architecture: str) -> Path:
+    """Write a small random decoder with layers that read images: a "gemma3" or "mistral3"."""
+    import torch
+    import transformers
+
+    text = "mistral" if architecture == "mistral3" else architecture
+    settings = transformers.AutoConfig.from_pretrained(write_chat_model(directory, text)).to_dict()
+    images = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+        "model_type": "pixtral" if architecture == "mistral3" else "siglip_vision_model",
+    }  # fmt: skip
+    name = architecture.capitalize()
+    config = getattr(transformers, f"{name}Config")(text_config=settings, vision_config=images)
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    model = seeded(lambda: kind(config).float().eval(), 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(parameter.mean().item(), 0.15)
+    model.save_pretrained(directory)
+    return directory
+
+
 def _tokenizer(is_metaspace: bool, words: Sequence[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 

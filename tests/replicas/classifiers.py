@@ -127,6 +127,26 @@ def write_celadon(directory: str | Path) -> Path:
     return path
 
 
+def write_eurofilter(directory: str | Path) -> Path:
+    """Write a small random copy of ``utter-project/EuroFilter-v1``: two layers on a pooler."""
+    import torch
+
+    documents, path = documents_of(None), empty_directory(directory)
+    tokenizer = trained_tokenizer("deberta-v2", documents)
+    write_tokenizer(path, "deberta-v2", tokenizer, 512, "right")
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 512, **_SIZES}
+    tensors, config = _deberta("deberta", {}, sizes, token_ids(tokenizer, documents, 512), 0)
+    width, generator = sizes["hidden_size"], torch.Generator().manual_seed(0)
+    for name, outputs in {"pooler.dense": width, "regressor": 1, "binary_classifier": 1}.items():
+        weight = torch.randn(outputs, width, generator=generator) * width**-0.5
+        tensors |= {f"{name}.weight": weight, f"{name}.bias": torch.full((outputs,), 0.1)}
+    save_tensors(tensors, path / "model.safetensors")
+    config["architectures"] = ["CustomDebertaModel"]  # a class of the repository
+    config["auto_map"] = {"AutoModel": "modeling_custom.CustomDebertaModel"}
+    write_json(path / "config.json", config)
+    return path
+
+
 def _write_category(
     path: Path, labels: tuple[str, ...], sizes: dict[str, Any], ids: list[Any], seed: int
 ) -> None:

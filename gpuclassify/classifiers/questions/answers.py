@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import json
+import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.settings.options import template_pieces
 
 Tokens = tuple[int, ...]
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # what Arrow's strings cannot hold
 # Stand-in for a free text, to tokenize the literal after it.
 _AFTER_FREE_TEXT = "a"
 # Labels, possibly with the texts that the model writes for each.
@@ -86,13 +89,42 @@ class Free(Declared):
         Maximum tokens.
     stop : str
         Text that ends the field, and is not a part of it; the end of the answer always ends it.
+    separator : str
+        Text between two items, which makes the field a list of texts. If None, it is one text.
+    is_json : bool
+        Whether the model writes the text, or each item, between the quotes of a JSON string. Its
+        escapes, such as ``\\n``, are decoded; text with invalid escapes stays as it is.
     """
 
     max_tokens: int = 64
     stop: str = setting(default="\n", kw_only=False, least=0)
+    separator: str | None = setting(default=None, kw_only=False, least=1)
+    is_json: bool = setting(default=False, kw_only=False)
+
+    def value(self, text: str) -> str | list[str]:
+        """Return the field's value, a text or a list of texts, from the text that was decoded."""
+        if self.separator is None:
+            return self._decoded(text)
+        return [self._decoded(item) for item in text.split(self.separator) if item]
+
+    def _decoded(self, text: str) -> str:
+        if not self.is_json:
+            return text
+        try:
+            decoded = json.loads(f'"{text}"', strict=False)
+        except ValueError:
+            return text
+        return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", decoded)
 
 
 Field = Choice | Several | Free
+
+
+def is_list(field: Field) -> bool:
+    """Return whether the values of a field are lists of texts."""
+    return isinstance(field, Several) or (isinstance(field, Free) and field.separator is not None)
+
+
 _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
@@ -342,7 +374,8 @@ class AnswerReader:
         for number, field in enumerate(self.form.fields):
             if isinstance(field, Free):
                 literal = self._sequence(previous, self.form.literals[number])
-                value, share, tokens = yield from self._decode_freely(field, known, path + literal)
+                text, share, tokens = yield from self._decode_freely(field, known, path + literal)
+                value = field.value(text)
                 path += literal + tokens
                 previous = _AFTER_FREE_TEXT
             else:
@@ -503,18 +536,27 @@ class AnswerReader:
         if isinstance(field, Several) and is_first and field.none is not None:
             written.append((lead + field.none, functools.partial(self._after_field, number)))
         seam = self._sequence(before, written[0][0]) if written else ()
-        end = None if is_first else frozenset(self._after_field(number, before))
-        key = (number, rest, seam, end)
+        ends = frozenset() if is_first else self._sequences_after(number, before)
+        key = (number, rest, seam, ends)
         if key not in self._trees:
             ways = [(self._sequence(before, text), text, after) for text, after in written]
-            if end is not None:
-                ways.append(((), "", lambda _: end))
-            self._trees[key] = self._new_tree(ways)
+            self._trees[key] = self._new_tree(ways, ends)
         return self._trees[key]
 
-    def _new_tree(self, ways: Sequence[tuple[Tokens, str, Callable[[str], Any]]]) -> _Node:
+    def _new_tree(
+        self, ways: Sequence[tuple[Tokens, str, Callable[[str], Any]]], ends: Collection[Tokens]
+    ) -> _Node:
+        """Build the prefix tree of options, and of the token ids `ends` that may follow a list.
+
+        Each of `ways` is an option's token ids, its text, and a function from the text to the token
+        ids that may follow it. All `ends` are one option, the last.
+        """
         root = _Node()
         beginnings = {tokens[:n] for tokens, *_ in ways for n in range(len(tokens))}
+        for end in ends:
+            # An item's separator may begin with the same tokens, such as a quotation mark.
+            length = next((n for n in range(1, len(end)) if end[:n] not in beginnings), len(end))
+            root.add(end[:length], 0, len(ways))
         for option, (tokens, text, after) in enumerate(ways):
             # If another option continues this one, the next tokens distinguish both.
             sequences = (
@@ -554,6 +596,17 @@ class AnswerReader:
             return {self._sequence(text, literal)[0]} if literal else self._end_ids
         texts = self._texts_of(number + 1)
         return {self._sequence(text, following)[0] for following in texts if following}
+
+    def _sequences_after(self, number: int, text: str) -> frozenset[Tokens]:
+        """Return sequences of token ids that can follow field `number` if its text is `text`."""
+        literal = self.form.literals[number + 1]
+        if number + 1 < len(self.form.fields):
+            texts = self._texts_of(number + 1)
+        elif literal:
+            texts = [literal]
+        else:
+            return frozenset((token,) for token in self._end_ids)
+        return frozenset(self._sequence(text, following) for following in texts if following)
 
     def _number(self, node: _Node) -> None:
         """Assign a column of logits to each token id that has alternatives at or below `node`."""

@@ -16,10 +16,14 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from gpuclassify import hub
-from gpuclassify.classifiers.questions.lora import check_is_decoder, decoder_without_memory
+from gpuclassify.classifiers.questions.lora import (
+    decoder_sizes,
+    decoder_tensors,
+    decoder_without_memory,
+)
 from gpuclassify.classifiers.questions.shared_prefix import ATTENTION, RowState, SingleForward
 from gpuclassify.inference.device import to_device
-from gpuclassify.models.checkpoint import CheckpointError, network_sizes
+from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.models.loading import import_peft, load_adapter, network_config, pretrained
 from gpuclassify.models.networks import GuardLayers, last_token
 from gpuclassify.models.tokenizer_files import read_tokenizer
@@ -296,12 +300,13 @@ def load_decoder(directory: Path, device: torch.device, dtype: torch.dtype) -> D
             one is None or isinstance(one, int) for one in (ids if isinstance(ids, list) else [ids])
         ):
             raise CheckpointError(f"{file} of {owner} has eos_token_id {ids!r}: ids are integers")
-    sizes = network_sizes(files["config.json"], owner)
-    check_is_decoder(sizes, owner)
+    sizes = decoder_sizes(files["config.json"], owner)
     tokenizer = read_tokenizer(owner, directory)
     with building_lock, quiet_transformers():
         config = network_config(sizes, owner)
-        model = pretrained(AutoModelForCausalLM, owner, directory, dtype, config)
+        model = pretrained(
+            AutoModelForCausalLM, owner, directory, dtype, config, select=decoder_tensors
+        )
         if _GENERATION in files:
             model.generation_config.eos_token_id = files[_GENERATION].get("eos_token_id")
     return Decoder(model.to(device).eval().requires_grad_(False), tokenizer)

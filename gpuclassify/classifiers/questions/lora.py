@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuclassify import hub
 from gpuclassify.classifiers.questions.prompt_tokens import Prompt
@@ -28,6 +28,8 @@ from gpuclassify.models.tensors import Shapes, compare_shapes, shapes_of, unused
 from gpuclassify.settings.checks import check_text
 from gpuclassify.settings.declared import declared
 from gpuclassify.settings.options import LabelOptions, ModelOptions
+
+Value = TypeVar("Value")
 
 BASE_MODEL = "meta-llama/LlamaGuard-7b"
 DEFENSIVE = "nvidia/Aegis-AI-Content-Safety-LlamaGuard-Defensive-1.0"
@@ -112,8 +114,7 @@ class LoraModel(PinnedModel):
         cache_dir = self.options.cache_dir
         base = self.resolve_base()
         config = read_required_json(base, "config.json", "is no saved model", cache_dir)
-        sizes = network_sizes(config, base.name)
-        check_is_decoder(sizes, base.name)
+        sizes = decoder_sizes(config, base.name)
         adapter, config = self.resolve_adapter(), {}
         if adapter is not None:
             config = read_required_json(adapter, ADAPTER_CONFIG, "is no adapter", cache_dir)
@@ -138,6 +139,50 @@ class LoraModel(PinnedModel):
     def resolve_adapter(self) -> Identity | None:
         """Pin the LoRA adapter to a commit or digest; None if there is no adapter."""
         return self.identity
+
+
+# How the names of a text decoder's tensors begin in a model that also reads images or sound, and in
+# the decoder alone. The order of the words differs between releases of transformers.
+_WITHIN = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+# Settings that such a model states for its decoder.
+_STATED_OUTSIDE = ("eos_token_id", "quantization_config", "tie_word_embeddings")
+
+
+def decoder_sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the configuration of the decoder in a model, from the model's ``config.json``.
+
+    For a model that also reads images or sound, it is the configuration of its text decoder. Raises
+    CheckpointError, which calls the model `name`, if no decoder can be asked; see
+    `check_is_decoder`.
+    """
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and ("vision_config" in config or "audio_config" in config):
+        stated = {key: config[key] for key in _STATED_OUTSIDE if key in config}
+        config = {**inner, **stated}
+        config.pop("architectures", None)
+    sizes = network_sizes(config, name)
+    check_is_decoder(sizes, name)
+    return sizes
+
+
+def decoder_tensors(tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """Select the tensors of a model's text decoder, and name them as in a decoder alone.
+
+    `tensors` maps names to tensors or shapes. Those of a decoder alone are returned unchanged.
+    """
+    renamed = {
+        inside + name.removeprefix(within): value
+        for name, value in tensors.items()
+        for within, inside in _WITHIN.items()
+        if name.startswith(within)
+    }
+    if not renamed:
+        return dict(tensors)
+    return {name: value for name, value in tensors.items() if name == "lm_head.weight"} | renamed
 
 
 def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
@@ -196,7 +241,7 @@ def check_lora_tensors(checkpoint: LoraCheckpoint, cache_dir: str | None = None)
     from gpuclassify.models.loading import check_adapter
 
     base, adapter = checkpoint.base, checkpoint.adapter
-    shapes = hub.read_tensor_shapes(base, cache_dir=cache_dir)
+    shapes = decoder_tensors(hub.read_tensor_shapes(base, cache_dir=cache_dir))
     network = decoder_without_memory(checkpoint.sizes, base.name)
     expected = decoder_shapes(checkpoint.sizes)
     passed_over = network._keys_to_ignore_on_load_unexpected or ()
@@ -214,7 +259,9 @@ def decoder_shapes(sizes: Mapping[str, Any]) -> Shapes:
     decoder = decoder_without_memory(sizes)
     shapes = dict(shapes_of(decoder.state_dict()))
     if decoder.config.tie_word_embeddings:  # files lack the last layer
-        del shapes["lm_head.weight"]
+        head = decoder.get_output_embeddings()
+        name = next(name for name, module in decoder.named_modules() if module is head)
+        del shapes[f"{name}.weight"]
     return shapes
 
 

@@ -22,8 +22,8 @@ from gpuclassify.classifiers.questions.answers import (
     Choice,
     Known,
     Reading,
-    Several,
     Tokens,
+    is_list,
     named_field,
 )
 from gpuclassify.classifiers.questions.lora import LoraCheckpoint, LoraModel, most_positions
@@ -604,7 +604,7 @@ class AnswerHead(CategoryHead):
         names = [self._name, *form.names[1:]]
         for number, (name, kind) in enumerate(zip(names, form.fields, strict=True)):
             if number or not self._has_label:
-                fields.append(pa.field(name, LABELS if isinstance(kind, Several) else pa.string()))
+                fields.append(pa.field(name, LABELS if is_list(kind) else pa.string()))
                 if self.options.confidences:
                     fields.append(pa.field(f"{name}_confidence", FLOAT32))
         raw = self.options.raw_field if self.options.keep_raw else None
@@ -627,7 +627,7 @@ class AnswerHead(CategoryHead):
         for number, (name, kind) in enumerate(zip(names, form.fields, strict=True)):
             if number or not self._has_label:
                 texts = [one.values[number] for one in values]
-                if isinstance(kind, Several):
+                if is_list(kind):
                     made[name] = pa.array([one or [] for one in texts], LABELS)
                 else:
                     made[name] = pa.array(texts, pa.string())

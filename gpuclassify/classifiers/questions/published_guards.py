@@ -295,6 +295,38 @@ class NemotronSafetyGuardClassifier(PromptClassifier):
     }
 
 
+class NemotronContentSafetyClassifier(PromptClassifier):
+    """Classifier of prompts in twelve languages: ``safe``, or ``unsafe`` with some of 23 categories.
+
+    Writes the columns ``nemotron_content_safety``, and ``nemotron_content_categories``, a list of
+    categories. The model succeeds `NemotronSafetyGuardClassifier`, and is half its size. Only its
+    text decoder is loaded, a Gemma 3; the layers that read images are not.
+
+    Parameters
+    ----------
+    chat_template_kwargs : dict
+        Variables of the model's own chat template, which writes the policy. By default it asks for
+        categories, without thoughts before the verdict.
+    """
+
+    purpose = "safety of prompts in 12 languages, 23 categories"
+    licence = "OpenMDW-1.1 and Gemma Terms of Use"
+    is_gated = False
+    published_labels = ("safe", "unsafe")
+    defaults = {
+        "model": "nvidia/Nemotron-3.5-Content-Safety",
+        "prompt": "{text}",
+        "chat_template_kwargs": {"request_categories": "/categories", "enable_thinking": False},
+        "answer": "User Safety: {nemotron_content_safety}\n"
+        "Safety Categories: {nemotron_content_categories}",
+        "fields": {
+            "nemotron_content_safety": Choice(published_labels, ends=("safe",)),
+            "nemotron_content_categories": Several(NEMOTRON_HARMS),
+        },
+        "max_seq_length": 32_768,
+    }
+
+
 class WildGuardClassifier(PromptClassifier):
     """Classifier of English prompts with their responses: harm of both, and refusal.
 

@@ -1,11 +1,11 @@
-"""Classifier for Essential AI's taxonomy: subject, type, quality and difficulty of web pages."""
+"""Classifiers of web pages by several fields at once: Essential AI's taxonomy, and propella."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from gpuclassify.classifiers.questions.answers import Free
+from gpuclassify.classifiers.questions.answers import Free, Several
 from gpuclassify.classifiers.questions.prompt_classifier import PromptClassifier
 
 if TYPE_CHECKING:
@@ -145,3 +145,151 @@ class TaxonomyClassifier(PromptClassifier):
         """
         texts = super().list_texts(frame, max_chars)
         return [None if text is None else shortened(text) for text in texts]
+
+
+PROPELLA_MOST_CHARS = 50_000  # the authors cut documents here, and mark the cut
+# Labels by field, in the order of the answer. Names that end with [] have lists of labels.
+PROPELLA: dict[str, tuple[str, ...]] = {
+    "content_integrity": ("complete", "mostly_complete", "fragment", "severely_degraded"),
+    "content_ratio": (
+        "complete_content", "mostly_content", "mixed_content", "mostly_navigation",
+        "minimal_content",
+    ),
+    "content_length": ("substantial", "moderate", "brief", "minimal"),
+    "one_sentence_description": (),
+    "content_type[]": (
+        "analytical", "instructional", "reference", "procedural", "qa_structured",
+        "conversational", "creative", "transactional", "boilerplate", "news_report",
+        "opinion_editorial", "review_critique", "technical_documentation",
+        "specification_standard", "legal_document", "press_release", "structured_data",
+        "source_code",
+    ),
+    "business_sector[]": (
+        "academic_research", "education_sector", "technology_software", "hardware_electronics",
+        "healthcare_medical", "pharmaceutical_biotech", "financial_services", "legal_services",
+        "government_public", "manufacturing_industrial", "mining_resources",
+        "chemicals_materials", "energy_utilities", "retail_commerce", "wholesale_distribution",
+        "real_estate_construction", "transportation_logistics", "automotive_industry",
+        "telecommunications", "media_entertainment", "advertising_marketing",
+        "hospitality_tourism", "agriculture_food", "environmental_services", "aerospace_defense",
+        "insurance_industry", "nonprofit_ngo", "consulting_professional", "human_resources",
+        "security_cyber", "gaming_industry", "gambling_betting", "travel_aviation",
+        "food_beverage_hospitality", "consumer_goods", "general_interest", "other",
+    ),
+    "technical_content[]": (
+        "code_heavy", "math_heavy", "scientific", "data_heavy", "engineering", "basic_technical",
+        "non_technical",
+    ),
+    "information_density": ("dense", "adequate", "moderate", "thin", "empty"),
+    "content_quality": ("excellent", "good", "adequate", "poor", "unacceptable"),
+    "audience_level": ("expert", "advanced", "general", "beginner", "youth", "children"),
+    "commercial_bias": ("none", "minimal", "moderate", "heavy", "pure_marketing"),
+    "time_sensitivity": (
+        "evergreen", "slowly_changing", "regularly_updating", "time_sensitive",
+    ),
+    "content_safety": ("safe", "mild_concerns", "nsfw", "harmful", "illegal"),
+    "educational_value": ("high", "moderate", "basic", "minimal", "none"),
+    "reasoning_indicators": ("analytical", "explanatory", "basic_reasoning", "minimal", "none"),
+    "pii_presence": ("no_pii", "contains_pii"),
+    "regional_relevance[]": (
+        "european", "north_american", "east_asian", "south_asian", "southeast_asian",
+        "middle_eastern", "sub_saharan_african", "latin_american", "oceanian", "central_asian",
+        "russian_sphere", "global", "culturally_neutral", "indeterminate",
+    ),
+    "country_relevance[]": (),
+}  # fmt: skip
+# The system message of the model's training, which lists fields in another order than the answer.
+# Where it explains labels, the text in parentheses is not the list of labels.
+_PROPELLA_FIELDS = {
+    "content_integrity": "technical completeness",
+    "content_ratio": "content vs navigation/boilerplate ratio",
+    "content_length": "substantive words (substantial 2k+|moderate 500-2k|brief 100-500|"
+    "minimal <100)",
+    "one_sentence_description": "neutral ~10 word summary in English",
+    "content_type[]": "functional purpose",
+    "business_sector[]": "industry domain",
+    "technical_content[]": "specialized knowledge",
+    "content_quality": "writing/presentation quality",
+    "information_density": "signal vs padding",
+    "educational_value": "teaching potential",
+    "reasoning_indicators": "logical analysis depth",
+    "audience_level": "assumed background",
+    "commercial_bias": "promotional influence",
+    "time_sensitivity": "temporal decay",
+    "content_safety": "harmful content",
+    "pii_presence": "private individual data",
+    "regional_relevance[]": "geographic/cultural context",
+    "country_relevance[]": "specific countries as ISO names, or supranational|none",
+}
+
+
+def _propella_system() -> str:
+    lines = [
+        "Annotate the document. Any language; assess quality within its linguistic norms. Return "
+        "only a JSON object. Do not include markdown, code fences, or explanatory text."
+    ]
+    for name, meaning in _PROPELLA_FIELDS.items():
+        labels = "|".join(PROPELLA[name]) if name != "content_length" else ""
+        lines.append(f"{name}: {meaning}" + (f" ({labels})" if labels else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _propella_answer() -> tuple[str, dict[str, Any]]:
+    """Return the template of the JSON object that the model writes, and its fields by column."""
+    parts, fields = [], {}
+    for name, labels in PROPELLA.items():
+        is_several = name.endswith("[]")
+        key = name.removesuffix("[]")
+        column = f"propella_{key}"
+        parts.append(f'"{key}":["{{{column}}}"]' if is_several else f'"{key}":"{{{column}}}"')
+        if not labels:
+            stop, separator = ('"]', '","') if is_several else ('","', None)
+            fields[column] = Free(96, stop, separator, is_json=True)
+        else:
+            fields[column] = Several(labels, separator='","') if is_several else labels
+    return "{{" + ",".join(parts) + "}}", fields
+
+
+class PropellaClassifier(PromptClassifier):
+    """Classifier of documents in any language by the 18 fields of propella-1.
+
+    Every field has a column with the prefix ``propella_``: a label; a list of labels for
+    ``content_type``, ``business_sector``, ``technical_content`` and ``regional_relevance``; the
+    names of countries, or ``supranational`` or ``none``, for ``country_relevance``; and a short
+    English summary for ``one_sentence_description``. Lists have at least one item, because the
+    labels include one for none, such as ``non_technical``.
+
+    A document is cut after 50,000 characters, as in the authors' code.
+
+    Parameters
+    ----------
+    model : str
+        "ellamind/propella-1-1.7b" and "ellamind/propella-1-4b" are larger.
+
+    Examples
+    --------
+    >>> classifier = PropellaClassifier(confidences=True)
+    >>> ddf = ddf.pipe(classifier)  # doctest: +SKIP
+    """
+
+    purpose = "18 properties of documents in any language, from quality to countries"
+    licence = "Apache-2.0"
+    cite = "arXiv:2602.12414"
+    is_gated = False
+    defaults = dict(
+        zip(("answer", "fields"), _propella_answer(), strict=True),
+        model="ellamind/propella-1-0.6b",
+        system=_propella_system(),
+        prompt="<start_of_document>\n{text}\n<end_of_document>\n",
+        max_seq_length=32_768,
+    )
+
+    def list_texts(self, frame: Frame, max_chars: int | None) -> list[str | None]:
+        """Return each row's text, cut after 50,000 characters with a mark; None for null."""
+        texts = super().list_texts(frame, max_chars)
+        return [
+            text
+            if text is None or len(text) <= PROPELLA_MOST_CHARS
+            else f"{text[:PROPELLA_MOST_CHARS]}\n<truncated_content>"
+            for text in texts
+        ]

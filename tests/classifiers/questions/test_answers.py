@@ -20,13 +20,21 @@ PROMPT = "Judge what follows.\n\n{text}\n\nAnswer:"
 TEXTS = [*sample_texts(6, max_words=60), "", "{a}"]
 FRAME = pd.DataFrame({"text": TEXTS})
 CODES = [f"S{number}" for number in range(1, 15)]
+JSON_WORDS = ['{"codes":["S1","S10"],"harms":["Sexual","Other"],"kind":"good"}'] * 20
 HARMS = ["Violence", "Sexual", "Sexual (minor)", "Privacy", "Other"]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """The directory of a small decoder, by its architecture; each is written once."""
-    return functools.cache(lambda name: write_chat_model(tmp_path_factory.mktemp(name), name))
+    """The directory of a small decoder, by its architecture; each is written once.
+
+    After "JSON" in the name, the tokenizer knows words of JSON: `","` and `"],"` are a token each.
+    """
+    return functools.cache(
+        lambda name: write_chat_model(
+            tmp_path_factory.mktemp("model"), name.split()[0], JSON_WORDS * ("JSON" in name)
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +88,30 @@ FORMS = {
         "{first},{second}\nKind: {kind}",
         {"first": Free(6, stop=","), "second": Free(4), "kind": ["good", "bad"]},
     ),
+    "lists of json": (
+        '{{"codes":["{codes}"],"harms":["{harms}"],"kind":"{kind}"}}',
+        {"codes": Several(CODES, separator='","'), "harms": Several(HARMS, separator='","'),
+         "kind": ["good", "bad"]},
+    ),
+    "a list of free texts": (
+        "{kind}: {names}",
+        {"kind": ["good", "bad"], "names": Free(12, stop="\n", separator="e")},
+    ),
     "free text last": ("{kind}: {why}", {"kind": ["good", "bad"], "why": Free(5, stop="e")}),
 }  # fmt: skip
 
 
-WITH_COMMAS = {"guard of two lines", "json"}  # which the tokens of Gemma's copy cross
+WITH_COMMAS = {
+    "guard of two lines",
+    "json",
+    "lists of json",
+}  # which the tokens of Gemma's copy cross
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [*itertools.product(["qwen2", "llama3"], FORMS),
+     *itertools.product(["qwen2 JSON"], ["json", "lists of json"]),
      *itertools.product(["gemma2"], sorted(FORMS.keys() - WITH_COMMAS))],
 )  # fmt: skip
 def test_fields_are_those_of_a_walk_by_whole_logits(directory, oracle, name, form):
@@ -117,6 +139,8 @@ def test_fields_are_those_of_a_walk_by_whole_logits(directory, oracle, name, for
             said = found[field].iloc[row]
             if kind[0] == "several":
                 assert list(said) == (value or [])
+            elif getattr(fields[field], "separator", None):
+                assert list(said) == [one for one in value.split("e") if one]
             else:
                 assert said == value if value is not None else pd.isna(said)
             is_label = has_label and field == names[0]

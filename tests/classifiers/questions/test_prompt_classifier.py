@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from gpuclassify import PromptClassifier, classify
 from gpuclassify.classifiers.questions.answers import Several
@@ -18,8 +20,14 @@ from gpuclassify.models.checkpoint import CheckpointError
 from gpuclassify.workers.run_context import collected_stats
 from tests.chat_oracle import ChatOracle
 from tests.decoder_oracle import write_adapter
+from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts
-from tests.replicas.chat_models import ARCHITECTURES, CHATML, write_chat_model
+from tests.replicas.chat_models import (
+    ARCHITECTURES,
+    CHATML,
+    write_chat_model,
+    write_image_reader,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 PROMPT = "Is this page an advertisement? Say how much you agree, or neutral.\n\n{text}"
@@ -647,6 +655,10 @@ def rewritten(directory, tmp_path, **settings):
     ("settings", "message"),
     [
         ({"vision_config": {}}, "has a vision_config: it reads vision as well"),
+        ({"vision_config": {}, "text_config": []}, "has a vision_config: it reads vision as well"),
+        ({"vision_config": {}, "text_config": {"model_type": []}}, "has model_type"),
+        ({"vision_config": {}, "text_config": {"model_type": "bert"}}, "do not fit its config"),
+        ({"audio_config": {}, "text_config": {"model_type": "qwen2"}}, "do not fit its config"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "is a BertForMaskedLM"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "has linear_attention layers"),
         ({"attention_chunk_size": 8}, "has chunked_attention layers"),
@@ -661,6 +673,40 @@ def test_models_that_cannot_be_asked_are_refused_at_the_call(
     model = rewritten(directory(), tmp_path, **settings)
     with pytest.raises(CheckpointError, match=message):
         PromptClassifier(model=model, prompt=PROMPT, answers=["yes", "no"])(FRAME)
+
+
+@pytest.mark.parametrize("names", ["published", "later"])
+@pytest.mark.parametrize("architecture", ["gemma3", "mistral3"])
+def test_of_a_model_that_reads_images_the_text_decoder_is_asked(tmp_path, architecture, names):
+    """The oracle is transformers' class with all layers; releases name the tensors differently."""
+    model = write_image_reader(tmp_path, architecture)
+    kind = getattr(transformers, f"{architecture.capitalize()}ForConditionalGeneration")
+    plain = kind.from_pretrained(model, dtype=torch.float32).eval()
+    if names == "later":
+        path = model / "model.safetensors"
+        renames = {
+            "language_model.model.": "model.language_model.",
+            "language_model.lm_head.": "lm_head.",
+            "vision_tower.": "model.vision_tower.",
+            "multi_modal_projector.": "model.multi_modal_projector.",
+        }
+        later = {}
+        for name, tensor in load_file(path).items():
+            (before,) = [one for one in renames if name.startswith(one)]
+            later[renames[before] + name.removeprefix(before)] = tensor
+        save_file(later, path, metadata={"format": "pt"})
+    oracle = ChatOracle.__new__(ChatOracle)
+    oracle.tokenizer, oracle.model, oracle._logits = plain_tokenizer(model), plain, {}
+
+    classifier = PromptClassifier(
+        model=model, prompt=PROMPT, answers=["yes", "no"], score_field="scores"
+    )
+    found = classifier(FRAME)["scores"]
+
+    prompts = [oracle.prompt(PROMPT.replace("{text}", text)) for text in TEXTS]
+    expected = np.array([oracle.of_texts(prompt, ["yes", "no"]) for prompt in prompts])
+    np.testing.assert_allclose(np.stack(found.dropna()), expected, atol=1e-5)
+    assert expected[:, 0].std() > 1e-3
 
 
 def test_a_decoder_with_attention_of_its_own_is_refused_at_the_call(tmp_path, never_loads):

@@ -20,8 +20,10 @@ import pytest
 from gpuclassify import (
     GraniteGuardianClassifier,
     LlamaGuardClassifier,
+    NemotronContentSafetyClassifier,
     NemotronSafetyGuardClassifier,
     PromptClassifier,
+    PropellaClassifier,
     Qwen3GuardClassifier,
     Qwen3GuardResponseClassifier,
     ShieldGemmaClassifier,
@@ -31,7 +33,7 @@ from gpuclassify import (
 from gpuclassify.classifiers.questions import published_guards
 from gpuclassify.classifiers.questions.prompt_classifier import new_readers
 from gpuclassify.classifiers.questions.safety_template import TemplateError
-from gpuclassify.classifiers.questions.taxonomy import TAXONOMY, shortened
+from gpuclassify.classifiers.questions.taxonomy import PROPELLA, TAXONOMY, shortened
 from tests.chat_oracle import ChatOracle
 from tests.oracle import plain_tokenizer
 from tests.replicas import sample_texts
@@ -92,6 +94,47 @@ LLAMA_GUARD = (
     "must include a comma-separated list of violated categories.<|eot_id|><|start_header_id|>"
     "assistant<|end_header_id|>"
 )
+PROPELLA_SYSTEM = (  # as printed in the code of an annotation of Danish texts
+    "Annotate the document. Any language; assess quality within its linguistic norms. Return only "
+    "a JSON object. Do not include markdown, code fences, or explanatory text.\n"
+    "content_integrity: technical completeness (complete|mostly_complete|fragment|"
+    "severely_degraded)\n"
+    "content_ratio: content vs navigation/boilerplate ratio (complete_content|mostly_content|"
+    "mixed_content|mostly_navigation|minimal_content)\n"
+    "content_length: substantive words (substantial 2k+|moderate 500-2k|brief 100-500|minimal <100)"
+    "\n"
+    "one_sentence_description: neutral ~10 word summary in English\n"
+    "content_type[]: functional purpose (analytical|instructional|reference|procedural|qa_structured"
+    "|conversational|creative|transactional|boilerplate|news_report|opinion_editorial|"
+    "review_critique|technical_documentation|specification_standard|legal_document|press_release|"
+    "structured_data|source_code)\n"
+    "business_sector[]: industry domain (academic_research|education_sector|technology_software|"
+    "hardware_electronics|healthcare_medical|pharmaceutical_biotech|financial_services|"
+    "legal_services|government_public|manufacturing_industrial|mining_resources|chemicals_materials|"
+    "energy_utilities|retail_commerce|wholesale_distribution|real_estate_construction|"
+    "transportation_logistics|automotive_industry|telecommunications|media_entertainment|"
+    "advertising_marketing|hospitality_tourism|agriculture_food|environmental_services|"
+    "aerospace_defense|insurance_industry|nonprofit_ngo|consulting_professional|human_resources|"
+    "security_cyber|gaming_industry|gambling_betting|travel_aviation|food_beverage_hospitality|"
+    "consumer_goods|general_interest|other)\n"
+    "technical_content[]: specialized knowledge (code_heavy|math_heavy|scientific|data_heavy|"
+    "engineering|basic_technical|non_technical)\n"
+    "content_quality: writing/presentation quality (excellent|good|adequate|poor|unacceptable)\n"
+    "information_density: signal vs padding (dense|adequate|moderate|thin|empty)\n"
+    "educational_value: teaching potential (high|moderate|basic|minimal|none)\n"
+    "reasoning_indicators: logical analysis depth (analytical|explanatory|basic_reasoning|minimal|"
+    "none)\n"
+    "audience_level: assumed background (expert|advanced|general|beginner|youth|children)\n"
+    "commercial_bias: promotional influence (none|minimal|moderate|heavy|pure_marketing)\n"
+    "time_sensitivity: temporal decay (evergreen|slowly_changing|regularly_updating|time_sensitive)"
+    "\n"
+    "content_safety: harmful content (safe|mild_concerns|nsfw|harmful|illegal)\n"
+    "pii_presence: private individual data (no_pii|contains_pii)\n"
+    "regional_relevance[]: geographic/cultural context (european|north_american|east_asian|"
+    "south_asian|southeast_asian|middle_eastern|sub_saharan_african|latin_american|oceanian|"
+    "central_asian|russian_sphere|global|culturally_neutral|indeterminate)\n"
+    "country_relevance[]: specific countries as ISO names, or supranational|none\n"
+)
 _TURNS = (
     "{% for message in messages %}{{ 'User' if message.role == 'user' else 'Agent' }}: WORDS\n\n"
     "{% endfor %}"
@@ -139,6 +182,10 @@ TEMPLATES = {
     ),
     "chatml": CHATML,
     "llama3": LLAMA3,
+    # The variables that the published template reads; its words were out of reach.
+    "nemotron 3.5": "<bos><start_of_turn>user\n{{ messages[0].content | trim }}\n\n"
+    "{{ '/think' if enable_thinking else '/no_think' }} {{ request_categories }}<end_of_turn>\n"
+    "<start_of_turn>model\n{{ '' }}",
 }
 
 
@@ -197,7 +244,17 @@ PROMPTS = {
         f"<s><|start_header_id|>user<|end_header_id|>\n\n{NEMOTRON}<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
+    "nemotron 3.5": (
+        NemotronContentSafetyClassifier, "nemotron 3.5", {},
+        f"<bos><start_of_turn>user\n{DOCUMENT}\n\n/no_think /categories<end_of_turn>\n"
+        "<start_of_turn>model\n",
+    ),
     "wildguard": (WildGuardClassifier, "chatml", {}, WILDGUARD),
+    "propella": (
+        PropellaClassifier, "chatml", {},
+        f"<|im_start|>system\n{PROPELLA_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+        f"<start_of_document>\n{DOCUMENT}\n<end_of_document>\n<|im_end|>\n<|im_start|>assistant\n",
+    ),
     "taxonomy": (
         TaxonomyClassifier, "chatml", {},
         f"<|im_start|>system\ntaxonomy<|im_end|>\n<|im_start|>user\n{DOCUMENT}<|im_end|>\n"
@@ -358,6 +415,70 @@ def test_answers_of_nemotron_mean_what_its_parser_says(replica, answer):
         "nemotron_safety": read["User Safety"],
         "nemotron_categories": categories,
     }
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "User Safety: safe",
+        "User Safety: unsafe\nSafety Categories: Threat, PII/Privacy",
+        "User Safety: unsafe\nSafety Categories: Sexual (minor)",
+    ],
+)
+def test_answers_of_nemotron_3_5_are_lines(replica, answer):
+    read = dict(line.split(": ") for line in answer.split("\n"))
+    guard = NemotronContentSafetyClassifier(model=replica("nemotron 3.5"))
+    assert forced(guard, answer) == {
+        "nemotron_content_safety": read["User Safety"],
+        "nemotron_content_categories": read.get("Safety Categories", "").split(", ")
+        if "Safety Categories" in read else [],
+    }  # fmt: skip
+
+
+PROPELLA_ANSWER = {
+    "content_integrity": "complete",
+    "content_ratio": "mostly_content",
+    "content_length": "brief",
+    "one_sentence_description": "A review of a café.",
+    "content_type": ["review_critique"],
+    "business_sector": ["hospitality_tourism", "food_beverage_hospitality"],
+    "technical_content": ["non_technical"],
+    "information_density": "moderate",
+    "content_quality": "good",
+    "audience_level": "general",
+    "commercial_bias": "none",
+    "time_sensitivity": "time_sensitive",
+    "content_safety": "safe",
+    "educational_value": "none",
+    "reasoning_indicators": "minimal",
+    "pii_presence": "no_pii",
+    "regional_relevance": ["european", "global", "indeterminate"],
+    "country_relevance": ["france", "germany"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, {}),
+        ({"one_sentence_description": 'Says "yes", "no" and \\ to\na line.'}, {}),
+        ({"one_sentence_description": "", "country_relevance": ["none"]}, {}),
+        ({"one_sentence_description": "half \ud83d"}, {"one_sentence_description": "half \ufffd"}),
+        ({"content_type": ["creative", "news_report", "source_code"]}, {}),
+    ],
+)
+def test_answers_of_propella_are_json(replica, changed, shown):
+    answer = json.dumps(PROPELLA_ANSWER | changed, separators=(",", ":"))
+    assert [name.removesuffix("[]") for name in PROPELLA] == list(PROPELLA_ANSWER)
+    expected = {f"propella_{name}": v for name, v in (PROPELLA_ANSWER | changed | shown).items()}
+    assert forced(PropellaClassifier(model=replica("chatml")), answer) == expected
+
+
+def test_propella_reads_as_much_of_a_document_as_its_authors_code(replica):
+    classifier = PropellaClassifier(model=replica("chatml"))
+    whole, longer = "é" * 50_000, "é" * 50_001
+    texts = classifier.list_texts(pd.DataFrame({"text": [whole, longer, None]}), None)
+    assert texts == [whole, f"{whole}\n<truncated_content>", None]
 
 
 @pytest.mark.parametrize("said", ["yes,yes,no", "no,no,no", "no,n/a,n/a", "yes,no,yes"])
