@@ -222,7 +222,7 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return texts and spans, without the spans that `labels` or `min_score` exclude."""
+        """Return texts with their spans, without the spans that `labels` or `min_score` exclude."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
@@ -265,7 +265,7 @@ class SpanHead(Head):
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
-        """Return the outcomes of texts for a job's report, with spans as examples.
+        """Collect each text's passed filters, label and spans for a job's report.
 
         `values` are the texts with their spans. `known` are the texts, the masks of texts that
         passed each filter (None without filters), and the column of labels or None.
@@ -275,7 +275,7 @@ class SpanHead(Head):
 
 @dataclass(frozen=True)
 class SpanOutcomes(TextOutcomes):
-    """Outcomes of a mapper for distinct texts, whose examples are spans instead of texts."""
+    """Results of a mapper for distinct texts, for a job's report, with spans as examples."""
 
     spans: Spans = field(kw_only=True)
 
