@@ -231,11 +231,9 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the token ids of the option with index `option`; return False if they are ambiguous.
+        """Add an option's ids; return False if they begin with another option's, or vice versa.
 
-        They are ambiguous if they are equal to another option's, begin with them, or are the
-        beginning of them. The first `end` token ids are the option's text; a token after them marks
-        where it ends.
+        The first `end` ids are the option's text; a token after them marks where it ends.
         """
         node, is_new = self, False
         for token in tokens:
@@ -411,7 +409,7 @@ class AnswerReader:
             ):
                 if token not in self._end_ids:
                     text = self._decode((*tokens, token)).partition(field.stop)[0]
-                    # Drop tokens that have a part of the stop, and encode the rest of their text again.
+                    # Drop tokens with a part of the stop, and encode the rest of the text again.
                     while len(kept := self._decode(tokens)) > len(text):
                         tokens = tokens[:-1]
                     tokens += tuple(self._encode(text[len(kept) :]))
@@ -521,7 +519,6 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the token ids that can follow `text`, the literal and option of field `number`."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
@@ -529,10 +526,7 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the token ids that can follow `text`, which ends with one of several options.
-
-        `number` is the index of the field, and `others` are the labels that may still follow.
-        """
+        """Return the token ids that can follow an option of a `Several` field."""
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]

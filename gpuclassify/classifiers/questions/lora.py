@@ -173,7 +173,7 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the number of tokens up to which "longrope" positions do not depend on the length.
+    """Return the maximum number of tokens with length-independent "longrope" positions.
 
     None if the model has other positions. `sizes` is the parsed ``config.json``.
     """

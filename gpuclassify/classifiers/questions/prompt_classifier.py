@@ -558,7 +558,6 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Return prompts without the last `count` token ids of each."""
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -724,7 +723,6 @@ class CriteriaHead(MultiLabelHead):
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels); `values` may also be `Answer` objects."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)

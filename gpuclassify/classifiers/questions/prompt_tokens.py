@@ -94,7 +94,6 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _changed(value: object, change: Callable[[str], str]) -> Any:
-    """Return a copy of JSON data with `change` applied to every string except dict keys."""
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -321,7 +320,6 @@ class PromptTokenizer:
 
     @panics_as_errors()
     def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt and its encoding, with special tokens in documents tokenized as text."""
         prompt = self.prompt.filled(self._tokenizer, row)
         encoding = self._backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
         is_text = self._special_of(encoding.ids) == self._special_ids

@@ -146,7 +146,6 @@ def full_digest(digest: str) -> str:
 
 
 def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
-    """Return the text of a model card (README.md), and its location for messages."""
     where = f"README.md of {identity.name}"
     if not identity.is_directory:
         where += f" (https://huggingface.co/{identity.name})"

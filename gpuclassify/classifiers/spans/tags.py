@@ -100,10 +100,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Split a label such as B-PER into its prefix, "B", and "PER".
-
-    The prefix is "" if the label has none of the scheme's prefixes.
-    """
+    """Split a label such as B-PER into its prefix, "B", and "PER"; the prefix may be ""."""
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label

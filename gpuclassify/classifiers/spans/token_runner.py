@@ -229,14 +229,12 @@ class _WindowedTokens:
         return is_continued & (ids != self._tokenizer.unknown_id)
 
     def _best(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the label with the highest probability for each token, and this probability."""
         if self._options.keeps_all_scores:
             return values.argmax(axis=1), values.max(axis=1)
         return values[:, 0].astype(np.int64), values[:, 1]
 
     @functools.cached_property
     def _token_chars(self) -> np.ndarray:
-        """Number of characters of each token of the vocabulary by its id, int64 (ids,)."""
         vocabulary = self._tokenizer.backend.get_vocab()
         chars = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
         chars[[*vocabulary.values()]] = [*map(len, vocabulary)]
