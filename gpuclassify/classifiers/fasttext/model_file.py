@@ -23,17 +23,17 @@ MAGIC = 793712314
 VERSIONS = (11, 12)
 WORD_VECTORS, SUPERVISED = (1, 2), 3  # model types: cbow, skip-gram; classifier
 CENTROIDS = 256  # centroids of a product quantizer
-_ENTRY_TAIL = 9  # bytes after a word's zero byte: a count of 8, and a type
+_ENTRY_TAIL = 9  # bytes after a word's zero byte: a count of 8 bytes, and a type of 1
 _READ_BYTES = 2**20
 TOKENIZER = "local_tokenizer/tokenizer.json"  # path in Ultra-FineWeb's repository
 
 
 @dataclass(frozen=True)
 class FastTextFile:
-    """Description of the pinned file of a fastText classifier; equal for equal files.
+    """Description of a fastText classifier's file, pinned to a commit or a digest.
 
     It has the repository or directory, the file's name, labels and size, and the repository of a
-    tokenizer if texts must be tokenized.
+    tokenizer if texts must be tokenized. Descriptions of equal files are equal.
     """
 
     identity: Identity
@@ -46,18 +46,15 @@ class FastTextFile:
 def read_fasttext(file: BinaryIO, model: ModelFile) -> FastTextFile:
     """Read header and labels of a fastText file, and check its length against the header.
 
-    `file` is open for reading and can seek. `model` is its pinned repository or directory and its
-    name, which the result and messages contain. Raises CheckpointError if it is not a fastText
-    classifier, has another version, or is truncated.
+    `file` is a seekable binary file. `model` is its repository or directory and its name, which the
+    result and error messages contain. Raises CheckpointError if the file is not a fastText
+    classifier, has another version of the format, or is truncated.
     """
     return _Reader(file, model).read()
 
 
 class _Reader:
-    """Sequential reader of the blocks of a fastText file: settings, dictionary and matrices.
-
-    `model` is the pinned repository or directory and the name of the `file`.
-    """
+    """Sequential reader of the blocks of a fastText file: settings, dictionary and matrices."""
 
     def __init__(self, file: BinaryIO, model: ModelFile) -> None:
         self.file, self.model = file, model
@@ -99,11 +96,7 @@ class _Reader:
         return FastTextFile(*self.model, labels, self.size_bytes)
 
     def _labels(self, words: int, count: int) -> tuple[str, ...]:
-        """Skip the dictionary's words, and return the labels that follow them, in file order.
-
-        `words` and `count` are the numbers of words and labels. Raises CheckpointError if the
-        dictionary is truncated or corrupt.
-        """
+        """Skip the dictionary's `words` entries, and return the `count` labels after them."""
         data, start, labels = b"", 0, []
         for entry in range(words + count):
             end = data.find(b"\0", start)
@@ -143,10 +136,7 @@ class _Reader:
             self._skip_codes(block, rows, 1)
 
     def _skip_codes(self, block: str, code_bytes: int, columns: int) -> int:
-        """Skip a quantized matrix and its quantizer; return the number of codes per row.
-
-        The codes take `code_bytes`, the matrix has `columns`, and `block` names it in errors.
-        """
+        """Skip a quantized matrix and its quantizer; return the number of codes per row."""
         self._skip(max(code_bytes, 0), block)
         dim, parts, part, last = self._numbers("4i", block)
         if dim != columns or part < 1 or (parts, last) != (-(-dim // part), dim % part or part):
@@ -206,8 +196,8 @@ class FastTextModel(PinnedModel):
     def read(self) -> FastTextFile:  # type: ignore[override]
         """Return a description of the file, from its header and labels, without its matrices.
 
-        With ``preprocess="ultra-fineweb"``, it also names the repository of the tokenizer. Raises
-        ModelNotFoundError if there is no such file or tokenizer.
+        With ``preprocess="ultra-fineweb"``, the description also names the repository of the
+        tokenizer. Raises ModelNotFoundError if there is no such file or tokenizer.
         """
         options, cache_dir = self.options, self.options.cache_dir
         model = hub.resolve_file(
@@ -233,7 +223,7 @@ class FastTextModel(PinnedModel):
         return replace(described, tokenizer=home)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Accept any checkpoint, because the head checks labels."""
+        """Do nothing, because `FastTextHead.check_model` checks the checkpoint's labels."""
 
     def check_directories(self) -> None:
         """Raise ModelChangedError if a local model file has changed since it was described."""
@@ -253,14 +243,19 @@ class FastTextModel(PinnedModel):
         return hub.fetch_file(ModelFile(home, TOKENIZER), cache_dir=self.options.cache_dir)
 
     def describe(self) -> dict[str, Any]:
-        """Return the pinned commits or digests of model and tokenizer by name, for reports."""
+        """Return the pinned revisions of model and tokenizer, if there is one, for reports.
+
+        Keys are "model_revision" and "tokenizer_revision"; a revision is a commit, or the digest of
+        a local directory.
+        """
         home = self.checkpoint.tokenizer
         return super().describe() | ({"tokenizer_revision": home.revision} if home else {})
 
     def weights_bytes(self, dtype: object) -> dict[str, int]:
-        """Return the number of bytes of the file by its name; empty if it cannot be reached.
+        """Return the size of the model file in bytes, by its name; empty if it cannot be reached.
 
-        It is the same for every `dtype`. The host process has the file in memory once per node.
+        The key is "name@revision/file". The size does not depend on `dtype`. The host process has
+        the file in memory once per node.
         """
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError):
             identity, filename = self.file

@@ -1,4 +1,4 @@
-"""Runner and heads of fastText models, which one host process per node keeps in memory."""
+"""Run fastText models in one host process per node, and convert predictions to columns."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from gpuclassify.workers.run_context import RunStats, advance
 
 # Maximum texts, and characters, per request, to limit the memory of copies.
 BLOCK_TEXTS, BLOCK_CHARS = 4_096, 4_000_000
-# Blocks per thread, and minimum characters of each, which take longer than a request.
+# Blocks per thread, and minimum characters per block, so that running one takes longer than
+# sending it.
 BLOCKS_PER_THREAD, SMALLEST_BLOCK_CHARS = 4, 100_000
 _TEXTS_AT_A_TIME = 256  # texts tokenized at a time, to limit memory
 PREFIX = "__label__"
-# The word that ends a line for the library, between the library's separators.
+# The word </s>, which ends a line for the library, between the library's separators.
 _LINE_END = re.compile(r"(?<![^ \n\r\t\v\f\0])</s>(?![^ \n\r\t\v\f\0])")
-# Column of `label_shares_field`.
+# Type of the column `label_shares_field`.
 LABEL_SHARES = pa.list_(pa.struct([("label", pa.string()), ("share", pa.float32())]))
 _LABEL_SHARE = pa.struct([("label", pa.string()), ("share", pa.float32())])
 # Codes of frequent languages in ISO 639-1 and ISO 639-3, including codes of single languages that
@@ -62,8 +63,8 @@ class FastTextRunner(Runner):
 
     Outputs are a record per text: ``label``, int32 (k,), has the ids of the most probable labels,
     -1 if the library returns fewer, and ``probability``, float32 (k,), the library's probabilities,
-    which are 1e-5 too large. k is the number of the model's labels if the probability of a certain
-    one is needed, else the setting `top_k` or 1.
+    which are 1e-5 too large. k is the number of all labels if a setting needs the probability of
+    `score_label`, else `top_k`, or 1.
     """
 
     model: FastTextModel
@@ -72,7 +73,8 @@ class FastTextRunner(Runner):
     def libraries(self) -> tuple[str, ...]:
         """Names of packages whose versions may change outputs.
 
-        Three packages have the module fasttext. "tokenizers" is added if texts are tokenized first.
+        Three packages provide the module fasttext. "tokenizers" is added if texts are tokenized
+        first.
         """
         tokenizers = ("tokenizers",) if self.options.preprocess == "ultra-fineweb" else ()
         return ("fasttext-community", "fasttext-predict", "fasttext", *tokenizers)
@@ -80,9 +82,9 @@ class FastTextRunner(Runner):
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
         """Find the most probable labels of distinct texts; outputs are records, (texts,).
 
-        Counts of this run are added to `stats`. `name_text` returns the name of a text for
-        messages, from its index in `texts`. Raises NonFiniteOutputError for a probability that is
-        infinite or NaN.
+        A record has the fields ``label``, int32 ids, and ``probability``, float32. Counts of this
+        run are added to `stats`. `name_text` returns the name of a text for messages, from its
+        index in `texts`. Raises NonFiniteOutputError for a probability that is infinite or NaN.
         """
         labels, options = self.model.checkpoint.labels, self.options
         k = len(labels) if options.needs_score else options.top_k or 1
@@ -115,7 +117,10 @@ class FastTextRunner(Runner):
         return Outputs(values, ones, all_read)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
-        """Return the number of words, separated by white space, of each text, all in one window."""
+        """Count the words of each text, separated by white space.
+
+        Each text is one window, and no text is cut.
+        """
         lines = self._lines(texts, self._token_words())
         words = np.array([len(line.encode().split()) for line in lines], dtype=np.int64)
         return TokenLengths(words, words, np.ones(len(texts), dtype=np.int64), None)
@@ -153,10 +158,7 @@ class FastTextRunner(Runner):
         check_library()
 
     def _lines(self, texts: list[str], words: TokenWords | None) -> list[str]:
-        """Return texts prepared as in training, each as a single line for the library.
-
-        `words` converts texts to lines of tokens; None without a tokenizer.
-        """
+        """Return texts prepared as in training, each as a single line for the library."""
         if words is not None:
             texts = words(texts)
         elif self.options.preprocess == "dclm":
@@ -225,19 +227,21 @@ class TokenWords:
 
 
 def compute_threads() -> int:
-    """Return the number of threads for a partition: torch's, OMP_NUM_THREADS, or all cores."""
+    """Return the number of threads for a partition.
+
+    It is torch's number of threads if torch is imported, else OMP_NUM_THREADS, else the number of
+    usable cores.
+    """
     if (torch := sys.modules.get("torch")) is not None:
         return torch.get_num_threads()
-    threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number for each level
+    threads, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")  # one number per nesting level
     return int(threads or usable_cores())
 
 
 def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of blocks of texts that fit into a request to the host process.
 
-    `char_counts` are the characters of each text, int64 (texts,). A block has at most `BLOCK_TEXTS`
-    texts and `BLOCK_CHARS` characters; a longer text is alone. Few texts are divided among
-    `threads`, in several blocks each, so that they end together.
+    Few texts are divided into several blocks per thread, so that threads end together.
     """
     ends = np.cumsum(char_counts)
     share = int(ends[-1]) // (BLOCKS_PER_THREAD * threads) if len(ends) else 0
@@ -253,29 +257,28 @@ def _blocks(char_counts: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LineRecords:
-    """Records of texts that were read line by line, with the labels of the lines.
+    """Labels and probabilities of texts, aggregated from predictions for their lines.
 
     `records`, (texts,), have the fields ``label``, int32 (1,), a label id or -1, and
-    ``probability``, float32 (1,). A text's label is the one with the most characters; ties go to
+    ``probability``, float32 (1,). A text's label is the label with the most characters; ties go to
     the first of the model's labels. Its probability is the mean over the lines with this label,
-    weighted by characters. `lines` are the lines of the texts, and `ids` the label ids of those
-    that were run. `text_of`, `label_of` and `shares` have an element for each pair of a text and a
-    label of its lines: the text's index, the label's id, and its share of the text's characters.
+    weighted by characters. `text_of`, `label_of` and `shares` have an element for each pair of a
+    text and a label of its lines: the text's index, the label's id, and the label's share of the
+    text's characters.
     """
 
     records: np.ndarray
     scores: np.ndarray  # mean probability of `score_label`, float32 (texts,), or (0,)
-    lines: TextLines
-    ids: np.ndarray  # label id of each line that was run, int32; -1 for none
-    # Pairs of text and label, and the label's share of the text's characters, float32 (pairs,),
-    # sorted by text, then by share, largest first.
+    lines: TextLines  # lines of the texts
+    ids: np.ndarray  # label id of each line that is not blank, int32; -1 without a label
+    # Arrays of pairs, (pairs,), sorted by text, then by share, largest first.
     text_of: np.ndarray
     label_of: np.ndarray
     shares: np.ndarray
 
     @classmethod
     def of(cls, outputs: LineOutputs, scores: np.ndarray) -> LineRecords:
-        """Aggregate the records of lines to records of their texts.
+        """Aggregate predictions for lines to records of texts.
 
         `outputs` has a record for each distinct line, and the order of the lines in the texts.
         `scores` are the probabilities of the label in `score_label` for the distinct lines, float32
@@ -314,7 +317,7 @@ class LineRecords:
         return self.records[name]
 
     def line_labels(self, labels: list[str]) -> pa.Array:
-        """Return a list with the label of each line for each text; null for blank lines.
+        """Return an Arrow array with a list of line labels for each text; null for blank lines.
 
         `labels` are the names of the model's labels, in the order of their ids.
         """
@@ -324,10 +327,10 @@ class LineRecords:
         return pa.ListArray.from_arrays(self.lines.offsets, names)
 
     def label_shares(self, labels: list[str]) -> pa.Array:
-        """Return a list for each text of the labels of its lines, with their shares of characters.
+        """Return an Arrow array with a list of labels and their shares of characters for each text.
 
-        Elements are structs with the fields "label" and "share", the largest share first. `labels`
-        are the names of the model's labels, in the order of their ids.
+        Elements of a list are structs with the fields "label" and "share", the largest share first.
+        `labels` are the names of the model's labels, in the order of their ids.
         """
         offsets = np.searchsorted(self.text_of, np.arange(len(self) + 1)).astype(np.int32)
         names = label_array(self.label_of, labels).dictionary_decode()
@@ -336,11 +339,10 @@ class LineRecords:
 
 
 class FastTextHead(LabelHead):
-    """Head that writes the most probable labels, and probabilities, that a fastText model gives.
+    """Head that writes a fastText model's most probable labels and probabilities to columns.
 
-    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`. A
-    text of unknown words gets no label from the library: its label and numbers are null, and it
-    passes no filter.
+    Reads records of texts with the fields ``label`` (ids) and ``probability``, or `LineRecords`. If
+    the model knows no word of a text, label and numbers are null, and the text passes no filter.
     """
 
     model: Any  # a FastTextModel, whose description is a FastTextFile
@@ -381,14 +383,14 @@ class FastTextHead(LabelHead):
     def values(self, outputs: Outputs) -> Any:
         """Return a record for each text, with the fields ``label`` and ``probability``.
 
-        Outputs for lines are aggregated by text, to `LineRecords`.
+        Predictions for lines are aggregated by text, to `LineRecords`.
         """
         if isinstance(outputs, LineOutputs):
             return LineRecords.of(outputs, self._scores(outputs.values))
         return super().values(outputs)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, by name, from a record for each text.
+        """Return the columns that the settings name, by column name, from a record for each text.
 
         `values` are an array of records, (texts,), or `LineRecords`.
         """
@@ -413,9 +415,9 @@ class FastTextHead(LabelHead):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return masks of passing texts, bool (texts,), as "label", "confidence" and "score".
+        """Return a mask of the texts that pass, bool (texts,), for each filter that is set.
 
-        Only filters that are set have a mask. `values` has a record for each text.
+        Keys are "label", "confidence" and "score". `values` has a record for each text.
         """
         labels = np.asarray([*self.labels, None], dtype=object)[values["label"][:, 0]]
         passed = self.passes_label(labels) | self.passes_confidence(values["probability"][:, 0])
@@ -449,10 +451,9 @@ class FastTextHead(LabelHead):
             self.check_labels(self.options.score_label)
 
     def _scores(self, values: Any) -> np.ndarray:
-        """Return the probability of `score_label` for each text, 0 if the library leaves it out.
+        """Return the probability of `score_label` for each text; empty without `score_label`.
 
-        `values` has a record for each text. The result is float32 (texts,). It is NaN for a text
-        without any label, and the array is empty without `score_label`.
+        It is 0 if the library does not return that label, and NaN for a text without any label.
         """
         if isinstance(values, LineRecords):
             return values.scores
@@ -464,7 +465,7 @@ class FastTextHead(LabelHead):
 
 
 class LanguageHead(FastTextHead):
-    """Head whose labels are languages: a fastText model's, without the prefix ``__label__``.
+    """Head whose labels are languages: the labels of a fastText model without ``__label__``.
 
     Languages are codes of ISO 639-1, or of ISO 639-3 with a script (deu_Latn).
     """
@@ -476,7 +477,7 @@ class LanguageHead(FastTextHead):
     def check_labels(self, *names: str) -> None:
         """Raise ValueError unless all `names` are language codes of the model.
 
-        The message names the model's code for a language if it is another one.
+        If the model has another code for the same language, the message names it.
         """
         for name in names:
             meant = same_language(name, self.labels)

@@ -1,1 +1,1 @@
-"""Decoders asked about rows, by answers in their logits; read `prompt_classifier.py` first."""
+"""Mappers that run decoder language models; read `prompt_classifier.py` first."""

@@ -1,4 +1,4 @@
-"""Classify the safety of content by the text that the Aegis guard model answers."""
+"""Classify the safety of content from the answers of the Aegis guard model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class AegisModel(LoraModel):
 
 
 class AegisRunner(AnswerRunner):
-    """Runner of the Aegis decoder over texts.
+    """Runner that asks the Aegis decoder about each text.
 
     An answer is decoded token by token, only until further tokens cannot change an output column.
     """

@@ -129,11 +129,9 @@ _KINDS: dict[str, Any] = {"choice": Choice, "several": Several, "free": Free}
 
 
 def _spellings(options: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Convert options to pairs of a label and the texts that the model may write for it.
+    """Check options, and convert them to pairs of a label and the texts that the model may write.
 
-    `options` are a list of labels, a dict of label to one or several texts, or pairs made by this
-    function. Raises TypeError or ValueError unless there are two or more labels, and all labels and
-    texts are distinct strings that are not blank.
+    Pairs made by this function are valid options, too.
     """
     if isinstance(options, tuple) and options and all(isinstance(one, tuple) for one in options):
         options = dict(options)
@@ -265,11 +263,9 @@ class _Node:
         self.columns: np.ndarray | None = None  # logit columns of the possible next tokens
 
     def add(self, tokens: Tokens, end: int, option: int) -> bool:
-        """Add the token ids of the option with index `option`; return False if they are ambiguous.
+        """Add an option's ids; return False if they begin with another option's, or vice versa.
 
-        They are ambiguous if they are equal to another option's, begin with them, or are the
-        beginning of them. The first `end` token ids are the option's text; a token after them marks
-        where it ends.
+        The first `end` ids are the option's text; a token after them marks where it ends.
         """
         node, is_new = self, False
         for token in tokens:
@@ -317,12 +313,11 @@ class AnswerReader:
         self._encode, self._decode = encode, decode
         self._end_ids = frozenset(end_ids)
         self._needs_shares = needs_shares
-        # Column of logits by token.
         self._places = {} if places is None else places
         self._trees: dict[Any, _Node] = {}
         self._sequences: dict[tuple[str, str], Tokens] = {}
-        # Last tokens of a prompt that change with the following text are read as the beginning of
-        # the answer.
+        # The last tokens of a prompt can depend on the text after it. They are dropped from the
+        # prompt, and read as the beginning of the answer.
         self._before, self.dropped = before, 0
         base = encode(before)
         for text in self._texts_of(0):
@@ -365,9 +360,9 @@ class AnswerReader:
     def read(self, known: Known, start: Tokens = ()) -> Reading:
         """Read an answer: yield token ids after which logits are needed, and return an `Answer`.
 
-        A generator. Before it is resumed, the caller adds the logits to `known`, by the yielded
-        token ids. They are a partial answer: `start`, the token ids between prompt and answer, and
-        those of the answer so far.
+        A generator. The yielded token ids are a partial answer, which begins with `start`, the
+        token ids between prompt and answer. Before the generator is resumed, the caller adds the
+        logits after them to `known`, under these ids.
         """
         answer, path, previous = Answer(), start, self._before
         value: Any
@@ -447,7 +442,7 @@ class AnswerReader:
             ):
                 if token not in self._end_ids:
                     text = self._decode((*tokens, token)).partition(field.stop)[0]
-                    # Keep the tokens of the text, without a token that also begins the stop.
+                    # Drop tokens with a part of the stop, and encode the rest of the text again.
                     while len(kept := self._decode(tokens)) > len(text):
                         tokens = tokens[:-1]
                     tokens += tuple(self._encode(text[len(kept) :]))
@@ -457,10 +452,10 @@ class AnswerReader:
             tokens, total = (*tokens, token), total * share
         return self._decode(tokens), total, tokens
 
-    # Tokens of choices.
+    # Prefix trees of the token ids of choices.
 
     def _check_seams(self) -> None:
-        """Raise ValueError if the tokenizer joins texts of neighbouring fields in one token."""
+        """Raise ValueError if the tokenizer merges texts of neighbouring fields into one token."""
         starts = [self._before]
         for number, field in enumerate(self.form.fields):
             for start in starts:
@@ -478,10 +473,7 @@ class AnswerReader:
                 starts += items
 
     def _texts_of(self, number: int) -> list[str]:
-        """Return all texts that field `number` can have, each after the literal before the field.
-
-        For free text, this is only the literal, or nothing if the literal is empty.
-        """
+        """Return all texts that field `number` can have, with the literal before the field."""
         field, literal = self.form.fields[number], self.form.literals[number]
         if isinstance(field, Free):
             return [literal] if literal else []
@@ -512,10 +504,7 @@ class AnswerReader:
     ) -> _Node:
         """Return the prefix tree of token ids of all texts of field `number` that follow `before`.
 
-        For a field of several options, `rest` are the labels that the answer does not have yet, and
-        `is_first` says whether it has none. The tree of a free text is empty. Trees are cached by
-        the tokens of the first option, because a text `before` that changes them changes all
-        options.
+        For a `Several` field, `rest` are the labels that the answer does not have yet.
         """
         field = self.form.fields[number]
         if isinstance(field, Free):
@@ -537,6 +526,7 @@ class AnswerReader:
             written.append((lead + field.none, functools.partial(self._after_field, number)))
         seam = self._sequence(before, written[0][0]) if written else ()
         ends = frozenset() if is_first else self._sequences_after(number, before)
+        # A text `before` that changes the first option's tokens changes all options.
         key = (number, rest, seam, ends)
         if key not in self._trees:
             ways = [(self._sequence(before, text), text, after) for text, after in written]
@@ -571,7 +561,6 @@ class AnswerReader:
         return root
 
     def _after_choice(self, number: int, text: str) -> Collection[int]:
-        """Return the token ids that can follow `text`, the literal and option of field `number`."""
         field = self.form.fields[number]
         assert isinstance(field, Choice)
         option = text.removeprefix(self.form.literals[number])
@@ -579,10 +568,7 @@ class AnswerReader:
         return self._end_ids if is_end else self._after_field(number, text)
 
     def _after_item(self, number: int, others: Sequence[str], text: str) -> Collection[int]:
-        """Return the token ids that can follow `text`, which ends with one of several options.
-
-        `number` is the index of the field, and `others` are the labels that may still follow.
-        """
+        """Return the token ids that can follow an option of a `Several` field."""
         field = self.form.fields[number]
         assert isinstance(field, Several)
         texts = [field.separator + one for label in others for one in dict(field.spellings)[label]]
@@ -620,25 +606,22 @@ class AnswerReader:
 def _explore(
     tree: _Node, known: Known, path: Tokens, count: int, needs_all: bool
 ) -> Generator[Tokens, None, tuple[np.ndarray, list[Tokens]]]:
-    """Compute the probability of each option in the prefix tree `tree`, after the token ids `path`.
+    """Compute the probability and the token ids of each option in `tree`, after the ids `path`.
 
-    A generator. It yields token ids after which logits are needed in `known`, and returns the
-    probabilities, float64 (options,), and each option's token ids. `count` is the number of
-    options. A node has the softmax over its possible next tokens, and an option the product of its
-    nodes. The most probable nodes are expanded first. Unless `needs_all`, the search ends when no
-    other option can be the most probable one; probabilities are then incomplete.
+    An option has the product of the softmax probabilities on its path. Unless `needs_all`, the
+    search ends when the best option is known; the probabilities are then incomplete.
     """
     shares = np.zeros(count)
     tokens: list[Tokens] = [()] * count
     order = itertools.count()
-    open_nodes = [(-1.0, next(order), path, tree)]
+    open_nodes = [(-1.0, next(order), path, tree)]  # heap, the most probable node first
     while open_nodes:
         if not needs_all:
             *_, second, first = [0.0, *sorted(shares)]
             if first >= second - sum(share for share, *_ in open_nodes):
                 break
         negative, _, at, node = heapq.heappop(open_nodes)
-        while node.option is None and len(node.following) == 1:  # certain
+        while node.option is None and len(node.following) == 1:  # a token without alternatives
             ((token, node),) = node.following.items()
             at = (*at, token)
         if node.option is not None:

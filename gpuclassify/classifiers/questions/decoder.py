@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 
 _GENERATION = "generation_config.json"
-_LOGITS_AT_ONCE = 1_024  # tokens with logits in memory, of the whole vocabulary each
+_LOGITS_AT_ONCE = 1_024  # tokens whose logits of the whole vocabulary are in memory
 
 
 class Decoder:
@@ -53,7 +53,7 @@ class Decoder:
         declared = [s.eos_token_id for s in (model.config, model.generation_config, tokenizer)]
         several = [[eos] if isinstance(eos, int) else eos or [] for eos in declared]
         self.eos_ids = frozenset().union(*several)  # every token that ends an answer
-        self._model = model  # the active one of `_models`
+        self._model = model  # model with the active adapter, one of `_models`
         # Model by adapter. All share the tensors of the base model.
         self._models: dict[str | None, Any] = {None: model}
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Decoder:
         """Load the LoRA adapter in `directory` as `name`, once, in this model's dtype.
 
         The first adapter becomes active; others do not change the active one. Raises
-        CheckpointError if something is missing or does not match this model.
+        CheckpointError if files or tensors are missing, or do not fit this model.
         """
         if name in self._models:  # no need to wait for the locks below
             return
@@ -117,11 +117,11 @@ class Decoder:
         attention: str = "sdpa",
         **extra: object,
     ) -> torch.Tensor:
-        """Compute hidden states after the final norm, (rows, width, hidden), with the adapter.
+        """Compute hidden states after the final norm, (rows, width, hidden).
 
-        Padding on the left needs a mask and position ids. With padding on the right, results are
-        correct without a mask, which is faster. `attention` is the name of an attention function in
-        transformers, which gets `extra`.
+        The active adapter is applied. Padding on the left needs a mask and position ids. With
+        padding on the right, results are correct without a mask, which is faster. `attention` is
+        the name of an attention function in transformers, which gets `extra` as keyword arguments.
         """
         with self._lock:
             if self._model.config._attn_implementation != attention:
@@ -154,7 +154,7 @@ class Decoder:
             return logits if tokens is None else logits[:, list(tokens)]
 
     def _finished(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits, float32 (n, outputs), of hidden states (n, hidden) by the layer `head`.
+        """Compute logits of hidden states (n, hidden) by the output layer `head`.
 
         The model's own code scales and caps the logits, as it does for its own output layer.
         """
@@ -165,10 +165,10 @@ class Decoder:
 
 
 class LikelihoodNetwork(nn.Module):
-    """Decoder that sums the negative log-likelihood of each row's tokens, given those before them.
+    """Decoder that sums the negative log-likelihood of each row's tokens, given the tokens before.
 
-    It sums over all tokens of a row, and over the tokens after the first `context`, which may be
-    repeated from another row as context.
+    One sum is over all tokens of a row. The other leaves out the first `context` tokens, which a
+    row may repeat from an earlier row as context.
     """
 
     def __init__(self, decoder: Decoder, context: int) -> None:

@@ -74,7 +74,7 @@ class AnswerTask:
 
     decoder: Decoder
     adapter: str | None  # name of one of the decoder's adapters
-    # Common prefix of most prompts, int32 (tokens,), possibly empty. Others take longer.
+    # Common prefix of most prompts, int32 (tokens,), possibly empty. Prompts without it are slower.
     prefix: np.ndarray
     reader: Reader
 
@@ -101,6 +101,7 @@ class FreeReader:
     max_new_tokens: int  # maximum per answer, at least 1
     columns: Tokens = ()
     has_free_fields: bool = True
+    # Whether decoding can end after an answer's tokens; a cache, because answers repeat.
     _endings: dict[Tokens, bool] = field(default_factory=dict)
 
     @property
@@ -125,7 +126,6 @@ class FreeReader:
         return FreeAnswer(self._text(tokens), tokens)
 
     def _is_ended(self, tokens: Tokens) -> bool:
-        """Return whether decoding can end after these tokens; cached, because answers repeat."""
         if tokens not in self._endings:
             is_complete = tokens[-1] in self.decoder.eos_ids or len(tokens) >= self.max_new_tokens
             is_decided = self.is_decided(self._text(tokens), is_complete)
@@ -208,11 +208,7 @@ class _Memory:
         self._kept: dict[bytes, tuple[Prefix | None, SeenAnswers]] = {}
 
     def of(self, task: AnswerTask) -> tuple[Prefix | None, SeenAnswers]:
-        """Return the key/value tensors of the task's prefix, and its earlier answers.
-
-        The decoder runs the prefix if it is not cached. An empty prefix has None instead of
-        tensors.
-        """
+        """Return keys and values of the task's prefix (None if empty), and its earlier answers."""
         key = task.prefix.tobytes()
         if key not in self._kept:
             while len(self._kept) >= _MOST_PREFIXES:  # frees memory that the new one may need
@@ -259,8 +255,7 @@ class _Row:
     def next_column(self) -> int:
         """Index, in prompt and answer, of the first token to run in the next forward pass.
 
-        Earlier tokens have cached keys and values. The last token of those whose logits are
-        requested always runs.
+        The tokens before it have cached keys and values. The last requested token always runs.
         """
         if self.has_run is None:
             return 0
@@ -272,7 +267,6 @@ class _Row:
         return len(self.prompt) + (kept if self.wanted else -1)
 
     def next_ids(self, start: int) -> np.ndarray:
-        """Return prompt, requested tokens and draft from index `start` on, as int64 token ids."""
         answer = np.array((*self.wanted, *self.draft), dtype=np.int64)
         return np.concatenate((self.prompt, answer))[start:]
 
@@ -291,8 +285,7 @@ class _Group:
     ) -> list[Any]:
         """Return the answer to each prompt, in order, from batches that fit the memory.
 
-        Prompts are passed as the token ids after the prefix. An answer is None if logits were not
-        finite. Batch limits are cached under `key`.
+        Prompts are token ids after the prefix. An answer is None if logits were not finite.
         """
         room = self.task.reader.most_tokens
         lengths = np.array([len(prompt) + room for prompt in prompts])
@@ -305,9 +298,8 @@ class _Group:
 
         def joined_limits() -> BatchLimits:
             current = current_limits()
-            if (
-                device.type != "cpu" or current.max_tokens < CPU_MAX_TOKENS
-            ):  # after a failure for lack of memory
+            # The limit is lower only after a failure for lack of memory.
+            if device.type != "cpu" or current.max_tokens < CPU_MAX_TOKENS:
                 return current
             tokens = _CPU_BATCHES * current.max_tokens
             return replace(current, max_tokens=tokens, enough_tokens=tokens)
@@ -337,8 +329,8 @@ class _Group:
     ) -> list[Any]:
         """Return the answers to a batch of prompts, in order; None for logits that are not finite.
 
-        Prompts are token ids after the prefix. They run in smaller batches within the limits that
-        `current_limits` returns. Then all their answers are decoded together.
+        Prompts run in smaller batches within the current limits. Then all answers are decoded
+        together.
         """
         continuations = self.seen.continuations()
         rows = [_Row(prompt, self.task.reader) for prompt in prompts]
@@ -365,8 +357,7 @@ class _Group:
     ) -> list[_Row]:
         """Run the decoder once for all rows, and return the rows whose answers are not complete.
 
-        `state` keeps only these rows' keys and values. `continuations` are drafts by partial
-        answer. A row with non-finite logits is dropped.
+        Rows with non-finite logits are dropped. `continuations` are drafts by partial answer.
         """
         for row in rows:
             row.draft = continuations.get(row.wanted, ())
@@ -379,7 +370,7 @@ class _Group:
     def _forward(self, rows: list[_Row], state: RowState) -> list[bool]:
         """Run the next and drafted tokens of each row, and store the resulting logits in the rows.
 
-        Returns, for each row, whether its logits can be used. Keys and values are added to `state`.
+        Returns whether each row's logits can be used.
         """
         decoder, reader, is_first = self.task.decoder, self.task.reader, not state.layers
         ids, columns, is_asked = _inputs_of(rows)
@@ -415,7 +406,7 @@ class _Group:
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     """Return the most likely token id of each row of logits, and its probability, float64 (n, 2).
 
-    The token is -1 where logits are not finite.
+    The token id is -1 if logits are not finite.
     """
     best, token = logits.max(1)
     share = (best - logits.logsumexp(1)).exp()
@@ -424,10 +415,10 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _learn(row: _Row, results: Iterable[np.ndarray]) -> bool:
-    """Store the logits after a row's last requested token and after each drafted token.
+    """Store the logits of a row's new positions; return False if the first ones are not finite.
 
-    Each of `results` has the most likely next token id (-1 if not requested), its probability,
-    whether logits are finite, and the logits. Returns False if the first logits are not finite.
+    A result has the most likely next token id, its probability, whether logits are finite, and the
+    logits.
     """
     row.has_run = (*row.wanted, *row.draft)
     for number, values in enumerate(results):
@@ -443,7 +434,6 @@ def _inputs_of(rows: list[_Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return token ids for the next forward, their indices, and a mask of requested positions.
 
     All are (rows, width), padded on the right. Indices count from the end of the common prefix.
-    Logits are requested at the last wanted token, and at each token of a draft.
     """
     starts = [row.next_column for row in rows]
     next_ids = [row.next_ids(start) for row, start in zip(rows, starts, strict=True)]

@@ -44,7 +44,11 @@ POISONED_FROM = 0.5
 
 
 def decisions(labels: Any) -> tuple[bool, ...] | None:
-    """Normalize the setting `filter_by` to a sorted tuple of True and False, or None."""
+    """Normalize the setting `filter_by` to a sorted tuple of True and False; None stays None.
+
+    Raises TypeError unless `labels` is None, a bool or a list of them, and ValueError for an empty
+    list.
+    """
     if labels is None:
         return None
     several = [labels] if isinstance(labels, bool) else labels
@@ -136,7 +140,6 @@ class StateRunner(DecoderRunner, EncoderRunner):
             yield decoder.attached(self.model.checkpoint, lambda: self._load(decoder))
 
     def _load(self, decoder: Decoder) -> LoadedModel:
-        """Load the guard network, to run on a decoder that is in memory already."""
         from safetensors.torch import load_file
 
         from gpuclassify.classifiers.questions.decoder import GuardNetwork
@@ -151,9 +154,8 @@ class StateRunner(DecoderRunner, EncoderRunner):
 
         def new_tokenizer() -> Any:
             tokenizer = decoder.new_tokenizer()
-            tokenizer.backend_tokenizer.encode_special_tokens = (
-                True  # special tokens in texts are text
-            )
+            # A special token's name in a text, such as "<s>", is text.
+            tokenizer.backend_tokenizer.encode_special_tokens = True
             return tokenizer
 
         return LoadedModel(

@@ -218,7 +218,7 @@ def check_is_decoder(sizes: Mapping[str, Any], name: str) -> None:
 
 
 def most_positions(sizes: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens with unscaled "longrope" positions.
+    """Return the maximum number of tokens with length-independent "longrope" positions.
 
     None if the model has other positions. `sizes` is the parsed ``config.json``.
     """

@@ -80,10 +80,7 @@ class PerplexityOptions(ModelOptions):
             )
 
     def overlap_of(self, window_tokens: int) -> int:
-        """Return the number of tokens (1 or more) that neighbouring windows of a length share.
-
-        The length is `window_tokens`.
-        """
+        """Return the number of tokens, at least 1, shared by two windows of `window_tokens`."""
         return max(1, super().overlap_of(window_tokens) or 0)
 
     def cut_of(self, window_tokens: int) -> dict[str, Any]:
@@ -144,10 +141,7 @@ class LikelihoodRunner(DecoderRunner, EncoderRunner):
 
     @property
     def _context(self) -> int:
-        """Number of a window's leading tokens that are not scored, in all but the first window.
-
-        The previous window has scored them.
-        """
+        """Number of a window's leading tokens that the window before has scored."""
         overlap: int = self.options.overlap_of(self.model.checkpoint.max_tokens)
         return overlap
 

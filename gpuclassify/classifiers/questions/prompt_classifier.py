@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 LABEL = "label"  # default column of `answers`
 _BRACES = re.compile(r"\{\w+\}|\{\{")  # a column's placeholder, or an escaped brace
-# Settings of other classifiers.
+# Settings of other classifiers, which raise an error here, and what to pass instead.
 _NO_SETTINGS = {
     "labels": "name the labels in answers= or fields=",
     "problem_type": "answers=, fields= and criteria= say it",
@@ -342,9 +342,8 @@ class PromptModel(LoraModel):
     def _prompt_length(self, sizes: Mapping[str, Any], answer_tokens: int) -> int:
         """Return the maximum number of tokens of a prompt: `max_seq_length` or the model's limit.
 
-        `sizes` is the decoder's ``config.json``. If its positions are "longrope", the limit leaves
-        room for the longest answer, of `answer_tokens`, and a larger `max_seq_length` raises
-        ValueError.
+        With "longrope" positions, the limit leaves room for an answer of `answer_tokens`, and a
+        larger `max_seq_length` raises ValueError.
         """
         asked = self.options.max_seq_length
         most = most_positions(sizes)
@@ -408,10 +407,10 @@ def new_readers(
 
 @dataclass(frozen=True)
 class CriteriaReader:
-    """Reader of an answer for each of several criteria, after one document, which runs once."""
+    """Reader of one answer per criterion after a document, which the decoder reads only once."""
 
     readers: list[AnswerReader]
-    starts: list[Tokens]  # tokens of each criterion, with the rest of the prompt
+    starts: list[Tokens]  # tokens of the prompt from each criterion to its end
 
     @property
     def columns(self) -> Tokens:
@@ -449,9 +448,8 @@ class CriteriaReader:
 class _Ask:
     """Tokenizer of a prompt, and reader of its answers.
 
-    `trim` is the number of tokens to remove from the end of a tokenized prompt. The reader's
-    answers begin with them instead, because they can depend on the answer's text, or on the
-    criterion.
+    Answers begin with the last `trim` tokens of the prompt, because these can depend on the
+    answer's text or on the criterion.
     """
 
     tokenizer: PromptTokenizer
@@ -539,8 +537,8 @@ class ChoiceRunner(PromptRunner):
         ]
         if len(asks) == 1:
             return asks
-        # Prompts for a document of one letter: if the document precedes the criterion, they differ
-        # only after it.
+        # Prompts of all criteria for a document of one letter. If the document precedes the
+        # criterion, the prompts differ only after it.
         wholes = [
             np.array(ask.tokenizer.encode(["a"] * len(prompts[0].columns)).ids) for ask in asks
         ]
@@ -560,10 +558,6 @@ class ChoiceRunner(PromptRunner):
 
 
 def _without_ends(prompts: TokenBatch, count: int) -> TokenBatch:
-    """Return prompts without the last `count` token ids of each.
-
-    The reader puts these tokens before the answer instead, because they depend on its text.
-    """
     if not count:
         return prompts
     from gpuclassify.tokenizing.text_tokenizer import flat_batch
@@ -729,7 +723,6 @@ class CriteriaHead(MultiLabelHead):
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Return probabilities, float32 (texts, labels); `values` may also be `Answer` objects."""
     if values.dtype != object:
         return values
     return np.stack([one.shares for one in values]).astype(np.float32)

@@ -73,9 +73,8 @@ class Prompt:
 def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of a chat: its messages in the tokenizer's chat template, and an opening.
 
-    `chat` is a list of messages, variables of the template, the opening (a text that begins the
-    answer), and dates by their format. Dates that the template asks for are added there, so that
-    later rows get the same ones. Raises ValueError if the template fails.
+    `chat` has messages, variables of the template, the opening, and dates by format. Dates that the
+    template asks for are added, so that later rows get the same ones.
     """
     messages, settings, opening, dates = chat
     settings = dict(settings)
@@ -95,7 +94,6 @@ def _write_chat(chat: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _changed(value: object, change: Callable[[str], str]) -> Any:
-    """Return a copy of JSON data with `change` applied to every string except dict keys."""
     if isinstance(value, list):
         return [_changed(item, change) for item in value]
     if isinstance(value, Mapping):
@@ -119,8 +117,8 @@ def render_prompt(
     """Build the prompt of `options`, by the tokenizer's chat template if ``options.chat`` is true.
 
     `criterion` is the text in place of ``{criterion}``, and `owner` is the model's name for
-    messages. Raises ValueError if the tokenizer has no chat template, it cannot be filled, or it
-    omits or repeats a column.
+    messages. Raises ValueError if the tokenizer has no chat template, or if the template fails,
+    leaves out a column, or repeats one.
     """
 
     def filled(template: str) -> str:
@@ -207,13 +205,14 @@ def without_special_tokens(backend: Tokenizer) -> tuple[Any, dict[str, str]]:
 
 
 class PromptTokenizer:
-    """Tokenizer of whole prompts, which cuts documents at their end.
+    """Tokenizer of whole prompts, which cuts the documents in them at their end.
 
+    The column with the index `main` is the document, and a prompt has at most `max_tokens` tokens.
     A prompt is tokenized at once, because tokens can span columns and literals. Special tokens in
-    columns are text. The tokenizer must be of the tokenizers library, for offsets; it is configured
-    here and must not be shared. The column with the index `main` is the document. Only a prefix of
-    it is read that provably has the same first tokens, unless `counts_rest`. Raises ValueError if
-    the prompt leaves no room for a document.
+    columns are text. Unless `counts_rest`, only a beginning of a long document is read, which
+    provably has the same first tokens. `tokenizer` must be of the tokenizers library, for offsets;
+    it is configured here, and must not be shared. Raises ValueError if the prompt leaves no room
+    for a document.
     """
 
     def __init__(
@@ -269,14 +268,17 @@ class PromptTokenizer:
             self._backend.post_processor = TemplateProcessing(pieces, special_tokens=special)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Encode the prompt with these texts in its columns, uncut, to `ids` and `offsets`."""
+        """Encode the prompt with these texts in its columns, without cutting it.
+
+        The result has the attributes `ids` and `offsets`, as in the tokenizers library.
+        """
         return self._encode(texts)[1]
 
     def __call__(self, rows: Sequence[Sequence[str]]) -> TokenBatch:
         """Tokenize the prompts of rows, each a sequence of column texts, and cut long documents.
 
-        `whole_lengths` are numbers of tokens before cutting. If a document was not read to its end,
-        its length is inexact: only larger than `max_tokens`.
+        `whole_lengths` of the result are numbers of tokens before cutting. If a document was not
+        read to its end, its number is inexact: only larger than `max_tokens`.
         """
         made, lengths = [], []
         for start in range(0, len(rows), _BLOCK_PROMPTS):
@@ -318,7 +320,6 @@ class PromptTokenizer:
 
     @panics_as_errors()
     def _encode(self, row: Sequence[str]) -> tuple[str, Any]:
-        """Return a prompt and its encoding, with special tokens in documents tokenized as text."""
         prompt = self.prompt.filled(self._tokenizer, row)
         encoding = self._backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
         is_text = self._special_of(encoding.ids) == self._special_ids
@@ -336,16 +337,14 @@ class PromptTokenizer:
         return backend, names, re.compile("|".join(map(re.escape, longest_first)) or "$.")
 
     def _encode_as_text(self, texts: Sequence[str]) -> tuple[str, Any]:
-        """Return prompt and encoding for texts that may contain names of special tokens.
-
-        These names are replaced while the template runs, so that all special tokens are the
-        prompt's. Then each special token is encoded separately, as in transformers' chats. A prompt
-        without special tokens is encoded as with transformers' ``split_special_tokens=True``.
-        """
+        """Return prompt and encoding for texts that may contain names of special tokens."""
         backend, names, pattern = self._text_only
         if not pattern.search("".join(self.prompt.literals)):
+            # The result is the same as with transformers' `split_special_tokens=True`.
             prompt = self.prompt.filled(self._tokenizer, texts)
             return prompt, backend.encode(prompt, add_special_tokens=self._adds_special_tokens)
+        # Names in texts are hidden while the template runs, so that all special tokens are the
+        # prompt's. Then each special token is encoded separately, as in transformers' chats.
         known, prompt, tokens = list(names), "", []
         hidden = [
             pattern.sub(lambda name: f"({_SECRET}-{known.index(name[0])})", text) for text in texts
@@ -408,10 +407,9 @@ class PromptTokenizer:
         ]
 
     def _cut(self, texts: list[str]) -> np.ndarray:
-        """Return the token ids, int32, of a row's prompt, with the document cut so that it fits.
+        """Cut the document in `texts`, in place, so that the prompt fits, and return its token ids.
 
-        `texts` are the row's column texts, which are cut in place. If the prompt is too long even
-        without the document, the longest other column is cut.
+        If the prompt is too long even without the document, the longest other column is cut.
         """
         while True:
             prompt, encoding = self._encode(texts)
@@ -438,10 +436,10 @@ class PromptTokenizer:
 
 
 def _tokens_after(backend: Tokenizer, before: str, text: str) -> list[tuple[int, tuple[int, int]]]:
-    """Encode `text` separately from the text `before` it; return token ids with offsets.
+    """Encode `text` separately; return token ids with offsets in ``before + text``.
 
-    Offsets are (start, end) in characters of ``before + text``. The text is encoded after a line
-    break, because some tokenizers add a space at the beginning of texts.
+    The text is encoded after a line break, because some tokenizers add a space at the beginning of
+    texts.
     """
     line = backend.encode("\n", add_special_tokens=False).ids if before else []
     encoding, first = backend.encode("\n" * bool(line) + text, add_special_tokens=False), len(line)

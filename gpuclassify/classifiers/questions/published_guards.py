@@ -1,8 +1,8 @@
 """Published guard models, which find unsafe prompts, responses and other texts.
 
-Prompts are those of the models' training: from the chat template or, if the repository has none for
-the purpose, copied here from the card or the authors' code. Names of columns begin with the guard's
-name, so that several guards can judge one frame.
+Each model gets the prompt that it was trained with. It comes from the chat template or, if the
+repository has none for the purpose, is copied here from the model card or the authors' code. Names
+of columns begin with the guard's name, so that several guards can judge one frame.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Qwen3GuardResponseClassifier(PromptClassifier):
         "Categories: {qwen3guard_response_categories}\nRefusal: {qwen3guard_refusal}",
         "fields": {
             "qwen3guard_response_safety": published_labels,
-            # Without jailbreaks, which are prompts.
+            # Jailbreaks are left out, because only prompts can be jailbreaks.
             "qwen3guard_response_categories": Several(QWEN3GUARD_HARMS[:-1], none="None"),
             "qwen3guard_refusal": ("Yes", "No"),
         },

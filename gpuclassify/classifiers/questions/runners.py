@@ -66,9 +66,8 @@ class DecoderRunner(NetworkRunner):
         with self.lease_loaded(key, load, device, dtype) as decoder:
             if checkpoint.adapter is not None:
                 directory = hub.download(checkpoint.adapter, cache_dir=cache_dir)
-                decoder.add_adapter(
-                    str(checkpoint.adapter), directory
-                )  # the name includes the revision
+                # The name includes the revision.
+                decoder.add_adapter(str(checkpoint.adapter), directory)
             yield decoder
 
 
@@ -153,10 +152,10 @@ class PromptRunner(DecoderRunner):
     def prompt_tokenizer(
         self, prompt: Prompt, tokenizer: PreTrainedTokenizerBase, counts_rest: bool = False
     ) -> PromptTokenizer:
-        """Make a tokenizer of prompts, which cuts the text in `text_field` of prompts too long.
+        """Make a tokenizer of prompts that cuts the text in `text_field` if a prompt is too long.
 
-        The tokens behind a cut are counted if `counts_rest` is true, or if the settings name a
-        column of the fraction of tokens that were read. `tokenizer` must not be shared.
+        The tokens after a cut are counted if `counts_rest` is true, or if the settings name a
+        column for the fraction of tokens that were read. `tokenizer` must not be shared.
         """
         from gpuclassify.classifiers.questions.prompt_tokens import PromptTokenizer
 

@@ -107,10 +107,10 @@ def read_template(
 def parse_template(source_text: str, where: str) -> SafetyTemplate:
     """Find the safety prompt in a text.
 
-    The text may contain it several times, possibly indented as code. The document follows ``User:``
-    on its line, where the text has nothing, or any placeholder. `where` names the text in messages.
-    Raises TemplateError with the parts that the most complete prompt lacks, or for different
-    prompts.
+    The text may contain the prompt several times, possibly indented as code. In the prompt,
+    ``User:`` is followed by nothing or by a placeholder, which the document replaces. `where` names
+    the text in messages. Raises TemplateError if no prompt is complete, with the parts that the
+    most complete one lacks, or if several complete prompts differ.
     """
     source_text = source_text.replace("\r\n", "\n")
     prompts = _prompts_in(source_text)
@@ -146,7 +146,6 @@ def full_digest(digest: str) -> str:
 
 
 def _model_card(identity: hub.Identity, cache_dir: hub.Location | None) -> tuple[str, str]:
-    """Return the text of a model card (README.md), and its location for messages."""
     where = f"README.md of {identity.name}"
     if not identity.is_directory:
         where += f" (https://huggingface.co/{identity.name})"
@@ -184,10 +183,7 @@ def _prompts_in(text: str) -> list[str]:
 
 
 def _problems(prompt: str) -> list[str]:
-    """Return sentences on all that `prompt` lacks to be a complete safety prompt, for messages.
-
-    Empty if it is complete.
-    """
+    """Return a sentence, for messages, on each required part that `prompt` lacks."""
     counts = {marker: prompt.count(marker) for marker in _MARKERS}
     problems = [f"{marker} occurs {n} times, not once" for marker, n in counts.items() if n != 1]
     parts = re.split("|".join(_MARKERS), prompt)

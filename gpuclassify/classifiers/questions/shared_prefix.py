@@ -71,7 +71,7 @@ class RowState:
             return states[0]
         made = cls(states[0].prefix)
         made._width = max(state._width for state in states)
-        while states[0].layers:  # one by one, for the memory's sake
+        while states[0].layers:  # one by one, to save memory
             key, value = zip(*(state.layers.pop(0) for state in states), strict=True)
             made.layers.append((_stacked(key), _stacked(value)))
         return made
@@ -136,7 +136,7 @@ class RowState:
         return self._masks[window]
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        for layer, (key, value) in enumerate(self.layers):  # one by one, for the memory's sake
+        for layer, (key, value) in enumerate(self.layers):  # one by one, to save memory
             self.layers[layer] = change(key), change(value)
 
 
@@ -153,7 +153,6 @@ class SingleForward(RowState):
 
 
 def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate rows of tensors with different numbers of columns, padded with zeros."""
     width = max(part.shape[2] for part in parts)
     return torch.cat([F.pad(part, (0, 0, 0, width - part.shape[2])) for part in parts])
 
@@ -301,8 +300,7 @@ def _attend_shared(
 ) -> Pair:
     """Compute attention of all rows to the prefix, by one matrix product for all rows' queries.
 
-    Returns the output, (rows, heads, new, size), and its log-sum-exp, (rows, heads, new). `hidden`
-    marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
+    `hidden` marks prefix tokens that a query does not read, bool (rows or 1, new, prefix).
     """
     rows, heads, new, size = query.shape
     key_heads = key.shape[1]

@@ -115,8 +115,8 @@ class TaxonomyClassifier(PromptClassifier):
     such as ``513.212``: 5 is science and 51 mathematics. The first digit of programming, ``005``,
     is 0. ``skip`` means no second subject, and ``-1`` no subject.
 
-    Of a text with over 30,000 characters the first and the last 10,000 are read, and 10,000 between
-    them; see `shortened`.
+    If a text has over 30,000 characters, the model reads the first 10,000, the last 10,000, and
+    10,000 between them; see `shortened`.
 
     Examples
     --------

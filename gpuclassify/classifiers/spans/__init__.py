@@ -1,1 +1,1 @@
-"""Spans of texts, found by token classifiers or rules; merged, and redacted if asked."""
+"""Find spans in texts with token classifiers or rules, merge them, and redact them."""

@@ -35,7 +35,10 @@ class TokenClassifierOptions(SpanOptions, ModelOptions):
 
     @property
     def keeps_all_scores(self) -> bool:
-        """Whether tokens keep the probabilities of all labels, as "average" needs them."""
+        """Whether outputs have all labels' probabilities for each token, not only the best label's.
+
+        Only ``aggregation="average"`` needs them.
+        """
         return self.aggregation == "average"
 
     def check_together(self) -> None:

@@ -1,4 +1,4 @@
-"""Columns about spans that token classifiers or rules find in texts, and filters by them."""
+"""Settings, columns, filters and report of mappers that find spans in texts."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ class SpanOptions(TextOptions):
 
     @property
     def plans_without_model(self) -> bool:
-        """Whether labels are passed, so that the client can plan without the model."""
+        """Whether `labels` are passed, so that a run can be planned without the model's files."""
         return self.labels is not None
 
 
 def check_redaction(redact: Any, redacted_field: str | None) -> str | None:
-    """Return the name of the column for redacted texts, "redacted" by default; None without them.
+    """Check the settings of redaction, and return the name of the column for redacted texts.
 
-    Texts are redacted if `redact`, a template or function, is not None. `redacted_field` is the
-    name in the settings. Raises TypeError or ValueError if `redact` is invalid, or missing although
-    a column is named.
+    The name is `redacted_field`, or "redacted" by default; it is None if `redact` is None. Raises
+    TypeError if `redact` is neither a template nor a function, and ValueError if the template is
+    invalid, or if `redacted_field` is passed without `redact`.
     """
     if redact is None:
         if redacted_field is not None:
@@ -130,18 +130,20 @@ class SpanOutputs(Outputs):
 
 
 class SpanReport(ReportPart):
-    """Part of a job's report about spans, with their number and their rows by label."""
+    """Part of a job's report with the numbers of spans, and of rows with spans, by label."""
 
     reasons = {"spans": "with too few spans, or too much of the text in them"}
 
     def entries(
         self, directory: Any, job: Mapping[str, Any], stages: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return counts before filters as ``spans``, by column of spans; empty without one.
+        """Return counts of spans before filters, by column, under the key "spans".
 
-        `stages` has the counts of each stage, by name; the other arguments are not used. ``chars``
-        and ``labelled`` are the numbers of characters and of rows that were searched. ``spans`` has
-        the number of spans by label, and ``labels`` the number of rows with a span of each label.
+        The dict is empty if no mapper writes a column of spans. `stages` has the counts of each
+        mapper of the job by name; the other arguments are not used. The counts of a column are
+        ``chars`` and ``labelled``, the numbers of characters and of rows that were searched,
+        ``spans``, the number of spans by label, and ``labels``, the number of rows with a span of
+        each label.
         """
         counts: dict[str, dict[str, Any]] = {}
         for stage in stages.values():
@@ -192,7 +194,10 @@ class SpanHead(Head):
         self.keep_field = self.options.keep_field
 
     def fields(self) -> list[pa.Field]:
-        """Return Arrow fields of spans, redacted text, count and share, as far as named."""
+        """Return Arrow fields of the columns that the settings name.
+
+        They are spans, redacted text, number of spans, and share of characters in spans.
+        """
         options = self.options
         count = options.count_field
         return [
@@ -217,14 +222,15 @@ class SpanHead(Head):
                 )
 
     def values(self, outputs: Any) -> Any:
-        """Return texts and spans, without the spans that `labels` or `min_score` exclude."""
+        """Return texts with their spans, without the spans that `labels` or `min_score` exclude."""
         kept = outputs.spans.kept(self.options.labels, self.options.min_score)
         return SpanValues(outputs.texts, kept)
 
     def columns(self, values: Any) -> Columns:
-        """Return the columns that the settings name, by name, from texts and their spans.
+        """Return the columns that the settings name, by column name, from texts and their spans.
 
-        They are the spans, the redacted text, the count of spans, and the share of text in spans.
+        They are the spans, the redacted text, the number of spans, and the share of characters in
+        spans.
         """
         options, spans = self.options, values.spans
         columns: dict[str, Any] = {options.spans_field: spans.array()}
@@ -238,10 +244,10 @@ class SpanHead(Head):
         return columns
 
     def passes(self, values: Any) -> dict[str, np.ndarray]:
-        """Return the mask of texts that pass `min_spans` and `max_span_share`, as "spans".
+        """Return ``{"spans": mask}``, bool (texts,), true for texts that pass the filters.
 
-        The mask is bool (texts,). The dict is empty if neither filter is set. `values` are the
-        texts with their spans.
+        The filters are `min_spans` and `max_span_share`; the dict is empty if neither is set.
+        `values` are the texts with their spans.
         """
         least, most = self.options.min_spans, self.options.max_span_share
         if least is None and most is None:
@@ -252,29 +258,32 @@ class SpanHead(Head):
         return {"spans": passed}
 
     def counts(self, texts: Texts) -> dict[str, Any]:
-        """Return the number of characters of texts as ``chars``, by column of spans."""
+        """Return ``{"chars": {column: count}}``, the total number of characters of the texts.
+
+        `column` is the output column of spans. A job's report has the sums of all partitions.
+        """
         return {"chars": {self.options.spans_field: int(texts.char_counts.sum())}}
 
     def outcomes(self, values: Any, *known: Any) -> TextOutcomes:
-        """Return the outcomes of texts for a job's report, with spans as examples.
+        """Collect each text's passed filters, label and spans for a job's report.
 
         `values` are the texts with their spans. `known` are the texts, the masks of texts that
-        passed the filters (None without filters), and the column of labels or None.
+        passed each filter (None without filters), and the column of labels or None.
         """
         return SpanOutcomes(*known, spans=values.spans)
 
 
 @dataclass(frozen=True)
 class SpanOutcomes(TextOutcomes):
-    """Outcomes of a mapper for distinct texts, whose examples are spans instead of texts."""
+    """Results of a mapper for distinct texts, for a job's report, with spans as examples."""
 
     spans: Spans = field(kw_only=True)
 
     def labelled(self, most: int) -> dict[str, list[list[Any]]]:
-        """Return spans, marked in their texts, as examples for each label.
+        """Return example spans by label, marked in their texts.
 
         An example is a list of the span's score and a line of text. Each label has up to `most`
-        with the highest scores, and up to `most` with the lowest.
+        spans with the highest scores, and up to `most` with the lowest.
         """
         return self.spans.examples(self.texts, most)
 

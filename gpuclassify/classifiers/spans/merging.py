@@ -105,16 +105,17 @@ class MergedSpans(Declared, RowWiseMap):
         return (*self.text_fields, *self.fields)
 
     def schema(self) -> pa.Schema:
-        """Return the new columns: merged spans and, if texts are redacted, the redacted text."""
+        """Return the schema of the new columns: merged spans and, with `redact`, redacted text."""
         columns: list[tuple[str, pa.DataType]] = [(self.spans_field, SPANS)]
         if self.redacted_field is not None:
             columns.append((self.redacted_field, pa.string()))
         return pa.schema(columns)
 
     def check(self, frame: Frame) -> None:
-        """Raise ValueError for missing columns of spans or text, and for new columns that exist.
+        """Raise ValueError if input columns are missing, or if output columns exist already.
 
-        Existing columns are allowed with `overwrite`. Raises TypeError for columns of other types.
+        Output columns may exist with `overwrite`. Raises TypeError for input columns of other types
+        than spans and text.
         """
         columns = list(frame.columns)
         for name in self.fields:
@@ -144,12 +145,14 @@ class MergedSpans(Declared, RowWiseMap):
         return backend_of(frame).string_dtype(frame, self.text_field)
 
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
-        """Return a pandas or cudf frame with columns of merged spans and, if asked, redacted text.
+        """Add columns of merged spans and, if `redact` is set, redacted text to a frame.
 
-        `meta_dtypes` is the string dtype of redacted text. Default: as for the frame's text column.
+        The frame is a pandas or cudf frame. `meta_dtypes` is the string dtype of redacted text;
+        None for the dtype that `meta_dtypes` derives from the frame's text column.
         """
         backend = backend_of(frame)
-        columns = [_as_spans(backend.list_array(frame, name)) for name in self.fields]
+        arrays = [backend.list_array(frame, name) for name in self.fields]
+        columns = [array if array.type == SPANS else array.cast(SPANS) for array in arrays]
         is_null = columns[0].is_null()
         for column in columns[1:]:
             is_null = pc.and_(is_null, column.is_null())
@@ -160,7 +163,3 @@ class MergedSpans(Declared, RowWiseMap):
             new[self.redacted_field] = pa.array(texts, pa.string())
         dtypes = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         return backend.with_columns(frame, new, self.schema(), dtypes)
-
-
-def _as_spans(column: pa.Array) -> pa.Array:
-    return column.cast(SPANS) if column.type != SPANS else column

@@ -52,10 +52,10 @@ def find_emails(text: str) -> Bounds:
 
 
 def _start_of_local(text: str, first: int, at: int) -> int | None:
-    """Return the start of the local part of an e-mail address whose ``@`` is at `at`, or None.
+    """Return the start of the local part of the address whose ``@`` is at `at`, or None.
 
-    The local part begins at a word boundary, and not before `first`. The end of another address is
-    a boundary, too, because that address may be removed.
+    It is a word boundary at or after `first`. The end of another address, at `first`, counts as a
+    boundary, because that address may be removed.
     """
     reverse = _LOCAL.match(text[first:at][::-1])
     local = reverse[0][::-1] if reverse else ""
@@ -74,7 +74,7 @@ def _is_word(char: str) -> bool:
 
 
 def _end_of_domain(text: str, first: int) -> int | None:
-    """Return the end (exclusive) of the domain that starts at `first`, after an ``@``, or None.
+    """Return the end (exclusive) of the domain that starts at `first`, or None.
 
     A domain has at least two parts, or is an IP address in brackets.
     """
@@ -162,10 +162,9 @@ class PatternRunner(RuleRunner):
 
 
 def _spans_of(text: str, names: Sequence[str]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the index in `names` of the pattern, and the bounds, of each span in a text.
+    """Yield the pattern's index in `names`, and start and end (exclusive), of each span in a text.
 
-    `names` are names of patterns, "email" or "ip". Bounds are start and end (exclusive). Addresses
-    that overlap a span of an earlier pattern, such as an e-mail address, are left out.
+    Addresses that overlap a span of an earlier pattern in `PATTERNS` are skipped.
     """
     taken: list[tuple[int, int]] = []
     for name in PATTERNS:

@@ -28,8 +28,7 @@ Redact = str | Callable[[str, str], str]  # a template with {label}, or a functi
 class Spans:
     """Labelled spans (character ranges) of several texts, as arrays sorted by text and start.
 
-    Each array, (spans,), has an element for each span: the index of its text, start, end
-    (exclusive), the index of its label in `names`, and its score. `texts` is the number of texts.
+    Each array has one element per span.
     """
 
     text_of: np.ndarray  # index of each span's text, int64 (spans,), ascending
@@ -42,10 +41,10 @@ class Spans:
 
     @classmethod
     def of(cls, texts: int, names: Sequence[str], *parts: Sequence[np.ndarray]) -> Spans:
-        """Concatenate unsorted spans of a number of texts, and sort them by text, start and end.
+        """Concatenate unsorted spans of several texts, and sort them by text, start and end.
 
-        Each of `parts` has the arrays `text_of`, `starts`, `ends`, `labels` and `scores`, in this
-        order. Labels are indices in `names`.
+        `texts` is the number of texts. Each of `parts` has the arrays `text_of`, `starts`, `ends`,
+        `labels` and `scores`, in this order. Labels are indices in `names`.
         """
         kinds = (np.int64, np.int64, np.int64, np.int64, np.float32)
         columns = zip(*parts, strict=True) if parts else [()] * len(kinds)
@@ -59,7 +58,7 @@ class Spans:
 
     @classmethod
     def from_arrow(cls, columns: Sequence[pa.Array]) -> Spans:
-        """Return the spans of each row in several columns of spans, together; null means no spans.
+        """Collect the spans of each row from several Arrow columns; null means no spans.
 
         Columns have the Arrow type `SPANS` and equal lengths. A row is a text.
         """
@@ -94,21 +93,22 @@ class Spans:
 
     @property
     def arrow_labels(self) -> pa.Array:
-        """Label of each span as a string, (spans,)."""
+        """Label of each span, as an Arrow array of strings, (spans,)."""
         return pa.array(self.names, pa.string()).take(pa.array(self.labels))
 
     def take(self, which: np.ndarray) -> Spans:
-        """Return the spans that `which` selects, a mask or ascending indices, of the same texts."""
+        """Select spans by `which`, a mask or ascending indices, without changing the texts."""
         columns = ("text_of", "starts", "ends", "labels", "scores")
         return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def kept(
         self, labels: Sequence[str] | None, min_score: float | Sequence[tuple[str, float]] | None
     ) -> Spans:
-        """Return the spans with one of these labels, and with at least the minimum score of it.
+        """Select spans by label and by minimum score.
 
-        `labels` may be None for all labels. `min_score` is a number for all labels, or a tuple of
-        (label, number) pairs; labels without a minimum, or all if it is None, keep every span.
+        `labels` are the labels to keep, or None for all. `min_score` is a number for all labels, or
+        a tuple of (label, number) pairs. Labels without a number have no minimum; None means no
+        minimum for any label.
         """
         least: Mapping[str, float] = dict(min_score) if isinstance(min_score, tuple) else {}
         usual = min_score if isinstance(min_score, float) else -np.inf
@@ -119,10 +119,10 @@ class Spans:
         return self.take(self.scores >= np.array(minimums, dtype=np.float32)[self.labels])
 
     def merged(self, *, touching: bool = False) -> Spans:
-        """Return spans with overlapping ones merged; a merged span has the longest one's label.
+        """Merge overlapping spans and, with `touching`, also adjacent ones.
 
-        It also has the longest one's score. It extends from the first start to the last end. With
-        `touching`, adjacent spans are merged, too.
+        A merged span extends from the first start to the last end, and has the label and the score
+        of the longest of its spans.
         """
         if not len(self.starts):
             return self
@@ -142,7 +142,7 @@ class Spans:
         return sums.astype(np.int64)
 
     def array(self) -> pa.ListArray:
-        """Return an Arrow array of type `SPANS`, with a list of its spans for each text."""
+        """Return an Arrow array of type `SPANS`, with one list of spans per text."""
         columns = [self.starts, self.ends, self.arrow_labels, self.scores]
         offsets = np.append(0, np.cumsum(self.counts)).astype(np.int32)
         flat = pa.StructArray.from_arrays(
@@ -153,8 +153,8 @@ class Spans:
     def redacted(self, texts: Sequence[str | None], redact: Redact) -> list[str | None]:
         """Return texts with each span replaced. Overlapping spans are merged and replaced once.
 
-        `texts` are all texts of these spans. `redact` is a template, such as "[{label}]", or a
-        function of a span's text and label.
+        `texts` has a text for each index in `text_of`. `redact` is a template, such as "[{label}]",
+        or a function of a span's text and label.
         """
         result = list(texts)
         for index, spans in self.merged().by_text():
@@ -179,10 +179,11 @@ class Spans:
             yield index, spans[start:stop]
 
     def examples(self, texts: Any, most: int) -> dict[str, list[list[Any]]]:
-        """Return the spans with the highest and lowest scores by label, marked in their texts.
+        """Return the spans with the highest and the lowest scores by label, for reports.
 
-        Each is a list of its score and a line of text around it, for reports. A label has up to
-        `most` spans of either kind; only the most frequent labels have any.
+        A span is returned as a list of its score and a line of text in which it is marked. A label
+        has up to `most` spans with the highest scores, and up to `most` with the lowest. Only the
+        most frequent labels have examples.
         """
         counts = np.bincount(self.labels, minlength=len(self.names))
         picked: dict[str, list[list[Any]]] = {}
@@ -198,9 +199,9 @@ class Spans:
 
 
 def replacement(redact: Redact, text: str, label: str) -> str:
-    """Return the text to replace a span with, by the template or function `redact`.
+    """Return the text that replaces a span, from the template or function `redact`.
 
-    `text` and `label` are the span's. Raises TypeError if the function does not return a text.
+    `text` and `label` are the span's. Raises TypeError if the function does not return a str.
     """
     if isinstance(redact, str):
         return redact.format(label=label)
@@ -211,7 +212,7 @@ def replacement(redact: Redact, text: str, label: str) -> str:
 
 
 def as_texts(spans: Spans) -> list[str]:
-    """Return a line about the spans of each text, such as "PER 0:5, LOC 12:18", to compare them."""
+    """Describe each text's spans in a line, such as "PER 0:5, LOC 12:18", to compare them."""
     shown = [
         f"{spans.names[code]} {start}:{end}"
         for code, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True)

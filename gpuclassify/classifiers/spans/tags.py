@@ -1,4 +1,4 @@
-"""BIO-style tags: join tokens or words, labelled with tags such as B-PER, to spans."""
+"""BIO-style tags: join tokens or words with tags such as B-PER to spans."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ _TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
 class Predictions(NamedTuple):
     """Concatenated predictions for the tokens, words or spans of several texts, as arrays.
 
-    Each array has an element for each token: the index of its text, start and end in characters,
-    the index of its label, and the label's probability.
+    Each array has one element per token, word or span.
     """
 
     text_of: np.ndarray  # index of the text, int64 (tokens,), ascending
     starts: np.ndarray  # first character, int64 (tokens,)
-    ends: np.ndarray
+    ends: np.ndarray  # exclusive, int64 (tokens,)
     labels: np.ndarray  # best label, int64 (tokens,)
     scores: np.ndarray  # probability of the label, float32 (tokens,)
 
 
 @dataclass(frozen=True)
 class TagSet:
-    """Meanings of a token classifier's labels: a span's label, and whether one begins or ends."""
+    """Meaning of a token classifier's labels: their span labels, and where spans begin and end."""
 
     names: tuple[str, ...]  # labels of spans
     spans: np.ndarray  # index in `names` of each label, int64 (labels,); -1 for none
@@ -50,10 +49,10 @@ class TagSet:
     ends: np.ndarray  # whether a span ends at the label, bool (labels,)
 
     def group(self, tokens: Predictions) -> Predictions:
-        """Join neighbouring tokens of one label to spans; tokens outside of spans are left out.
+        """Join neighbouring tokens of one label to spans, and drop tokens outside of spans.
 
-        Labels of `tokens`, which may also be words, are indices in the model's labels. A span's
-        label is an index in `names`, and its score is the mean of its tokens' scores.
+        `tokens` may also be words; their labels are indices in the model's labels. A span's label
+        is an index in `names`, and its score is the mean of its tokens' scores.
         """
         if not len(tokens.labels):
             return tokens
@@ -74,11 +73,11 @@ class TagSet:
 
 
 def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = False) -> TagSet:
-    """Return the meaning of a model's labels, such as B-PER, as tags of a scheme.
+    """Parse a model's labels, such as B-PER, by a tagging scheme.
 
     `scheme` is a name such as "iob2"; None derives it from the labels. With `is_raw`, every token
     with a label other than "O" is a span, with the model's own label. Raises ValueError for an
-    unknown scheme, or if no label has a prefix.
+    unknown scheme, or if no label has a prefix although the scheme needs one.
     """
     kind = scheme or scheme_of(labels)
     check_choice("scheme", kind, tuple(_LETTERS))
@@ -101,10 +100,7 @@ def tags_of(labels: Sequence[str], scheme: str | None = None, is_raw: bool = Fal
 
 
 def _split(label: str, scheme: str) -> tuple[str, str]:
-    """Split a label such as B-PER into its prefix, "B", and "PER".
-
-    The prefix is "" if the label has none that the scheme, such as "iob2", knows.
-    """
+    """Split a label such as B-PER into its prefix, "B", and "PER"; the prefix may be ""."""
     match = None if scheme == "plain" else _TAG.fullmatch(label)
     if match is None or match[1] not in {"I", *"".join(_LETTERS[scheme])}:
         return "", label
@@ -112,7 +108,7 @@ def _split(label: str, scheme: str) -> tuple[str, str]:
 
 
 def scheme_of(labels: Sequence[str]) -> str:
-    """Return the likely tagging scheme, such as "iob2" or "plain", by the prefixes of labels."""
+    """Guess the tagging scheme, such as "iob2" or "plain", from the prefixes of labels."""
     tags = [match.groups() for label in labels if (match := _TAG.fullmatch(label))]
     inside = {name for letter, name in tags if letter in "BI"}
     letters = {letter for letter, name in tags if name in inside}
@@ -130,8 +126,8 @@ def words_of(
 
     `is_continued`, bool (tokens,), marks tokens that continue the previous token's word. A word is
     labelled by its first token ("first"), its most certain token ("max"), or the mean of its
-    tokens' probabilities ("average"). Only the last reads `scores`, the probabilities of all
-    labels, float32 (tokens, labels).
+    tokens' probabilities ("average"). `scores` are the probabilities of all labels, float32
+    (tokens, labels), which only "average" needs.
     """
     is_first = ~is_continued
     is_first[:1] = True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.text_tokenizer import TextTokenizer, TokenBatch
 
-_BLOCK_CHARS = 4_000_000  # characters of texts encoded with offsets at a time
+_BLOCK_CHARS = 4_000_000  # maximum characters per block of texts encoded with offsets
 
 
 class TokenClassifier(PinnedModel):
@@ -46,7 +46,7 @@ class TokenHead(SpanHead):
 
     @property
     def labels(self) -> list[Any]:
-        """Labels that spans can have; those in the settings if the model cannot be reached."""
+        """Labels that spans can have; the labels in the settings if the model cannot be reached."""
         is_known = self.model.is_readable()
         return list(self.model.tags.names if is_known else self.options.labels)
 
@@ -62,13 +62,17 @@ class TokenRunner(EncoderRunner):
 
     @property
     def encoder(self) -> EncoderRunner:
-        """Runner itself, because its network can run together with other mappers' networks."""
+        """The runner itself, because its network can share layers with other mappers' networks.
+
+        Networks with equal leading layers run these layers once.
+        """
         return self
 
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
-        """Return the key of the model's measured batch limits, and of outputs for later mappers.
+        """Return the key under which the model's batch limits and its outputs are cached.
 
-        It says, too, whether the probabilities of all labels are kept, because outputs then differ.
+        The key also says whether the probabilities of all labels are kept, because outputs then
+        differ.
         """
         return (*super().run_key(model), self.options.keeps_all_scores)
 
@@ -117,13 +121,7 @@ class TokenRunner(EncoderRunner):
 
 
 class _WindowedTokens:
-    """Outputs for tokens in overlapping windows of texts, to merge and convert to labelled spans.
-
-    `tags` are the meanings of the model's labels, and `options` the settings. `values`, (windows,),
-    has arrays of label and probability of each token, or of the probabilities of all labels.
-    `counts` is the number of windows of each text, and `lengths` the number of the text's own
-    tokens in each window.
-    """
+    """Outputs for tokens in overlapping windows, to merge and convert to labelled spans."""
 
     def __init__(
         self,
@@ -137,15 +135,13 @@ class _WindowedTokens:
         self._tokenizer = tokenizer
         self._tags = tags
         self._options = options
+        # Label and probability of each token, or all labels' probabilities, (windows,) of arrays.
         self._values = values
-        self._lengths = np.maximum(lengths, 0)
+        self._lengths = np.maximum(lengths, 0)  # tokens of the text in each window
         self._firsts = np.append(0, np.cumsum(counts))  # first window of each text
 
     def parts(self, texts: Texts) -> Iterator[Predictions]:
-        """Yield the labelled spans of texts, one block of texts at a time.
-
-        `texts` are all texts of the run. Labels are indices in the names of the tags.
-        """
+        """Yield the labelled spans of `texts`, all texts of the run, block by block."""
         from gpuclassify.tokenizing.prefetch import text_blocks
 
         labelled = np.flatnonzero(self._have_labels())
@@ -155,10 +151,7 @@ class _WindowedTokens:
             yield self._spans(block, labelled[start:stop])
 
     def _have_labels(self) -> np.ndarray:
-        """Return which texts have a token in a labelled span, bool (texts,).
-
-        Only these are tokenized again, to find character offsets.
-        """
+        """Return which texts have a token in a labelled span, bool (texts,)."""
         if not len(self._values):
             return np.zeros(0, dtype=bool)
         flat, sizes = np.concatenate(self._values), np.array([*map(len, self._values)])
@@ -189,10 +182,9 @@ class _WindowedTokens:
         return _trimmed(self._tags.group(tokens), texts, indices)
 
     def _merge_windows(self, index: int, tokens: int) -> tuple[int, np.ndarray]:
-        """Join the windows of the text with the index `index`, which has `tokens` tokens.
+        """Return the first token of a text that a window contains, and the outputs from there on.
 
-        Returns the index of the first token that a window contains, and the outputs of the tokens
-        from there on, (tokens, numbers). For a token in two windows, the window with more context
+        `index` is the text's index. For a token in two windows, the window with more context
         counts.
         """
         windows = range(self._firsts[index], self._firsts[index + 1])
@@ -219,11 +211,10 @@ class _WindowedTokens:
         return 0, np.concatenate([row[a - start : b - start] for row, start, (a, b) in parts])
 
     def _continued(self, texts: list[str], tokens: Predictions, ids: np.ndarray) -> np.ndarray:
-        """Return which tokens continue the word of the previous one, bool (tokens,).
+        """Return which tokens continue the previous token's word, as in transformers' pipeline.
 
-        The rules are those of transformers' pipeline. `ids` are token ids, int64 (tokens,).
-        WordPiece marks continuations by a prefix that the text lacks. For other tokens, a preceding
-        space begins a word.
+        WordPiece marks such tokens by a prefix, which the text lacks. In other tokenizers, a word
+        begins with a space.
         """
         if getattr(self._tokenizer.backend.model, "continuing_subword_prefix", None):
             is_continued = self._token_chars[ids] != tokens.ends - tokens.starts
@@ -238,18 +229,12 @@ class _WindowedTokens:
         return is_continued & (ids != self._tokenizer.unknown_id)
 
     def _best(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the label with the highest probability for each token, and this probability.
-
-        Both are (tokens,). `values` are the outputs for tokens: label and probability, (tokens, 2),
-        or the probabilities of all labels, (tokens, labels).
-        """
         if self._options.keeps_all_scores:
             return values.argmax(axis=1), values.max(axis=1)
         return values[:, 0].astype(np.int64), values[:, 1]
 
     @functools.cached_property
     def _token_chars(self) -> np.ndarray:
-        """Number of characters of each token of the vocabulary by its id, int64 (ids,)."""
         vocabulary = self._tokenizer.backend.get_vocab()
         chars = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
         chars[[*vocabulary.values()]] = [*map(len, vocabulary)]
@@ -257,10 +242,9 @@ class _WindowedTokens:
 
 
 def _trimmed(spans: Predictions, texts: Sequence[str], indices: np.ndarray) -> Predictions:
-    """Return spans without white space at their ends, and without spans that are all white space.
+    """Strip white space from spans, and drop blank ones: many models' tokens begin with a space.
 
-    Tokens of many models begin with the space before a word. Indices of texts in the block `texts`
-    are replaced by `indices`, the indices of these texts in the run.
+    Indices of texts in the block are replaced by `indices`, their indices in the run.
     """
     starts, ends = spans.starts.copy(), spans.ends.copy()
     bounds = zip(spans.text_of.tolist(), starts.tolist(), ends.tolist(), strict=True)
