@@ -77,7 +77,7 @@ def classify(dataset: Any, mappers: Sequence[PartitionMap], *, limit: int | None
         check_count("limit", limit)
         if isinstance(dataset, (list, tuple)):
             dataset = dataset[:limit]
-        elif hasattr(dataset, "head"):  # a frame; a text is one
+        elif hasattr(dataset, "head"):  # a frame; a str is a single text
             lazily = {"compute": False} if is_dask_frame(dataset) else {}
             dataset = dataset.head(limit, **lazily)
     return Chain(mappers)(dataset)
@@ -127,7 +127,7 @@ class Chain(PartitionMap):
     def check(self, frame: Frame) -> None:
         """Raise an error unless each mapper can run on `frame` with the columns of earlier mappers.
 
-        Raises ValueError if two mappers write the same column. The frame may be empty.
+        Raises ValueError if two mappers write the same column. `frame` may be empty.
         """
         counts = Counter(name for mapper in self.mappers for name in mapper.schema().names)
         if repeated := sorted(name for name, count in counts.items() if count > 1):
@@ -148,7 +148,11 @@ class Chain(PartitionMap):
         return frame
 
     def meta_dtypes(self, frame: Frame) -> tuple[Any, ...]:
-        """Return the `meta_dtypes` of all mappers, each for the frame that earlier ones return."""
+        """Return the `meta_dtypes` of all mappers, each for the frame that it gets in the chain.
+
+        They are dtypes of Dask's meta that cannot be derived from a partition, such as the dtype of
+        new string columns.
+        """
         known = []
         for mapper in self.mappers:
             known.append(mapper.meta_dtypes(frame))
@@ -186,8 +190,9 @@ class Chain(PartitionMap):
     def map_frame(self, frame: Frame, meta_dtypes: object = None) -> Any:
         """Return the result of running all mappers in order on a pandas or cudf frame.
 
-        Mappers share the tokens of a text and the outputs of equal leading layers. `meta_dtypes` is
-        the result of the method `meta_dtypes`; None computes it for this frame.
+        Mappers tokenize a text once if their tokenizers are equal, and models with equal first
+        layers run these layers once. `meta_dtypes` is the result of the method `meta_dtypes`; None
+        computes it for this frame.
         """
         known: Any = self.meta_dtypes(frame) if meta_dtypes is None else meta_dtypes
         with shared_tokens(), shared_layers(self.mappers):

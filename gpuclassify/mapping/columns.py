@@ -123,7 +123,10 @@ def check_are_new(
 
 
 def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
-    """Map the name of each new column with lists of floats to its list length; 0 if unknown."""
+    """Map the name of each new column with lists of floats to its list length; 0 if unknown.
+
+    `heads` are the converters of model outputs to columns.
+    """
     return {
         field.name: head.list_size
         for head in heads
@@ -135,7 +138,8 @@ def list_sizes(heads: Iterable[Head]) -> dict[str, int]:
 def check_room(heads: Iterable[Head], rows: int, most_numbers: int) -> None:
     """Raise OverflowError if a list column of `rows` rows would hold over `most_numbers` numbers.
 
-    cudf limits the numbers in all lists of a column together. `heads` define the new columns.
+    cudf limits the numbers in all lists of a column together. `heads` are the converters of model
+    outputs to columns.
     """
     for name, numbers in list_sizes(heads).items():
         if rows * numbers > most_numbers:

@@ -91,7 +91,7 @@ class Condition:
         try:
             for term in self.terms:
                 _evaluator(term)(columns, 0)
-        except OverflowError as err:  # constants only
+        except OverflowError as err:  # a calculation with constants only
             raise ValueError(str(err)) from err
 
     def evaluate(self, table: pa.Table) -> dict[str, pa.Array]:
@@ -124,10 +124,9 @@ def _evaluator(term: str) -> Callable[[Mapping[str, pa.Array], int], pa.Array]:
 
 
 def _parsed(text: str) -> ast.expr:
-    """Parse a condition such as ``score > 2`` to a Python syntax tree.
+    """Parse a condition to a Python syntax tree; backquotes stay in the names of `ast.Name` nodes.
 
-    Backquotes enclose column names that are no identifiers of Python; names of `ast.Name` nodes
-    keep them. Raises ValueError for invalid syntax, and for syntax that conditions may not use.
+    Raises ValueError for invalid syntax, and for syntax that conditions may not use.
     """
     quoted: list[str] = []
     mark = "_quoted"
@@ -148,9 +147,8 @@ def _parsed(text: str) -> ast.expr:
             tree = ast.parse(source, mode="eval").body
         lines = source.encode().splitlines()
         for node in ast.walk(tree):
-            if isinstance(
-                node, ast.Name
-            ):  # original spelling, because Python's parser normalizes names
+            if isinstance(node, ast.Name):
+                # Python's parser normalizes names; restore the original spelling.
                 name = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
                 is_quoted = name.startswith(mark)
                 node.id = f"`{quoted[int(name.removeprefix(mark))]}`" if is_quoted else name
@@ -162,10 +160,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _check_nodes(node: ast.AST, depth: int = 0) -> None:
-    """Raise ValueError if the tree has Python syntax that conditions may not use, such as calls.
-
-    `depth` is the nesting depth of `node`; nodes deeper than `DEEPEST` are refused, too.
-    """
+    """Raise ValueError for syntax that conditions may not use, and for nodes below `DEEPEST`."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     match node:
@@ -214,11 +209,7 @@ def _terms(tree: ast.expr) -> list[ast.expr]:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, cast to a type that Arrow can compare, if there is one.
-
-    Integers become int64 or decimals, strings large_string, and float16 float32. A dictionary is
-    decoded. NaN becomes null.
-    """
+    """Return a column as one array of a type that Arrow can compare; NaN becomes null."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         column, kind = pa.chunked_array([c.storage for c in column.chunks], kind.storage_type), kind
@@ -260,10 +251,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _value(node: ast.AST, columns: Mapping[str, pa.Array]) -> Value:
-    """Evaluate an expression tree for all rows; return an Arrow array, or a scalar for a constant.
-
-    `columns` maps column names to arrays. Raises TypeError if types do not fit the operators.
-    """
+    """Evaluate a syntax tree for all rows; return an Arrow array, or a scalar for a constant."""
     match node:
         case ast.Name(id=name):
             return columns[name.strip("`")]
@@ -319,9 +307,8 @@ def _compared(
     is_in = functools.reduce(
         pc.or_kleene,
         [_compare(one, ast.Eq(), item, left, _value(item, columns)) for item in elements],
-        pc.and_kleene(
-            pc.is_null(left), pa.scalar(None, pa.bool_())
-        ),  # false if no item matches, null for null
+        # The result is false if no item matches, and null for null.
+        pc.and_kleene(pc.is_null(left), pa.scalar(None, pa.bool_())),
     )
     return is_in if isinstance(op, ast.In) else pc.invert(is_in)
 
@@ -329,7 +316,7 @@ def _compared(
 def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: Value) -> Value:
     kinds = _kind(left.type), _kind(right.type)
     if "null" in kinds:
-        nulls = pc.and_(pc.is_null(left), pc.is_null(right))  # has the shape of both
+        nulls = pc.and_(pc.is_null(left), pc.is_null(right))  # array if either side is one
         return pc.if_else(nulls, pa.scalar(None, pa.bool_()), pa.scalar(None, pa.bool_()))
 
     def shown(node: ast.expr, value: Value) -> str:
@@ -356,10 +343,9 @@ def _compare(one: ast.expr, op: ast.cmpop, other: ast.expr, left: Value, right: 
 
 
 def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Value:
-    """Apply `compare`, such as ``pc.less``, to values of one kind; return booleans, null for null.
+    """Compare two values of the same kind, such as numbers; `compare` is such as ``pc.less``.
 
-    The kind is number, text, bool or time. Integers and decimals are compared exactly, except
-    decimals with fraction digits with floats: these are compared as float64.
+    Numbers are compared exactly, except decimals that have fraction digits with floats.
     """
     is_float = [pa.types.is_floating(value.type) for value in (left, right)]
     if all(is_float):
@@ -374,10 +360,9 @@ def _compare_like(compare: Callable[..., Any], left: Value, right: Value) -> Val
 
 
 def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Value) -> Value:
-    """Apply `compare` to integers or decimals, `exact`, and `floats`; return booleans.
+    """Compare integers or decimals with floats, as float64.
 
-    Both are compared as float64. Whole numbers and floats that rounding makes equal are compared
-    exactly.
+    Whole numbers that rounding to float64 makes equal to the float are compared exactly.
     """
     floats, rounded = pc.cast(floats, pa.float64()), _as_float64(exact)
     if pa.types.is_decimal(exact.type) and exact.type.scale:
@@ -390,11 +375,9 @@ def _compare_with_floats(compare: Callable[..., Any], exact: Value, floats: Valu
 
 
 def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> Value:
-    """Apply the arithmetic operator `op` to operands, and return the numbers for all rows.
+    """Apply the arithmetic operator `op` to operands; `parts` maps their syntax trees to values.
 
-    `parts` maps the syntax tree of each operand to its value, an array or scalar. `node` is the
-    whole calculation, for the message. Raises OverflowError that names the first row with a too
-    large result.
+    Raises OverflowError that names the first row whose result is too large.
     """
 
     def calculate(*values: Value) -> Value:
@@ -423,11 +406,7 @@ def _calculated(op: ast.AST, parts: Mapping[ast.expr, Value], node: ast.AST) -> 
 
 
 def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int) -> int:
-    """Find the first row whose result is too large, by bisecting the rows before `end`.
-
-    Returns its index. `calculate` raises ArrowInvalid for such a row; `values` are its operands,
-    arrays or scalars.
-    """
+    """Return the first of `end` rows for which `calculate` raises ArrowInvalid, by bisection."""
     first = 0
     while end - first > 1:
         middle = (first + end) // 2
@@ -441,10 +420,7 @@ def _first_failing(calculate: Callable[..., Any], values: list[Value], end: int)
 
 
 def _alike(*values: Value) -> tuple[Value, ...]:
-    """Convert numeric operands so that all are integers, all decimals, all float32 or all float64.
-
-    They are floats if any operand is. A constant is rounded to float32 if all columns are float32.
-    """
+    """Convert numbers to one type; constants are rounded to float32 if all columns are float32."""
     if any(pa.types.is_floating(value.type) for value in values):
         arrays = {value.type for value in values if isinstance(value, pa.Array)}
         numbers = [value.as_py() or 0 for value in values if isinstance(value, pa.Scalar)]
@@ -471,10 +447,7 @@ def _without_nan(value: Value) -> Value:
 
 
 def _as_time(text: Value, kind: pa.DataType) -> Value:
-    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost.
-
-    Texts without a time zone are in the zone of `kind`.
-    """
+    """Parse texts as times of type `kind`, or of a finer unit so that no digit is lost."""
     text = text.cast(pa.string())
     if pa.types.is_time(kind):
         day = pc.binary_join_element_wise("1970-01-01", text, " ")
@@ -493,10 +466,7 @@ def _as_time(text: Value, kind: pa.DataType) -> Value:
 
 
 def _nanoseconds(value: Value) -> Value:
-    """Convert dates or times to nanoseconds, so that times of different units can be compared.
-
-    They are decimals, because nanoseconds of far dates exceed int64.
-    """
+    """Convert dates or times to nanoseconds, as decimals because far dates exceed int64."""
     kind = value.type
     number = value.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if pa.types.is_date(kind):

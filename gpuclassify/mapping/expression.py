@@ -50,16 +50,12 @@ class RowMap(MapPartitions):
 
     @property
     def _meta(self) -> Any:
-        """Empty frame with the columns and dtypes of the result, as passed to ``map_partitions``.
-
-        It is not checked, because Dask 2026.1 would build the graph of the input for that.
-        """
+        # Not checked, because Dask 2026.1 would build the graph of the input for that.
         return self.operand("meta")
 
     @property
     def _projection_columns(self) -> list[Any]:
-        """All columns of the input; Dask's optimizer reads which ones a selection may keep."""
-        return self.frame.columns
+        return self.frame.columns  # columns that Dask's optimizer may select from
 
     def _simplify_up(self, parent: Expr, dependents: Dependents) -> Expr | None:
         if isinstance(parent, Filter) and self._filter_passthrough_available(parent, dependents):
@@ -71,10 +67,7 @@ class RowMap(MapPartitions):
         return None
 
     def _joined(self, parent: RowMap) -> Expr | None:
-        """Return one expression that runs this mapper, then the mapper of `parent`, in one task.
-
-        Returns None if joining the two mappers saves nothing.
-        """
+        """Return one expression for this mapper and `parent`; None if joining saves nothing."""
         chain, frame = parent.mapper.after(self.mapper), new_collection(self.frame)
         if chain is None:
             return None
@@ -91,8 +84,7 @@ class RowMap(MapPartitions):
     def _narrowed(self, parent: Expr, dependents: Dependents) -> Expr | None:
         """Return `parent`, a column selection or index, over a mapper that computes fewer columns.
 
-        The mapper computes the columns that any expression in `dependents` needs, so that all of
-        them share it, and no row is scored twice. Returns None if all columns are needed.
+        All `dependents` share this mapper, so that no row is scored twice.
         """
         asked = determine_column_projection(self, parent, dependents)
         asked = set(asked if isinstance(asked, list) else [asked])
@@ -120,10 +112,7 @@ class RowMap(MapPartitions):
         )
 
     def _is_same_below(self, predicate: Expr) -> bool:
-        """Return whether a filter's `predicate` has the same values before the mapper runs.
-
-        It must not read new columns, nor aggregate over rows.
-        """
+        """Return whether a filter's `predicate` has the same values before the mapper runs."""
         if isinstance(predicate, (Projection, Index)) and predicate.frame._name == self._name:
             return not set(self.mapper.schema().names).intersection(predicate.columns)
         if not isinstance(predicate, Elemwise):  # such as a mean, which depends on other rows

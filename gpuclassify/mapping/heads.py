@@ -38,7 +38,8 @@ class Head(ABC):
     """
 
     label_field: str | None = None  # name of the label column
-    keep_field: str | None = None  # column of the filters' decision; None: rows are dropped
+    # Column that says whether a row passes the filters; if None, other rows are dropped.
+    keep_field: str | None = None
     report_parts: ClassVar[tuple[ReportPart, ...]] = ()  # additions to the report of a job
 
     def __init__(
@@ -127,7 +128,7 @@ class Head(ABC):
         """
         return {}
 
-    # Methods for jobs, which count.
+    # Methods for the report of a job.
 
     def counts(self, texts: Texts) -> dict[str, Any]:
         """Return additional counts by name for a job's report, from the texts of all rows.
@@ -215,10 +216,6 @@ def arrow_array(
 
 
 def _keeps_kind(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether arrays of type `kind` may be cast to `wanted` with the same meaning.
-
-    Strings are cast to strings only, and booleans to booleans only. The null type is cast to any.
-    """
     if pa.types.is_boolean(wanted):
         return pa.types.is_boolean(kind) or pa.types.is_null(kind)
     if pa.types.is_string(wanted):

@@ -111,7 +111,7 @@ class LabelHead(Head):
     def check_classifier(
         self, checkpoint: Checkpoint, problem_type: str, labels: tuple[str, ...]
     ) -> None:
-        """Raise CheckpointError unless the model is a one-head classifier of this problem type.
+        """Raise CheckpointError unless the model is one classifier of this problem type.
 
         `labels` are the model's labels in output order. The setting `labels`, if set, must be
         equal, or have the same length if the model's are only placeholders, such as ``LABEL_0``.
@@ -197,7 +197,8 @@ class LabelHead(Head):
 class CategoryHead(LabelHead):
     """Head for single-label models: softmax probabilities, and the most probable label.
 
-    If several labels are equally probable, the first one wins.
+    A head converts a model's outputs to columns. If several labels are equally probable, the first
+    one wins.
     """
 
     problem_type: ClassVar[str] = SINGLE_LABEL
@@ -285,8 +286,8 @@ class CategoryHead(LabelHead):
 class MultiLabelHead(CategoryHead):
     """Head for multi-label models: a sigmoid probability per label, independent of other labels.
 
-    Writes the columns of `CategoryHead`, and optionally a list of all labels that reach their
-    thresholds.
+    A head converts a model's outputs to columns. This one writes the columns of `CategoryHead`
+    (label, scores and confidence), and optionally a list of all labels that reach their thresholds.
     """
 
     problem_type = MULTI_LABEL
@@ -339,10 +340,7 @@ class MultiLabelHead(CategoryHead):
             self.check_differ(*dict(self.options.thresholds))
 
     def _are_given(self, values: np.ndarray) -> np.ndarray:
-        """Return the mask of labels whose probability reaches the threshold, bool (texts, labels).
-
-        `values` are the probabilities, float32 (texts, labels).
-        """
+        """Return the mask of labels whose probability reaches the threshold, (texts, labels)."""
         thresholds = self.options.thresholds
         by_label = dict(thresholds) if isinstance(thresholds, tuple) else {}
         default = THRESHOLD if thresholds is None or by_label else thresholds
@@ -351,7 +349,10 @@ class MultiLabelHead(CategoryHead):
 
 
 class RegressionHead(LabelHead):
-    """Head for regression models: writes the model's number, or several numbers, and no label."""
+    """Head for regression models: writes a column of the model's number or numbers, and no label.
+
+    A head converts a model's outputs to columns.
+    """
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
@@ -371,9 +372,9 @@ class RegressionHead(LabelHead):
         return [pa.field(self.score_field, kind)]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs unchanged, or their sigmoid where CrossEncoder applies it.
+        """Return the outputs unchanged, or their sigmoid if sentence-transformers applies it.
 
-        That is the class of sentence-transformers for models that score pairs of texts.
+        Its class CrossEncoder, for models that score pairs of texts, does so for some models.
         """
         return sigmoid(outputs) if self.model.checkpoint.is_probability else outputs
 
@@ -470,9 +471,10 @@ def scores_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
 def check_published(
     owner: str, options: ModelOptions, labels: list[Any], published: tuple[Any, ...]
 ) -> None:
-    """Compare a checkpoint's `labels` with those `published` for the class `owner`.
+    """Warn if a checkpoint's labels differ from the labels that its class declares.
 
-    If they differ, warn, or raise CheckpointError if the options are `strict`.
+    `published` are the declared labels, and `owner` is the class's name, for the message. Raises
+    CheckpointError instead if the options are `strict`. Nothing is checked if `labels` is empty.
     """
     if not labels or set(labels) == set(published):
         return

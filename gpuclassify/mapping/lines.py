@@ -36,9 +36,10 @@ class TextLines:
         self.offsets = np.cumsum([0, *map(len, bare)], dtype=np.int32)
         runs = (len(lines) == 1 or line.strip() for lines in bare for line in lines)
         self.is_run = np.fromiter(map(bool, runs), bool, self.offsets[-1])
-        # Number of lines to run by text, int64 (texts,), and their indices in `distinct`.
+        # Each text's number of lines to run, and index of its first line to run, int64 (texts,).
         self.counts = np.add.reduceat(self.is_run, self.offsets[:-1], dtype=np.int64)
         self.starts = np.cumsum(self.counts) - self.counts
+        # Distinct lines to run, and the index in them of each line to run, int64 (lines run,).
         self.distinct, self.positions = Texts(compress(chain(*bare), self.is_run)).fold(None)
 
     def name(self, name_text: Callable[[int], str], position: int) -> str:
@@ -61,9 +62,10 @@ class LineOutputs(Outputs):
     lines: TextLines = field(kw_only=True)
 
     def by_line(self, head: Head) -> np.ndarray:
-        """Return the activated outputs that `head` reads, one row for each line that is run.
+        """Return activated outputs, such as probabilities, float32 (lines run, outputs).
 
-        Rows are in the order of the lines in the texts; repeated lines have equal rows.
+        `head` activates the outputs, and selects the output columns. Rows are in the order of the
+        lines in the texts; repeated lines have equal rows.
         """
         return super().by_text(head.activate, head.outputs)[self.lines.positions]
 
@@ -78,7 +80,7 @@ class LineOutputs(Outputs):
         lines, values = self.lines, super().by_text(activate, outputs)[self.lines.positions]
         if self.aggregation == "first":
             return values[lines.starts]
-        lengths = np.zeros(len(values), dtype=np.int64)  # read for "tokens" only
+        lengths = np.zeros(len(values), dtype=np.int64)  # only "tokens" reads lengths
         if self.lengths is not None:
             lengths = self.lengths[lines.positions]
         return aggregate(values, lines.counts, lengths, self.aggregation)
@@ -181,7 +183,7 @@ class LineScores:
     """Score of each line, and whether the line is kept, for the lines of some texts."""
 
     lines: TextLines
-    scores: np.ndarray | None  # float32 (lines run,), if there is a column for them
+    scores: np.ndarray | None  # float32 (lines run,); None without a column for them
     are_kept: np.ndarray  # bool (lines run,)
 
     def __len__(self) -> int:
@@ -201,7 +203,7 @@ class LineScores:
         return pa.ListArray.from_arrays(lines.offsets, pa.array(numbers, mask=~lines.is_run))
 
     def kept_texts(self) -> pa.Array:
-        """Return an array of the texts without the lines that are not kept. Blank lines stay."""
+        """Return each text reduced to its kept lines and its blank lines, as an Arrow array."""
         stays = ~self.lines.is_run
         stays[self.lines.is_run] = self.are_kept
         bounds = zip(self.lines.lines, pairwise(self.lines.offsets.tolist()), strict=True)
@@ -212,8 +214,8 @@ class LineScores:
 class LinesHead(Head):
     """Head that writes columns about the lines of texts, and filters by the share of kept lines.
 
-    A text passes the filter if enough of its lines are kept. Another head, `head`, converts a
-    line's outputs to its score.
+    A head converts a model's outputs to columns. Another head, `head`, converts a line's outputs to
+    its score.
     """
 
     def __init__(self, head: Head) -> None:

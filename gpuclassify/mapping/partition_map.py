@@ -17,7 +17,7 @@ from gpuclassify.settings.signatures import Public
 from gpuclassify.workers.retire import message_first, retire_on_broken_device
 
 Item = TypeVar("Item")
-# Entries of a mapper in the identity of a job: the parts of its code, and digests.
+# Keys of `PartitionMap.digest`.
 CODE, FULL_SETTINGS, MODEL_DESCRIPTION = "code", "full settings", "model description"
 
 
@@ -137,8 +137,8 @@ class PartitionMap(Public):
         """Return digests that differ if the mapper may return other results, by name.
 
         "full settings" is a digest of the settings, and "code" a dict of versions and digests of
-        the code. Mappers with models add "model description". Mappers with equal `describe` may
-        differ.
+        the code. Mappers with models add "model description". Digests of two mappers may differ
+        even if `describe` returns equal values.
         """
         state = self.identity() if isinstance(self, Declared) else lasting(type(self), vars(self))
         return {FULL_SETTINGS: value_digest(state), CODE: self.code_parts()}

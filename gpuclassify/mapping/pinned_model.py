@@ -112,9 +112,9 @@ class PinnedModel:
 
     @property
     def identities(self) -> list[Identity]:
-        """Distinct pinned repositories and directories of the model's files, to download.
+        """Distinct pinned repositories and directories to download.
 
-        They are the base model's, if the model is an adapter, the model's and the tokenizer's.
+        They hold the files of the model, of its tokenizer and, for an adapter, of its base model.
         """
         checkpoint = self.checkpoint
         sources = [checkpoint.base, checkpoint.identity, checkpoint.tokenizer]
@@ -129,7 +129,7 @@ class PinnedModel:
     def prompt(self) -> str:
         """Text that the model expects before the first text of a pair; empty for single texts.
 
-        Embedding models may have a prompt for single texts.
+        Subclasses for embedding models override it with a prompt for single texts.
         """
         return self.checkpoint.prompt if self.options.pairing is not None else ""
 
@@ -235,9 +235,9 @@ class PinnedModel:
     def is_readable(self) -> bool:
         """Return whether this machine can read the checkpoint from the Hub or a directory.
 
-        If it cannot, an error is raised, unless the settings have `labels`, from which the client
-        knows the columns. Only workers then read the checkpoint, and the settings must pin its
-        commit, so that all of them read the same one.
+        If it cannot, an error is raised, unless the settings have `labels`, which determine the
+        columns. Only workers then read the checkpoint. The settings must pin its commit, so that
+        all workers read the same one.
         """
         if self._is_out_of_reach:
             return False
@@ -288,7 +288,7 @@ class PinnedModel:
         Keys are "name@revision/file", which are equal for mappers that share a base model. Empty if
         a safetensors header cannot be read.
         """
-        # Your own module keeps the dtype of its weights, and torch casts inputs.
+        # A user's own module keeps the dtype of its weights, and torch casts inputs.
         item_bytes = 4 if self.has_own_module else dtype.itemsize
         sizes = {}
         with contextlib.suppress(hub.HubUnreachableError, hub.ModelNotFoundError, ValueError):

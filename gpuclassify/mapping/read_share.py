@@ -32,9 +32,10 @@ def read_share_columns(
     """Return the columns about the share of each text that the model read, by name.
 
     They are the number of windows (token sequences), int64; the share of the text, float32; and
-    whether it was cut, bool; null for null texts. `texts` has each row's text, not cut to
-    `max_chars`. `windows` has the number of windows, and `seen_share` the share of tokens read, of
-    each distinct text. `positions` has each row's index into them, int64 (rows,); -1 for null.
+    whether it was cut, bool. Values are null for null texts, and columns without a name in
+    `options` are omitted. `texts` has each row's text, not cut to `max_chars`. `windows` and
+    `seen_share` have each distinct text's number of windows and share of tokens read. `positions`
+    has each row's index into both, int64 (rows,); -1 for null.
     """
     rows = pa.array(positions, mask=positions < 0)
     left = np.ones(len(texts), dtype=np.float32)  # share of characters after the cut

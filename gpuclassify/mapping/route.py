@@ -22,7 +22,7 @@ from gpuclassify.settings.declared import Declared
 from gpuclassify.workers.run_context import current_run, run_context
 
 _UNKNOWN = "__UNKNOWN_CATEGORIES__"  # Dask's marker of unknown categories
-# Test of the column's type and its name in messages, by type of the keys.
+# By type of the keys: test of the column's Arrow type, and the type's name in messages.
 _COLUMNS: dict[type, tuple[Any, str]] = {
     str: (is_text, "texts"),
     bool: (pa.types.is_boolean, "booleans"),
@@ -159,7 +159,7 @@ class Route(Declared, PartitionMap):
         check_are_new(self.schema().names, list(frame.columns), (self.by,), overwrite=True)
         first, *others = ([f"{f.name}: {f.type}" for f in m.schema()] for m in self.members)
         for mapper, columns in zip(self.members[1:], others, strict=True):
-            if columns != first:  # including another order
+            if columns != first:  # the order matters, too
                 one = [column for column in first if column not in columns] or first
                 other = [column for column in columns if column not in first] or columns
                 raise ValueError(
@@ -173,7 +173,7 @@ class Route(Declared, PartitionMap):
     def check_after(self, earlier: Sequence[PartitionMap]) -> None:
         """Raise ValueError if a key of `to` is not a label of the classifier that writes `by`.
 
-        `earlier` are the mappers that run before. No row would be routed by that key.
+        No row would ever have such a key. `earlier` are the mappers that run before the route.
         """
         for mapper in reversed(earlier):
             for text_mapper in mapper.text_mappers():
@@ -181,7 +181,7 @@ class Route(Declared, PartitionMap):
                     _check_labels(text_mapper, self.by, self.to)
                 except ValueError as err:
                     raise ValueError(f"to= of the Route by {self.by!r}: {err}") from err
-            if not mapper.is_row_wise:  # it may change labels
+            if not mapper.is_row_wise:  # such a mapper may change labels
                 return
 
     def parts_of(self, frame: Frame) -> Iterable[tuple[TextMapper, Frame]]:
@@ -195,7 +195,6 @@ class Route(Declared, PartitionMap):
         return [(mapper, take(frame, mask)) for mapper, mask in self._masks(frame)]
 
     def _masks(self, frame: Frame) -> Iterator[tuple[TextMapper, np.ndarray]]:
-        """Yield pairs of each mapper and the mask of the rows that it runs on, bool (rows,)."""
         coded, numbers = (
             self._values(frame),
             {mapper: number for number, mapper in enumerate(self.members)},
@@ -237,7 +236,7 @@ class Route(Declared, PartitionMap):
         keep, indices_in_tables = np.full(len(frame), not has_filters), np.full(len(frame), -1)
         tables, counted = [schema.empty_table()], {}
         visits = [visit for visit in self._masks(frame) if visit[1].any()]
-        # Models that do not fit together would evict each other in a fixed order.
+        # In a fixed order, models that do not fit into memory together would evict each other.
         visits.sort(key=lambda visit: (not visit[0].runner.is_loaded, visit[0].options.model))
         if backend.MOST_NUMBERS is not None:
             for mapper in self.members:
@@ -260,7 +259,7 @@ class Route(Declared, PartitionMap):
             pa.array(indices_in_tables, mask=indices_in_tables < 0),
         )
         new = {f.name: take(table[f.name], indices) for f in schema}
-        # A decision is never null.
+        # The bool column `keep_field` is never null.
         new |= {f.name: new[f.name].fill_null(False) for f in schema if not f.nullable}
         result = backend.with_columns(frame, new, schema, string_dtype)
         return backend.take_rows(result, keep) if self.drops_rows else result
@@ -282,9 +281,6 @@ def _check_labels(mapper: TextMapper, column: str, labels: Iterable[Any]) -> Non
 
 
 def _named(to: Mapping[Any, TextMapper], otherwise: TextMapper | None) -> list[tuple[str, Any]]:
-    """Return pairs of a name for messages and a mapper, such as "to deu_Latn" and its mapper.
-
-    The last pair is "otherwise" and its mapper, if there is one.
-    """
+    """Return (name, mapper) pairs with names for messages, "to KEY" and "otherwise"."""
     rest = [] if otherwise is None else [("otherwise", otherwise)]
     return [*((f"to {key}", mapper) for key, mapper in to.items()), *rest]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Precision of models that failed their trial in the default one, by the key of the default.
+# Wider dtype of models with non-finite outputs in the default dtype, by `model_key` in the latter.
 _WIDER_DTYPES: dict[Hashable, torch.dtype] = {}
 
 
@@ -59,8 +59,8 @@ class Outputs:
     A window is a sequence of tokens that the model reads at once; long texts may have several.
     """
 
-    # float32 numbers (windows, outputs), answers as objects, or records (windows,). Windows are
-    # sorted by text.
+    # float32 (windows, outputs), or an object or record per window, (windows,). Windows are sorted
+    # by text.
     values: np.ndarray
     text_windows: np.ndarray  # windows of each text, int64 (texts,), whether run or not
     # Share of each text's tokens that was read, float32 (texts,): below 1 if it was cut. It is only
@@ -101,10 +101,11 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]) -> Outputs:
-        """Compute the model's outputs for distinct texts. Raises NonFiniteOutputError.
+        """Compute the model's outputs for distinct texts.
 
         Counts and times of the run are added to `stats`. `name_text` returns the name of a text for
-        messages, from its index in `texts`.
+        messages, from its index in `texts`. Raises NonFiniteOutputError if outputs of a text are
+        NaN or infinite.
         """
 
     @abstractmethod
@@ -188,7 +189,7 @@ class Runner(ABC):
         """Remove the model from this process's cache of loaded models, to free its memory."""
         from gpuclassify.inference.residency import MODELS
 
-        if self.model.is_described:  # otherwise nothing was loaded
+        if self.model.is_described:  # an undescribed model was never loaded
             model_key = self.resident_key
             MODELS.evict(lambda key: key[0] == model_key)  # type: ignore[index]
 
@@ -221,8 +222,8 @@ class NetworkRunner(Runner):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager that yields the result of `load`, cached under `key`.
 
-        It stays in memory within the block. Less recently used models are freed if the device lacks
-        memory for the model's weights in `dtype`.
+        The result stays in memory within the block. Less recently used models are freed if the
+        device lacks memory for the model's weights in `dtype`.
         """
         from gpuclassify.inference.memory import free_bytes
         from gpuclassify.inference.residency import MODELS
@@ -274,13 +275,15 @@ class EncoderRunner(NetworkRunner):
         in float32; raises NonFiniteOutputError if that does not help.
         """
         from gpuclassify.inference.batching import longest_first
+        from gpuclassify.tokenizing.prefetch import TokenSource, current_store
 
         order = np.arange(len(texts))
         if self.options.sort_by_length:  # longest first, because blocks are sorted separately
             order = longest_first(texts.char_counts)
         device, dtype = self.device_and_dtype()
         with self.lease(device, dtype) as model:
-            source = self._source(model, texts.take(order))
+            tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts.take(order))
+            source = TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
             stream, outputs = current_run_windows.get()(self, model, source, stats)
             # Restore the order of the texts, and of their windows.
             texts_back = np.argsort(order)
@@ -302,10 +305,6 @@ class EncoderRunner(NetworkRunner):
         )
 
     def _are_finite(self, values: np.ndarray) -> np.ndarray:
-        """Return the mask of windows with only finite outputs, bool (windows,).
-
-        `values` are the outputs, float32 (windows, outputs).
-        """
         return np.isfinite(values).all(axis=1)
 
     def token_lengths(self, texts: list[str]) -> TokenLengths:
@@ -318,8 +317,8 @@ class EncoderRunner(NetworkRunner):
     def lease(self, device: torch.device, dtype: torch.dtype) -> Iterator[LoadedModel]:
         """Return a context manager that yields the model, and keeps it in memory within the block.
 
-        If the model fails its trial in `dtype`, and the user has not set it, bfloat16 is tried
-        after float16, and then float32.
+        If the user has not set a dtype, and outputs for random texts are not finite in `dtype`, a
+        wider one is used: bfloat16 after float16, and then float32.
         """
         import torch
 
@@ -339,7 +338,7 @@ class EncoderRunner(NetworkRunner):
                 except PrecisionError as err:
                     if is_asked_for:
                         raise
-                    kept.pop_all().close()  # so that the model can be evicted
+                    kept.pop_all().close()  # release the model for eviction
                     wider = half_with_range() if dtype == torch.float16 else torch.float32
                     dtype = torch.float32 if wider == dtype else wider
                     _WIDER_DTYPES[key] = dtype
@@ -377,7 +376,7 @@ class EncoderRunner(NetworkRunner):
     def model_key(self, device: torch.device, dtype: torch.dtype) -> tuple[Hashable, ...]:
         """Return the key of the model in `MODELS`, the cache of loaded models.
 
-        It contains the model's description, device, dtype, and the code of the user's own module.
+        The key has the model's description, device, dtype, and the code of the user's own module.
         """
         definition = (
             () if self.own_module is None else tuple(map(repr, self.own_module.definition()))
@@ -387,16 +386,6 @@ class EncoderRunner(NetworkRunner):
     def run_key(self, model: LoadedModel) -> tuple[Hashable, ...]:
         """Return the key under which the measured limits of the model's batch size are cached."""
         return self.model_key(model.device, model.dtype), self.options.engine
-
-    def _source(self, model: LoadedModel, texts: Texts) -> TokenSource:
-        """Return the texts, with the model's prompt, and their tokenizer, as one object.
-
-        `TokenStream` tokenizes the texts from it.
-        """
-        from gpuclassify.tokenizing.prefetch import TokenSource, current_store
-
-        tokenizer, prompted = self.text_tokenizer(model), self.model.prompted(texts)
-        return TokenSource(tokenizer, prompted, self.scores_windows, current_store.get())
 
     def text_tokenizer(self, model: LoadedModel) -> TextTokenizer:
         """Return the model's tokenizer, which cuts texts to windows as the settings say.
@@ -419,10 +408,9 @@ class EncoderRunner(NetworkRunner):
     def _rescue(
         self, model: LoadedModel, tokens: TokenBatch, name_text: Callable[[], str]
     ) -> np.ndarray:
-        """Compute the outputs of a text's window again, alone and in float32; returns (outputs,).
+        """Return the outputs of a window that runs again, alone and in float32, (outputs,).
 
-        Called if they were NaN or infinite. `tokens` has only this window. `name_text` returns the
-        text's name, for the message of NonFiniteOutputError, which is raised if they still are.
+        `tokens` has only this window, whose outputs were NaN or infinite in the batch.
         """
         import torch
 
@@ -457,7 +445,7 @@ def run_windows(
     return stream, engine.run(model, runner.run_key(model), stream, runner.options, stats)
 
 
-# Replacement of `run_windows` in this thread; see `mapping/shared_layers.py`.
+# Function to call as `run_windows` in this thread; replaced in `mapping/shared_layers.py`.
 current_run_windows: ContextVar[Callable[..., tuple[TokenStream, np.ndarray]]] = ContextVar(
     "current_run_windows", default=run_windows
 )

@@ -19,7 +19,7 @@ from gpuclassify.mapping.partition_map import PartitionMap, RowWiseMap
 from gpuclassify.settings.declared import Declared, setting
 from gpuclassify.workers.run_context import current_run
 
-WITHOUT_VALUES = "without values"  # key in `attrs` of a meta: text columns with only nulls
+WITHOUT_VALUES = "without values"  # key in `attrs` of Dask's meta: text columns with only nulls
 
 
 class RowFilter(RowWiseMap):
@@ -132,7 +132,9 @@ class Select(Declared, RowFilter):
 
         The frame may be empty.
         """
-        self._refuse_repeated(frame)
+        for name in self.read_fields:
+            if [*frame.columns].count(name) > 1:
+                raise ValueError(f"several columns are called {name!r}: rename all but one")
         there = [name for name in self.read_fields if name in frame.columns]
         columns = columns_of(frame.iloc[:0], there)
         nulls = getattr(frame, "attrs", {}).get(WITHOUT_VALUES, ())
@@ -156,8 +158,3 @@ class Select(Declared, RowFilter):
                 stages.add_condition(term, kept, is_met, unknown, seconds)
             kept &= is_met
         return kept
-
-    def _refuse_repeated(self, frame: Frame) -> None:
-        for name in self.read_fields:
-            if [*frame.columns].count(name) > 1:
-                raise ValueError(f"several columns are called {name!r}: rename all but one")

@@ -1,6 +1,6 @@
 """Run models with equal leading layers together, so that those layers run once for all.
 
-The outputs for a later mapper of the pass are kept until it runs.
+The outputs of a later mapper's model are cached until that mapper runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from gpuclassify.inference.loaded_model import LoadedModel
     from gpuclassify.tokenizing.prefetch import TokenSource, TokenStream
 
-_SHARE_NOTHING: set[Hashable] = set()  # pairs of model keys, with their maximum text lengths
-# Settings and sizes that must be equal in models that run in step.
+# Pairs of models without equal leading layers: keys and maximum text lengths of both.
+_SHARE_NOTHING: set[Hashable] = set()
+# Settings and sizes that must be equal in models that run together.
 _READING = (
     *("text_field", "text_template", "max_chars", "batch_size", "sort_by_length", "padding_side"),
     *("loader", "engine", "long_text", "window_overlap", "end_chars", "unpack_inference_batch"),
@@ -37,19 +38,18 @@ _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def shared_layers(mappers: Sequence[PartitionMap]) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager that lets the mappers' models run equal leading layers once.
+    """Return a context manager in which the mappers' models run equal leading layers only once.
 
-    The first of these models computes the outputs of the layers for the others, which run next to
-    it.
+    When a mapper runs its model, the models of later mappers that share layers run on the same
+    batches, and their outputs are cached until their mapper runs.
     """
     return set_variable(current_run_windows, _SharedOutputs(mappers).run_windows)
 
 
 class _SharedOutputs:
-    """Cache of outputs of mappers whose models ran together with an earlier mapper's model.
+    """Cache of outputs of models that ran together with an earlier mapper's model.
 
-    Models with equal leading layers run together. The cache lives for one pass of all mappers over
-    a partition.
+    It lives for one pass of all mappers over a partition.
     """
 
     def __init__(self, mappers: Sequence[PartitionMap]) -> None:
@@ -60,11 +60,9 @@ class _SharedOutputs:
     def run_windows(
         self, runner: EncoderRunner, model: LoadedModel, source: TokenSource, stats: RunStats
     ) -> tuple[TokenStream, np.ndarray]:
-        """Tokenize texts, and compute the outputs of distinct windows, float32 (windows, outputs).
+        """Compute outputs like `runners.run_windows`, except outputs that are cached for `model`.
 
-        Returns the stream of windows (token sequences), which maps them back to the texts, and the
-        outputs. Models of later mappers with equal leading layers run together with `model`, and
-        their outputs are cached. Outputs that are cached for `model` are not computed again.
+        Models of later mappers with equal leading layers run, too, and their outputs are cached.
         """
         from gpuclassify.inference import engine
         from gpuclassify.inference.leading_layers import ModelsInStep
@@ -93,20 +91,17 @@ class _SharedOutputs:
             outputs, others = _split(outputs, follower.width(keeps_all))
             rows = np.arange(len(others))
             if follower.passing is not None:
-                rows = np.flatnonzero(
-                    ~np.isnan(others).all(axis=1)
-                )  # windows that this model has run
+                # Outputs of windows that this model has not run are NaN.
+                rows = np.flatnonzero(~np.isnan(others).all(axis=1))
             self._outputs[follower_key] = [stream.new_keys[row] for row in rows], others[rows]
         return stream, outputs
 
     def _followers(
         self, runner: EncoderRunner, model: LoadedModel, leases: contextlib.ExitStack
     ) -> Iterator[tuple[Hashable, Follower]]:
-        """Yield pairs of key and model of the later mappers that share leading layers with `model`.
+        """Yield `run_key` and model of later mappers that share leading layers with `model`.
 
-        `runner` is the runner of `model`. The key is the later runner's `run_key`. A model comes
-        with the number of shared layers, and with the filter that selects the texts that it runs.
-        It stays loaded until `leases` is closed.
+        The models stay loaded until `leases` is closed.
         """
         from gpuclassify.inference.leading_layers import Follower
 
@@ -141,10 +136,7 @@ def _encoder_of(mapper: PartitionMap) -> EncoderRunner | None:
 
 
 def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split outputs in two: all but the last `width` of each window or token, and the last ones.
-
-    Outputs are (windows, outputs), or an object array of (tokens, outputs) for each window.
-    """
+    """Split off the last `width` outputs of each window, or of each token in an object array."""
     if outputs.dtype != object:
         first, last = np.split(outputs, [-width], axis=1)
         return first, last
@@ -155,11 +147,7 @@ def _split(outputs: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
-    """Return the mask of windows that pass the filters of all `heads`, bool (windows,).
-
-    A head converts outputs to columns. `outputs` are raw outputs such as logits, (windows,
-    outputs).
-    """
+    """Return the mask of windows whose raw `outputs` pass the filters of all heads."""
     passed = np.ones(len(outputs), dtype=bool)
     with np.errstate(all="ignore"):  # non-finite outputs are computed again later
         for head in heads:
@@ -169,10 +157,7 @@ def _passing(heads: Sequence[Any], outputs: np.ndarray) -> np.ndarray:
 
 
 def _read_alike(encoder: EncoderRunner, leader: EncoderRunner) -> bool:
-    """Return whether both runners cut texts into the same windows, and have models of equal size.
-
-    Windows are token sequences that a model reads at once. Both must use the same device and dtype.
-    """
+    """Return whether both read texts in the same way, with models of equal size and dtype."""
     ours, theirs = (
         (
             type(runner),
@@ -191,11 +176,9 @@ def _lease_follower(
     first: LoadedModel,
     leases: contextlib.ExitStack,
 ) -> tuple[Any, Shared]:
-    """Load the encoder's model, and compare its layers with `first`, the loaded model of `leader`.
+    """Load the encoder's model, and count the leading layers that it shares with `first`.
 
-    Returns the model and counts of the leading layers that both share. If there are any, the model
-    stays loaded until `leases` is closed. Returns None and no layers if memory is too small, or if
-    the two models are known to share nothing.
+    If there are any, the model stays loaded until `leases` is closed. It is None if not loaded.
     """
     from gpuclassify.inference.leading_layers import NOTHING, shared_layers
     from gpuclassify.inference.memory import free_bytes

@@ -32,16 +32,16 @@ REASONS = {
     CONDITION: "for which the condition is false",
     UNKNOWN: "for which the condition is null",
 }
-NULL, EMPTY, BLANK, KEPT = 0, 1, 2, -1  # indices of the first reasons; KEPT is none
+NULL, EMPTY, BLANK, KEPT = 0, 1, 2, -1  # indices in REASONS; KEPT stands for no reason
 MOST_LABELS = 1_000
-MOST_LABELS_WITH_EXAMPLES = 30  # labels per part, to keep its record small
+MOST_LABELS_WITH_EXAMPLES = 30  # limits the size of the record of each partition
 EXAMPLE_CHARS = 160
 CONTEXT_CHARS = 60  # characters of context on each side of a passage
 MARKS = "\ue000", "\ue001"  # enclose a passage; escaped texts never have these characters
 LABELS = pa.list_(pa.string())  # type of a column with several labels per row
-LABEL = {b"role": b"label"}  # metadata of the field of a label
+LABEL = {b"role": b"label"}  # metadata of the Arrow field of a label column
 COUNT = {b"role": b"count"}  # metadata of a column whose integers are not labels
-SELECT = "Select "  # the name of a condition begins with it
+SELECT = "Select "  # prefix of the names of conditions
 NOTHING_LABELLED: Mapping[str, Any] = {"labels": {}, "labelled": {}, "occurrences": {}}
 
 
@@ -130,8 +130,9 @@ class StageCounts:
     """
 
     most_examples: int = 0  # texts at each end of a group of examples; 0 for no examples
-    # Counts by mapper: ``read``, ``kept``, ``dropped`` and ``would_drop`` by reason, before the
-    # filters the result of `count_labels`, ``truncated_texts`` and ``seconds``.
+    # Counts by mapper: rows ``read`` and ``kept``; rows by reason in ``dropped`` and
+    # ``would_drop``; the result of `count_labels` for all rows read; ``truncated_texts``; and
+    # ``seconds``.
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Examples by mapper: ``most``, and the result of `TextOutcomes.examples`.
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -146,9 +147,9 @@ class StageCounts:
     ) -> None:
         """Record a mapper's counts of rows read, kept, dropped and labelled, and its example texts.
 
-        `columns` are the new columns, whose labels are counted; `counts` are more counts by name,
-        such as rows without text. `positions` is the index of each row's text in `outcomes`, int64
-        (rows,); -1 for null.
+        `columns` are the new columns, whose labels are counted. `counts` are more counts by name,
+        such as ``truncated_texts``. `positions` is the index of each row's text in `outcomes`,
+        int64 (rows,); -1 for null.
         """
         refused: dict[str, int] = {}
         if outcomes.passed is not None:
@@ -176,9 +177,9 @@ class StageCounts:
     ) -> None:
         """Record the counts of a `Route`, which runs one of several mappers per row.
 
-        `routes` has the counts of each of its mappers by name; they are recorded separately and
-        summed. `unrouted` is the number of rows without a mapper, which are refused if the mappers
-        have filters (`has_filters`).
+        `routes` maps a description of routed rows, such as "language=de", to the counts of their
+        mapper. These are recorded separately and summed. `unrouted` is the number of rows without a
+        mapper, which pass no filter if the mappers have filters (`has_filters`).
         """
         name, refused = self._name(mapper), {NO_MODEL: unrouted} if has_filters and unrouted else {}
         dropped, would_drop = (refused, {}) if mapper.drops_rows else ({}, refused)
@@ -216,9 +217,9 @@ class StageCounts:
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a name in a job's counts is of a condition such as ``score > 2``.
+    """Return whether a name in a job's counts belongs to a condition such as ``score > 2``.
 
-    Other names are of mappers.
+    Other names belong to mappers.
     """
     return name.startswith(SELECT)
 

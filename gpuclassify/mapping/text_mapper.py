@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings", bound=TextOptions)
 
-# Attributes other than settings of a subclass.
+# Attributes that `dir` hides, and that do not identify a mapper beyond its settings.
 _PARTS = frozenset({"options", "model", "runner", "heads", "licence", "cite"})
 
 
@@ -90,11 +90,11 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     runner_type: ClassVar[type[Runner]] = EncoderRunner
     head_type: ClassVar[type[Head]]
     defaults: ClassVar[dict[str, Any]] = {}
-    # Family of older argument names: see `gpuclassify.settings.old_spellings`.
+    # Key of older argument names in `gpuclassify.settings.old_spellings`.
     family: ClassVar[str] = "checkpoint"
-    # Shown by `gpuclassify models`.
+    # One-line description in the output of `gpuclassify models`.
     purpose: ClassVar[str] = ""
-    # Facts on the model in `defaults`; the catalogue sets both for its checkpoints.
+    # Facts on the model in `defaults`. The catalogue sets `licence` and `cite` for its checkpoints.
     licence: str = ""
     cite: str = ""
     is_gated: ClassVar[bool] = False
@@ -127,7 +127,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         elif unnamed:
             refuse_unnamed(owner, unnamed[0])
         settings = modern_spellings(owner, self.family, arguments)
-        token = settings.pop("token", None)  # before it could be shown or stored
+        token = settings.pop("token", None)  # must not be shown or stored
         self.options = cast(Settings, parse_options(owner, self.Options, self.defaults, settings))
         if token is not None:
             for name in self.model.repositories:
@@ -211,10 +211,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         return self.runner.libraries
 
     def _definition(self) -> tuple[Any, ...]:
-        """Return a tuple of module, class name, digest of the class, settings and other attributes.
-
-        Used to compare mappers, and to make Dask's keys.
-        """
+        """Return module, class name, digest of the class, settings and digests of attributes."""
         owner = type(self)
         attributes = sorted(
             (name, value_digest(value)) for name, value in vars(self).items() if name not in _PARTS
@@ -378,7 +375,7 @@ class TextMapper(RowWiseMap, Generic[Settings]):
             for head in self.heads:
                 head.check_settings()
             if not self.options.plans_without_model:
-                self._check_model()  # first, because labels of another kind of model mean nothing
+                self._check_model()  # before labels, which depend on the kind of model
                 if self.published_labels:
                     options = cast("ModelOptions", self.options)
                     owner = type(self).__qualname__
@@ -450,8 +447,6 @@ class TextMapper(RowWiseMap, Generic[Settings]):
         Texts are cut to one character more than `max_chars`, so that `compute` can detect long
         texts. They are whole if a column needs the share of the text that was read.
         """
-        # Whole texts if a column needs the share that was read. Otherwise one character more than
-        # `max_chars`, so that `compute` detects cut texts.
         most = self.options.max_chars
         max_chars = None if most is None or self.options.shows_read_share else most + 1
         return Texts(self.list_texts(frame, max_chars))
@@ -514,12 +509,9 @@ class TextMapper(RowWiseMap, Generic[Settings]):
     def _run(
         self, texts: Texts, stats: RunStats, name_text: Callable[[int], str]
     ) -> tuple[dict[str, pa.Array], Any, dict[str, np.ndarray] | None, TextOutcomes | None]:
-        """Run the model over distinct texts, and convert its outputs to columns.
+        """Return columns, (windows, share read), masks by filter, and outcomes of distinct texts.
 
-        Returns four values: new columns by name; arrays of the number of windows and the share read
-        of each text; the mask of texts that pass each filter, by filter (None without filters); and
-        results for a job's report (None outside of a job). Counts and times are added to `stats`.
-        `name_text` returns the name of a text for messages, from its index.
+        Masks are None without filters, and outcomes None outside of a job.
         """
         read = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         fields = (field for head in self.heads for field in head.fields())

@@ -20,10 +20,9 @@ class TokenLengths:
     """
 
     whole: np.ndarray  # tokens of each text before cutting, int64 (texts,)
-    # Tokens of each window that the model runs, int64 (windows,). Long texts may have several.
-    windows: np.ndarray
+    windows: np.ndarray  # tokens of each window that the model runs, int64 (windows,)
     counts: np.ndarray  # windows of each text, int64 (texts,)
-    limit: int | None  # maximum tokens of a window
+    limit: int | None  # maximum tokens of a window; None without a limit
 
 
 def count_tokens(

@@ -31,7 +31,7 @@ SHARE = {"is_share": True}  # metadata of a number from 0 to 1
 # Packages that may call a mapper for the user, such as in `ddf.pipe`.
 _BETWEEN = frozenset({"gpuclassify", "dask", "dask_cudf", "pandas", "cudf"})
 _COLLECTIONS = (list, tuple, set, frozenset)
-# Descriptions of settings with these types.
+# Descriptions of allowed values for messages, by type hint.
 _TEXTS: dict[tuple[Any, ...], str] = {(str,): "a text", (str, os.PathLike[str]): "a name or a path"}
 
 
@@ -309,8 +309,8 @@ def setting_names(options: Any) -> list[str]:
 def is_kind(value: Any, hint: Any) -> bool:
     """Return whether a value and its items match a type hint such as ``dict[str, list[int]]``.
 
-    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple is a list, and a bool no
-    int.
+    Hints may be unions, lists, dicts, ``Any`` and plain classes. A tuple matches ``list``, and a
+    bool does not match ``int``.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

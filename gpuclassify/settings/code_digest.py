@@ -32,7 +32,7 @@ _PACKAGES = {"site-packages", "dist-packages"}
 _PLAIN = {str, bytes, int, float, complex, bool, type(None), type(...)}
 # Packages of arrays and frames, whose classes are digested by name.
 _ARRAYS = {"numpy", "pandas", "pyarrow", "scipy", "torch", "cudf", "cupy"}
-# Those on GPUs, and the methods that copy to the host.
+# Packages of arrays and frames on GPUs, and their methods that copy to host memory.
 _TO_HOST = {"cudf": "to_pandas", "cupy": "get"}
 # Attributes of modules and classes that state the location of their source.
 _SOURCE_NAMES = {"__name__", "__file__", "__path__", "__package__", "__spec__", "__loader__"}
@@ -46,7 +46,7 @@ _IGNORED = {
     *_LINES,
 }
 _HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # since Python 3.14
-# Caches of other objects, such as the types that a singledispatch function has seen.
+# Caches, such as of the types that a singledispatch function has seen.
 _CACHES = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 
@@ -80,19 +80,17 @@ def value_digest(value: Any) -> str:
 class _Digest:
     """SHA-256 of a value, computed recursively from the simpler values that it consists of.
 
-    Functions and classes of installed packages are digested by name, except for those whose name
-    begins with one of `in_full`: dotted names, each followed by a dot.
+    `in_full` are prefixes of names of installed code that is digested by content, not by name.
     """
 
     def __init__(self, in_full: tuple[str, ...]) -> None:
         self._in_full = in_full
-        # Number and object by address, for containers in progress and all functions and classes:
-        # repeated objects are digested by number.
+        # Number and object by address. Repeated objects are digested by number: containers within
+        # themselves, and all functions and classes.
         self._known: dict[int, tuple[int, Any]] = {}
         self._count = 0
 
     def of(self, value: Any) -> str:
-        """Return the SHA-256 of a value of any type, as 64 hex digits."""
         self._hash = hashlib.sha256()
         self._add(value)
         return self._hash.hexdigest()
@@ -119,10 +117,7 @@ class _Digest:
         self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def _item_digest(self, item: Any) -> str:
-        """Return a text that identifies an item of a set: its repr if it is plain, else its digest.
-
-        Sets are sorted by these texts, so that their iteration order does not matter.
-        """
+        """Return a text to hash for a set's item; sorting the texts makes the digest stable."""
         if type(item) in _PLAIN:
             return repr(item)
         other = copy.copy(self)
@@ -154,11 +149,7 @@ class _Digest:
         return _object_parts(value)
 
     def _is_name_enough(self, value: Any) -> bool:
-        """Return whether a function or class is digested by name instead of its code.
-
-        This is so if it is in an installed module, can be found there by its name, and does not
-        match `in_full`.
-        """
+        """Return whether a function or class is installed, found by its name, and not `in_full`."""
         home, name = str(value.__module__), value.__qualname__
         if not _is_installed(home) or f"{home}.{name}.".startswith(self._in_full):
             return False
@@ -167,10 +158,9 @@ class _Digest:
 
 
 def _names_in_full(value: Any) -> Iterator[str]:
-    """Yield dotted names of the code to digest by its content even if it is installed.
+    """Yield names, with a dot at the end, of code to digest by content even if it is installed.
 
-    They are `value` itself if it is a function, or its class and base classes of the same package;
-    each name ends with a dot. gpuclassify and packages of arrays and frames are left out.
+    It is a function itself, or an object's class and base classes of the same package.
     """
     if isinstance(value, functools.partial):
         yield from _names_in_full(value.func)
@@ -187,7 +177,7 @@ def _names_in_full(value: Any) -> Iterator[str]:
 def _is_installed(name: str) -> bool:
     """Return whether the module `name` is in this package, the standard library or site-packages.
 
-    Other modules, of notebooks and scripts, are the user's, and their code may change.
+    The code of other modules, such as notebooks and scripts, may change between runs.
     """
     file = getattr(sys.modules.get(name), "__file__", None)
     if name not in sys.modules:
@@ -216,14 +206,12 @@ def _function_parts(function: FunctionType) -> tuple[Any, ...]:
 
 
 def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
-    """Return module attributes that code may read, by dotted name such as ``utils.clean``.
+    """Return attributes of the user's modules among `values`, by name such as ``utils.clean``.
 
-    `values` are objects that the code can reach; its modules are examined if they are the user's,
-    not installed. `names` are the names of attributes in the code. Members are appended to
-    `values`, to examine modules among them, too.
+    `names` are the attributes to look up. Attributes found are appended to `values`.
     """
     members: dict[str, Any] = {}
-    for module in values:  # `values` grows in the loop
+    for module in values:  # grows in the loop, to examine modules of modules
         if isinstance(module, ModuleType) and not _is_installed(module.__name__):
             for name in names:
                 key = f"{module.__name__}.{name}"
@@ -235,12 +223,11 @@ def _members(values: list[Any], names: list[str]) -> dict[str, Any]:
 
 
 def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
-    """Import a module that a function imports when it runs, and return it.
+    """Import a module named in a function's body; None if it is installed, or cannot be imported.
 
-    Returns None if it is installed (not the user's) or cannot be imported. `scope` are the
-    function's globals, to resolve a relative name.
+    `scope` are the function's globals, to resolve a relative name.
     """
-    with contextlib.suppress(Exception, SystemExit):  # only workers may have it
+    with contextlib.suppress(Exception, SystemExit):  # the module may exist on workers only
         name = importlib.util.resolve_name(name, scope.get("__package__"))
         if not _is_installed(name):
             return importlib.import_module(name)
@@ -250,8 +237,7 @@ def _imported(name: str, scope: dict[str, Any]) -> ModuleType | None:
 def _uses(code: CodeType) -> Iterator[tuple[str, str]]:
     """Yield (name, use) for names in a code object and in the code objects nested in it.
 
-    A use is "named" (any attribute or global), "read" (a global), "imported" (a module), or
-    "written" (a global or outer variable that the code assigns). One name may have several uses.
+    A use is "named" (attribute or global), "read" (global), "imported" or "written" (outer name).
     """
     steps = _steps(code)
     yield from ((name, "named") for name in code.co_names if name not in _SOURCE_NAMES)
@@ -281,10 +267,7 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _steps(code: CodeType) -> list[dis.Instruction]:
-    """Return the bytecode instructions of a code object, without ``EXTENDED_ARG``.
-
-    Instructions that store a class body's line numbers are left out, too.
-    """
+    """Return bytecode instructions without ``EXTENDED_ARG`` and stores of line numbers."""
     # An extension is part of the argument of the next instruction.
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     stores = {at for at, s in enumerate(steps) if s.opname == "STORE_NAME" and s.argval in _LINES}
@@ -324,10 +307,7 @@ def _object_parts(value: Any) -> tuple[Any, ...]:
 
 
 def _arrow_digest(value: Any) -> str:
-    """Return the SHA-256 of an Arrow array, batch or table as an IPC stream, 64 hex digits.
-
-    A pickle would differ after null counts were computed.
-    """
+    """Return the SHA-256 of Arrow data as an IPC stream; pickles differ by cached null counts."""
     import pyarrow as pa
 
     if isinstance(value, pa.RecordBatch):
@@ -340,10 +320,11 @@ def _arrow_digest(value: Any) -> str:
 
 
 def lasting(kind: type, state: Any) -> Any:
-    """Return an object's pickled state (a dict) without cached properties and source locations.
+    """Return an object's state without cached properties and source locations.
 
-    These may differ between equal objects. Returns None if nothing is left, and states other than
-    dicts unchanged. `kind` is the object's class.
+    These may differ between equal objects. `state` is the object's attributes by name, as pickled;
+    another value is returned unchanged. `kind` is the object's class. Returns None if no attribute
+    is left.
     """
     if not isinstance(state, dict):
         return state
@@ -356,7 +337,6 @@ def lasting(kind: type, state: Any) -> Any:
 
 
 def _annotations(owner: type) -> dict[str, Any]:
-    """Return a class's annotations by name: values, or source text since Python 3.14."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 

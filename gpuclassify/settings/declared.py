@@ -109,9 +109,10 @@ class Declared:
 
     @classmethod
     def normal(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings, by name, with values converted as the constructor does, but not checked.
+        """Return settings by name, with values converted as in the constructor, but not checked.
 
-        numpy values become plain values, paths texts, and a field may have its own conversion.
+        Values of numpy become plain values, and paths become texts. A field may have its own
+        conversion, declared by ``setting(convert=...)``.
         """
         known = {f.name: f for f in fields(cls)}
         return {name: _normal(known[name], value) for name, value in values.items()}
@@ -119,7 +120,7 @@ class Declared:
     def check_together(self) -> None:
         """Raise TypeError or ValueError if settings contradict each other.
 
-        Subclasses implement it, and may also change settings to a normal form; no check here.
+        Does nothing by default. Subclasses override it, and may also normalize settings.
         """
 
     def _set(self, name: str, value: Any) -> None:
@@ -178,11 +179,6 @@ class Declared:
 
 
 def _normal(own: Field[Any], value: Any) -> Any:
-    """Convert a value passed for the dataclass field `own` to the value that is stored.
-
-    numpy values become plain values, paths texts, and the field's metadata may ask for a tuple or
-    have a function ``convert``.
-    """
     metadata = own.metadata
     value = value if "is_object" in metadata else plain_value(value)
     if isinstance(value, os.PathLike):

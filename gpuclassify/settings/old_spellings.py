@@ -97,7 +97,7 @@ _REFUSED: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("semantic", "embedding_pooling_strategy embedding_pooling embedding_max_seq_length "
      "embedding_max_chars embedding_padding_side", (None,), "pass embedder=Embedder(...) with it"),
 )  # fmt: skip
-# The same for arguments without effect on results, which cause a warning.
+# Same columns as `_REFUSED`, for arguments without effect on results; other values only warn.
 _WARNED = (
     ("*", "max_mem_gb", (None,), "batches are sized by the memory that is measured to be free"),
     ("cluster", "set_torch_to_use_rmm", (False,), "see torch_memory_fraction for torch's share"),
@@ -108,7 +108,6 @@ _WARNED = (
 
 
 def _bytes_of(size: int | str) -> int:
-    """Return the number of bytes in a size such as "256MB"; an int stays."""
     from dask.utils import parse_bytes
 
     return parse_bytes(size)
@@ -129,10 +128,9 @@ _OTHER_NAMES = {
 
 
 def _storage_options_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return ``storage_options`` from a dict of keyword arguments for pandas, or None without it.
+    """Return ``storage_options`` from a dict of arguments that NeMo Curator passes to pandas.
 
-    NeMo Curator passes such a dict to pandas's readers and writers. Raises TypeError for other
-    arguments, unless they have no effect here.
+    Raises TypeError for other arguments, unless they have no effect here.
     """
     others = {name: value for name, value in arguments.items() if name != "storage_options"}
     wrong = sorted(name for name, value in others.items() if value not in _REDUNDANT.get(name, ()))
@@ -172,7 +170,7 @@ def modern_spellings(owner: str, family: str, arguments: Mapping[str, Any]) -> d
 
     `owner` is the class's name for messages. `family`, such as "reader" or "fuzzy", selects the
     replacements from `OLD_SPELLINGS`. Arguments without effect are dropped. Raises TypeError if an
-    argument is passed under two names, or is not supported; the message shows no token.
+    argument is passed under two names, or is not supported. The message never shows a Hub token.
     """
     renamed: dict[str, Any] = {}
     implied: dict[str, Any] = {}

@@ -58,8 +58,7 @@ def _device_name(value: Any) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Return None (no limit) for -1, NeMo Curator's old spelling, and other values unchanged."""
-    return None if value == -1 else value
+    return None if value == -1 else value  # -1 is NeMo Curator's old spelling of no limit
 
 
 ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
@@ -67,7 +66,7 @@ ordered_labels = functools.partial(label_tuple, "labels", keep_order=True)
 
 @declared
 class TextOptions(Declared):
-    """Settings of every mapper (which adds columns to a dataframe) with a model for a text column.
+    """Settings of every mapper that runs a model on a text column and adds columns to a dataframe.
 
     Attributes
     ----------
@@ -161,9 +160,9 @@ class TextOptions(Declared):
         return (self.text_field,) if isinstance(self.text_field, str) else (*self.text_field,)
 
     def setting_of_column(self, name: str) -> str:
-        """Return "text_template" or "text_field": the setting that names text column `name`.
+        """Return the name of the setting that names text column `name`, for error messages.
 
-        Used in error messages about missing columns.
+        It is "text_template" or "text_field".
         """
         return "text_template" if self.text_template else "text_field"
 
@@ -206,7 +205,9 @@ class TextOptions(Declared):
 
 @declared
 class ModelOptions(TextOptions):
-    """Settings of every mapper (which adds columns to a dataframe) whose model is a network.
+    """Settings of mappers whose model is a neural network, in addition to `TextOptions`.
+
+    A mapper adds columns to a dataframe.
 
     Attributes
     ----------
@@ -560,8 +561,8 @@ class ClassifierOptions(ScoreOptions):
 def check_decision(options: Any) -> None:
     """Raise ValueError if `keep_field` is set, but no setting that filters rows.
 
-    `keep_field` is the output column that says, instead of dropping rows, which ones pass the
-    filters.
+    With `keep_field`, no row is dropped, and a bool column says which rows pass the filters.
+    `options` are a mapper's settings.
     """
     if options.keep_field is not None and not options.filters:
         raise ValueError(
@@ -587,7 +588,7 @@ def parse_options(
     check_names(f"{owner} has", "argument", arguments, [*names, "token"])
     fitting = dict(defaults)  # defaults that apply with these arguments
     if arguments.get("long_text", "truncate") != "truncate":
-        fitting.pop("max_chars", None)  # windows read more of the text
+        fitting.pop("max_chars", None)  # these settings read more of the text
     if "text_field" in arguments:
         old, name = fitting.get("text_field", "text"), arguments["text_field"]
         for template in {"text_template", "prompt"} & fitting.keys():

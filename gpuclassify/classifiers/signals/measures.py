@@ -121,10 +121,9 @@ def c4(block: Block) -> Measures:
 
 
 def _sort_line(line: str) -> tuple[int | None, str]:
-    """Return a line's kind in C4's quality filter, and the line without citations.
+    """Return the kind of a stripped line in C4's filter, and the line without citations.
 
-    The kind is 0 for a line that the filter keeps, 1 for one with "lorem ipsum", 2 for one with a
-    curly bracket, and None for others that it drops. The line must have no white space at its ends.
+    Kinds: 0, kept by C4; 1, with "lorem ipsum"; 2, with a curly bracket; None, dropped otherwise.
     """
     if len(line) > LONGEST_WORD and max(map(len, line.split())) > LONGEST_WORD:
         return None, line
@@ -170,7 +169,6 @@ MEASURES: dict[str, Callable[[Block], Measures]] = {
 
 
 def _share(part: ArrayLike, whole: ArrayLike) -> np.ndarray:
-    """Return ``part / whole`` elementwise, float64 (texts,); 0 where `whole` is 0."""
     divisor = np.asarray(whole, np.float64)
     return np.divide(part, divisor, out=np.zeros(len(divisor)), where=divisor > 0)
 
@@ -180,21 +178,15 @@ def _split_paragraphs(text: str) -> list[str]:
 
 
 def _repeated_chars(pieces: list[list[str]]) -> list[int]:
-    """Return each text's number of characters in pieces that repeat an earlier piece of the text.
-
-    `pieces` has a list of lines or paragraphs for each text.
-    """
     return [sum(map(len, own)) - sum(map(len, set(own))) for own in pieces]
 
 
 def _ngrams(
     words: Tokens, sizes: Sequence[int], separator: str
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield ``(n, starts, keys)`` for each n in `sizes`: the places and hashes of n-grams of words.
+    """Yield n, the indices of first words, and the hashes of all n-grams of words, by size n.
 
-    Sizes are ascending, and at least 2. `starts` are the indices in `words.ids` of the first words
-    of all n-grams, int64 (n-grams,). No n-gram crosses the end of a text. `keys` are uint64
-    (n-grams,) hashes of the text's index and of the words, joined by `separator`.
+    A hash is of the text's index and the words joined by `separator`. Sizes are at least 2.
     """
     hashes, factors, text_of = words.column("hash"), words.column("factor"), words.text_of
     for char in separator:
@@ -210,10 +202,9 @@ def _ngrams(
 
 
 def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
-    """Yield the characters in each text's most frequent n-gram, int64 (texts,), for n from 2 to 4.
+    """Yield the characters in all occurrences of each text's most frequent n-gram, by n in `TOP`.
 
-    An n-gram's characters are its number of occurrences times its length with spaces between
-    words. If several n-grams are equally frequent, the first in the text counts.
+    The first of equally frequent n-grams counts. Spaces between words are characters, too.
     """
     ends, text_of = running_sum(words.column("length") + 1), words.text_of
     wide = len(text_of) + 1
@@ -231,11 +222,9 @@ def _top_chars(words: Tokens) -> Iterator[np.ndarray]:
 
 
 def _duplicate_chars(words: Tokens) -> Iterator[list[int]]:
-    """Yield the characters in repeated n-grams of words of each text, for each n from 5 to 10.
+    """Yield each text's number of characters in repeated n-grams of words, by n in `DUPLICATE`.
 
-    A text is read from its start. If an n-gram occurred before, its characters are counted without
-    spaces, and reading goes on after it. n-grams are equal if their words, joined without spaces,
-    are equal.
+    No word counts twice: after a repeated n-gram, reading goes on behind it. Spaces are ignored.
     """
     offsets, text_of = running_sum(words.column("length")), words.text_of
     joined: dict[int, str] = {}

@@ -26,7 +26,7 @@ LANGUAGES = (
     *("sl", "sq", "sr", "sv", "ti", "tl", "tn", "tr", "tt", "uk", "xx", "yo"),
 )
 _SYMBOL, _STAND_IN = "IS_ALPHA", "IS_ALPHB"
-_GAPS = re.compile(r"\S+|\s{2,}|[^\S ]")  # words, and white space that spaCy makes a token of
+_GAPS = re.compile(r"\S+|\s{2,}|[^\S ]")  # words, and white space that is a token of spaCy
 BASE = np.uint64(0x9E3779B97F4A7C15)  # base of polynomial hashes modulo 2^64; odd
 _MOST_CHARS = 30_000_000  # maximum characters of all remembered chunks
 SPACE, OTHER, END, MARK = range(4)  # kinds of tokens, for sentences
@@ -47,7 +47,7 @@ class Tokens:
     """
 
     ids: np.ndarray  # row of each token in `table`, int64 (tokens,)
-    starts: np.ndarray  # int64 (texts + 1,)
+    starts: np.ndarray  # offset of each text's tokens, and the end, int64 (texts + 1,)
     table: np.ndarray  # facts on each distinct token, `_TOKEN` (distinct tokens,)
     names: list[str]  # the token that each row of `table` describes
 
@@ -166,9 +166,9 @@ class Splitter:
         return 1 + np.bincount(line_of[1:][begins], minlength=len(lines))
 
     def _tokens(self, texts: Sequence[str], pieces: list[list[str]]) -> Tokens:
-        """Return the tokens of texts, concatenated; `pieces` are the chunks of each text.
+        """Return the tokens of texts, whose chunks are `pieces`.
 
-        In `pieces`, the chunks of a text that must be split as a whole are replaced by the text.
+        Chunks of a text that must be split as a whole are replaced by the text, in place.
         """
         if self._chars > _MOST_CHARS:
             self.forget()
@@ -186,10 +186,9 @@ class Splitter:
         return Tokens(ids, totals[ends], self._table, self._names)
 
     def _look_up(self, pieces: list[list[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all texts' chunks, and the start of each text among them.
+        """Return the indices of all texts' chunks, and the offsets of the texts among them.
 
-        `pieces` are the chunks of each text. The results are int64 (chunks,) and, with the end of
-        the last text, int64 (texts + 1,). New chunks are split and remembered.
+        New chunks are split and remembered.
         """
         flat = [*chain.from_iterable(pieces)]
         if new := [chunk for chunk in dict.fromkeys(flat) if chunk not in self._chunks]:
@@ -198,10 +197,9 @@ class Splitter:
         return chunks, running_sum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
     def _joined(self, chunks: np.ndarray, ends: np.ndarray) -> list[int]:
-        """Return the indices of texts that may match a pattern of tokens of two adjacent chunks.
+        """Return the indices of texts in which a pattern may match tokens of two adjacent chunks.
 
-        `chunks` are the indices of all texts' chunks, and `ends` the start of each text among them,
-        with the end of the last text.
+        The arguments are the results of `_look_up`.
         """
         text_of = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         is_edge = self._is_before[chunks[:-1]] & self._is_after[chunks[1:]]
@@ -215,15 +213,13 @@ class Splitter:
         return [*found]
 
     def _names_of(self, chunk: int) -> list[str]:
-        """Return the tokens of the remembered chunk with the index `chunk`, as texts."""
         start, stop = self._bounds[chunk : chunk + 2]
         return [self._names[token] for token in self._flat[start:stop]]
 
     def _edge(self, names: list[str], side: int) -> list[str]:
-        """Return the first (`side` is 0) or last (-1) of a chunk's tokens `names`, in a list.
+        """Return the first (`side` is 0) or last (-1) token of a chunk, in a list.
 
-        If a special-case rule of spaCy may have made the tokens there, the token that the chunk
-        would have without the rule is returned, too.
+        The list also has the tokens that may be there before special-case rules of spaCy apply.
         """
         found = [names[side]] if names else []
         for count in range(1, self._most_parts + 1 if len(names) > 1 else 1):
@@ -233,10 +229,7 @@ class Splitter:
         return found
 
     def _changes(self, names: list[str]) -> bool:
-        """Return whether a special-case rule may have made some of a chunk's tokens `names`.
-
-        Such a rule has no effect if another pattern's match hides it.
-        """
+        """Return whether a special-case rule of spaCy may have made some of a chunk's tokens."""
         return any(
             "".join(names[start:stop]) in self._changing
             for start in range(len(names))
@@ -244,7 +237,6 @@ class Splitter:
         )
 
     def _add(self, chunks: list[str]) -> None:
-        """Split chunks that are not known yet, and remember their tokens and facts on these."""
         plain = [chunk for chunk in chunks if len(chunk.split()) == 1 and _SYMBOL not in chunk]
         others = set(chunks).difference(plain)
         split = [*self._split_chunks(plain), *map(self._split_whole, others)]
@@ -280,18 +272,14 @@ class Splitter:
             start = stop + 1
 
     def _split_whole(self, text: str) -> list[str]:
-        """Return the tokens of a text that is split as a whole.
-
-        As in datatrove, ``IS_ALPHA`` is removed from a text in which it is a word.
-        """
         with self._language.memory_zone():
             names = [token.text for token in self._split(text.replace(_SYMBOL, _STAND_IN))]
-        if _SYMBOL in text and _STAND_IN in names:
+        if _SYMBOL in text and _STAND_IN in names:  # it is a word; removed as in datatrove
             return self._split_whole(text.replace(_SYMBOL, ""))
         return [name.replace(_STAND_IN, _SYMBOL) for name in names]
 
     def _rows(self, names: list[str]) -> np.ndarray:
-        """Return facts on new tokens `names`, such as length and kind, as `_TOKEN` (tokens,)."""
+        """Return facts on tokens as `_TOKEN` records."""
         rows = np.zeros(len(names), _TOKEN)
         rows["length"] = [len(name) for name in names]
         rows["kind"] = [self._kind(name) for name in names]
