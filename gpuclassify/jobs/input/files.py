@@ -283,7 +283,6 @@ class _CheckedPages:
 
 
 def _extent(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the start and end offsets of a column chunk's pages in the file."""
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
         start = chunk.dictionary_page_offset
@@ -326,7 +325,6 @@ def _zigzag(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Decode the Thrift varint at an offset; return the number, and the offset behind it."""
     value = shift = 0
     while (byte := content[at]) & 128:
         value |= (byte & 127) << shift
@@ -387,7 +385,7 @@ def _digest(file: InputFile, store: Store) -> str:
 
 
 def _bare(version: str) -> str:
-    """Strip quotes and the mark ``W/`` of weak ETags, so that equal versions compare equal."""
+    # ETags may have quotes, and ``W/`` marks weak ones.
     return version.removeprefix("W/").strip('"')
 
 

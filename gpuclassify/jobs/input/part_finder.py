@@ -303,12 +303,12 @@ class PartFinder:
 
     @functools.cached_property
     def _lines(self) -> list[InputFile]:
-        """Files of JSON lines, and folders that could not be listed, which have a problem."""
+        # These include folders that could not be listed.
         return [file for file in self.files if file.path not in self._footers]
 
     @property
     def _reads_lines(self) -> bool:
-        """Whether JSON lines are read; if `fields` is empty, only annotation sets are."""
+        # If `fields` is empty, only annotation sets are read.
         return bool(self._lines) and (self.fields is None or bool(self.fields))
 
     def misfits(self, schema: InputSchema) -> dict[str, Problem]:
@@ -471,10 +471,7 @@ class PartFinder:
         return bool(self.reader.part_bytes or self.reader.files_per_partition)
 
     def _is_cut_inside(self, path: str) -> bool:
-        """Return whether a row group or compressed file of `path` may be cut.
-
-        Cutting is worth its cost only if a slow stage reads columns, and the reader sets no size.
-        """
+        # Cutting is worth its cost only if a slow stage reads columns.
         is_cut = self.is_slow and bool(self.needed) and not self._is_cut_by_user
         return is_cut and (path in self._footers or compression(path) is not None)
 
@@ -501,7 +498,6 @@ class PartFinder:
         }
 
     def _split_compressed(self, file: InputFile, sizes: PartSizes, offset: int) -> list[Part]:
-        """Return the parts of a compressed file that begins at the byte `offset` of the input."""
         part, size = Part(file.path, file_bytes=file.size_bytes), _line_bytes(file) or 0
         bounds = [*pairwise([0, *self._ends_inside(file.path, sizes, offset, size)])]
         if len(bounds) == 1:

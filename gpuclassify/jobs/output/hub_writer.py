@@ -229,17 +229,11 @@ class HubWriter(FileWriter):
         return f"{METADATA}/commit-{self.target.key}.json"
 
     def _read_commit(self) -> dict[str, Any]:
-        """Return the record of an earlier run's commit, or {} if it is missing or damaged.
-
-        Its ``commit`` is the commit's hash, and ``files`` has SHA-256 digests by path in the
-        repository.
-        """
         with contextlib.suppress(FileNotFoundError):
             return unsealed(self.directory.read(self._commit_path)) or {}
         return {}
 
     def _earlier_commit(self, digests: dict[str, str]) -> str | None:
-        """Return the hash of an earlier run's commit of exactly these files, or None."""
         recorded = self._read_commit()
         commit = str(recorded.get("commit"))
         return commit if recorded.get("files") == digests and is_commit(commit) else None
@@ -523,7 +517,7 @@ def upload(file: StagedFile, target: Target, staging: Store) -> tuple[Any, str]:
                 f"{staging}/{file.name} is not what the job wrote: run the same job again, which "
                 "does this part anew, or start over (restart=True)"
             )
-        with _hide_progress_bars():
+        with _hide_progress_bars():  # each file would have its own
             ask(target.repo, functools.partial(_preupload, addition, target), tries=1)
         if addition.path_or_fileobj == b"":
             return addition, file.digest
@@ -716,7 +710,6 @@ def _matches(pattern: str, files: Collection[str]) -> bool:
 
 
 def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> bool:
-    """Return whether columns have the names and types of a dataset card's features."""
     dtypes = {feature["name"]: feature.get("dtype") for feature in features}
     if columns is None or dtypes.keys() != set(columns.names):
         return not features
@@ -732,7 +725,6 @@ def _fits(features: Sequence[Mapping[str, Any]], columns: pa.Schema | None) -> b
 
 @contextlib.contextmanager
 def _hide_progress_bars() -> Iterator[None]:
-    """Turn off huggingface_hub's progress bars in the block, because each file would have one."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

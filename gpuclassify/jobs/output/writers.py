@@ -332,7 +332,6 @@ def _write_part(
     storage_options: dict[str, Any] | None,
     keep_index: bool | None,
 ) -> tuple[str, str]:
-    """Write one partition as the Parquet file `name` in `path`; return `name` and its SHA-256."""
     directory = open_store(path, storage_options)
     content = Encoding(PARQUET, "zstd").encode(arrow_table(frame, keep_index))
     directory.filesystem.pipe_file(directory.path(name), content)

@@ -163,7 +163,6 @@ def _throughput(
 
 
 def _problems(directory: Store, names: list[str]) -> list[dict[str, Any]]:
-    """Read the first problems from quarantine files, which have one JSON object per line."""
     lines = (line for content in directory.read_all(names) for line in content.splitlines())
     problems = []
     for line in islice(lines, MOST_PROBLEMS):
@@ -238,7 +237,6 @@ def score_bins(counts: Mapping[str, int], largest: float | None) -> list[tuple[f
 
 
 def _length_bins(counts: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Return (lower edge, upper edge, rows) of each bin; `counts` has rows by lower edge."""
     lows = [int(low) for low in counts]
     first, last = min(lows, default=1), max(lows, default=0)
     bins = [(low, high) for low, high in pairwise(LENGTH_EDGES) if first <= low <= last]
@@ -353,7 +351,6 @@ def _template() -> Template:
 
 
 def _marked(text: str) -> Markup:
-    """Escape a text for the HTML page, and highlight the passage between the two `MARKS`."""
     escaped = str(escape(text))
     for sign, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
         escaped = escaped.replace(sign, tag)
